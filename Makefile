@@ -1,0 +1,107 @@
+# Everything here works in a bare clone with python3 (3.10 or newer) and make, as root or as a plain user.
+PYTHON ?= python3
+WORKERS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+NATIVE := -DCMAKE_BUILD_TYPE=Release
+COMMA := ,
+INCLUDE := 'import sysconfig; print(sysconfig.get_path("include"))'
+CMAKE = $$(command -v $(CURDIR)/$(BIN)/cmake || command -v cmake)
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help study test lint docs bench test-large native native-aarch64 clean
+MAKEFLAGS += --no-print-directory
+
+# $(call system,TEST,PACKAGE,CONSEQUENCE): where TEST fails, install the Debian package if that can be done here, and
+# otherwise say what its absence means. It never fails: what cannot do without the package says so itself.
+define system
+	@{ $(1); } >/dev/null 2>&1 || { \
+	  if command -v apt-get >/dev/null 2>&1 && [ "$$(id -u)" = 0 ]; then \
+	    echo "== installing the system package $(2)"; \
+	    export DEBIAN_FRONTEND=noninteractive; \
+	    apt-get install -qq -y --no-install-recommends $(2) >/dev/null 2>&1 \
+	      || { apt-get update -qq && apt-get install -qq -y --no-install-recommends $(2); } >/dev/null 2>&1; \
+	  fi; \
+	  { $(1); } >/dev/null 2>&1 || echo "== $(2) is not installed and cannot be from here: $(3)"; \
+	}
+endef
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
+
+study: $(VENV)/installed  ## a table of every codec: bits per value, error, and speed on this machine
+	@$(BIN)/narrowcast codecs
+
+test: $(VENV)/installed $(VENV)/dev lint docs  ## every check: ruff, mypy, the docs site, pytest
+	$(call system,[ "$$(uname -m)" != x86_64 ] || command -v aarch64-linux-gnu-g++,g++-aarch64-linux-gnu,the test that compiles for ARM is skipped)
+	@echo "== pytest"
+	@$(BIN)/python -m pytest -q -n $(WORKERS) $(PYTEST_ARGS)
+
+lint: $(VENV)/installed $(VENV)/dev  ## ruff and mypy
+	@echo "== ruff"
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet --diff
+	@echo "== mypy"
+	@$(BIN)/mypy
+
+docs: $(VENV)/installed $(VENV)/dev  ## build the docs site into site/; a broken link is an error
+	@echo "== mkdocs"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+bench: $(VENV)/installed $(VENV)/bench  ## speed of every codec as a share of copy_, beside its peers
+	@$(BIN)/narrowcast bench codecs
+
+test-large: $(VENV)/installed $(VENV)/dev  ## tensors of more than 2^31 elements (about 20 GB of memory)
+	@$(BIN)/python -m pytest -q -m large $(PYTEST_ARGS)
+
+native:  ## build the CPU library into the source tree, for use without an install
+	$(call system,command -v c++,g++,no C++ compiler)
+	@[ -n "$(CMAKE)" ] || { $(PYTHON) -m venv $(VENV) && $(PIP) cmake; }
+	@mkdir -p build && $(CMAKE) -S . -B build/native $(NATIVE) >build/native.log 2>&1 || { cat build/native.log; exit 1; }
+	@$(CMAKE) --build build/native --parallel $(WORKERS)
+	@$(CMAKE) --install build/native --prefix src
+	@ls src/narrowcast/kernels/libnarrowcast_cpu.* >/dev/null 2>&1 || { cat build/native.log; exit 1; }
+
+native-aarch64:  ## cross-compile the CPU library for ARM: a check that it builds there
+	@command -v aarch64-linux-gnu-g++ >/dev/null || { echo "aarch64-linux-gnu-g++ is missing: install g++-aarch64-linux-gnu"; exit 1; }
+	@$(CMAKE) -S . -B build/aarch64 $(NATIVE) -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
+	@$(CMAKE) --build build/aarch64 --parallel $(WORKERS)
+
+clean:  ## remove what was built; the virtual environment stays (rm -rf .venv)
+	rm -rf build site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f src/narrowcast/kernels/libnarrowcast_cpu.*
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch is asked for by its exact version, first and alone: with the version given pip takes the small CPU build where
+# one is offered, while a range would fetch the CUDA one. constraints.txt then holds it in place.
+$(VENV)/torch: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "$(PYTHON) is older than 3.10: make PYTHON=python3.12 ..."; exit 1; }
+	$(call system,$(PYTHON) -c "import ensurepip",python3-venv,python3 -m venv needs it)
+	@echo "== virtual environment and torch"
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@$(PIP) -r constraints.txt
+	@touch $@
+
+# The library that `make native` may have left in the source tree is removed, so that one alone is ever found.
+$(VENV)/installed: $(VENV)/torch pyproject.toml CMakeLists.txt $(wildcard csrc/*)
+	$(call system,command -v c++,g++,the package works through its plain reference and is slower)
+	@echo "== narrowcast"
+	@$(PIP) -e '.[cli]'
+	@rm -f src/narrowcast/kernels/libnarrowcast_cpu.*
+	@touch $@
+
+$(VENV)/dev: pyproject.toml | $(VENV)/installed
+	$(call system,command -v ip && command -v tc && command -v nsenter,iproute2,the lab and its tests need it)
+	$(call system,command -v c++,g++,softposit$(COMMA) which the tests compare with$(COMMA) cannot be built)
+	$(call system,[ -f "$$($(PYTHON) -c $(INCLUDE))/Python.h" ],python3-dev,softposit$(COMMA) which the tests compare with$(COMMA) cannot be built)
+	@echo "== the tools for development"
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+$(VENV)/bench: pyproject.toml | $(VENV)/installed
+	@echo "== the peers for the benchmark"
+	@$(PIP) -e '.[bench]'
+	@touch $@

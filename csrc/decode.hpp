@@ -1,0 +1,103 @@
+// Codes and scales to n values, chunk by chunk.
+#pragma once
+
+#include "dequantise.hpp"
+#include "kernels.hpp"
+#include "pack.hpp"
+#include "scale.hpp"
+#include "sink.hpp"
+#include "source.hpp"
+
+namespace nc::NC_ISA {
+
+struct DecodeBuffers {
+  alignas(64) float values[CHUNK];
+  alignas(64) float scratch[CHUNK];
+  alignas(64) float block_scale[CHUNK / GROUP], block_low[CHUNK / GROUP];  // for each block
+  alignas(64) float scale[CHUNK / GROUP + LANES], low[CHUNK / GROUP + LANES];  // for each GROUP values
+  alignas(64) uint8_t codes[CHUNK + PACK_SLACK];
+  alignas(64) uint8_t packed[CHUNK + PACK_SLACK];
+  alignas(64) uint8_t planes[4 * PLANE];
+};
+
+// The codes of a chunk, one a byte, with room up to a multiple of GROUP.
+static const uint8_t* read_codes(const DecodeJob& job, DecodeBuffers& buffers, int64_t begin, int count) {
+  const int bits = job.plan->format.bits;
+  const uint8_t* const packed = job.codes + begin * bits / 8;
+  if (bits == 8 && count % GROUP == 0) return packed;
+  // near the end, a copy that can be read past
+  const bool last = begin + count + 8 * PACK_SLACK > job.n;
+  if (last) __builtin_memcpy(buffers.packed, packed, (int64_t(count) * bits + 7) / 8);
+  if (bits == 8) return buffers.packed;
+  unpack(last ? buffers.packed : packed, bits, round_up(count), buffers.codes);
+  return buffers.codes;
+}
+
+struct BlockScale {
+  float scale;
+  float low;  // NC_AFFINE: the minimum; NC_MEANS and NC_SIGN: the value of bit 0
+};
+
+static inline BlockScale read_block_scale(const DecodeJob& job, int64_t index) {
+  const nc_plan& plan = *job.plan;
+  if (plan.store == NC_STORE_NONE) return {plan.constant, 0};
+  if (plan.method == NC_NVFP4) return {plan.block_scale_levels[job.scales[index]] * job.tensor_scale, 0};
+  if (plan.method == NC_AFFINE || plan.method == NC_MEANS) {
+    return {read_scale(plan.store, job.scales, 2 * index + 1), read_scale(plan.store, job.scales, 2 * index)};
+  }
+  const float scale = read_scale(plan.store, job.scales, index);
+  return {scale, -scale};
+}
+
+// The scales of a chunk, which holds whole blocks or lies within one.
+static void read_chunk_scales(const DecodeJob& job, DecodeBuffers& buffers, int64_t begin, int count, int64_t block) {
+  const int64_t first = begin / block;
+  const int n_blocks = int((begin + count - 1) / block - first) + 1;
+  const bool has_low = job.plan->method != NC_SCALED && job.plan->method != NC_NVFP4;
+  for (int b = 0; b < n_blocks; b++) {
+    const BlockScale found = read_block_scale(job, first + b);
+    buffers.block_scale[b] = found.scale;
+    buffers.block_low[b] = found.low;
+  }
+  const int64_t within = smaller(block, CHUNK);
+  expand(buffers.block_scale, n_blocks, within, buffers.scale);
+  if (has_low) expand(buffers.block_low, n_blocks, within, buffers.low);
+}
+
+static void decode_chunk(const DecodeJob& job, DecodeBuffers& buffers, int64_t begin, int count, int64_t block) {
+  const nc_plan& plan = *job.plan;
+  const Sink sink = {job.out, job.dtype, job.accumulate, job.streaming, true};
+  read_chunk_scales(job, buffers, begin, count, block);
+  const Coded coded = {read_codes(job, buffers, begin, count), round_up(count), buffers.scale, buffers.low,
+                       buffers.planes};
+  if (sink.is_direct(begin, count)) {
+    const Dequantise dequantise = job.streaming ? choose_decoder<true>(plan) : choose_decoder<false>(plan);
+    dequantise(plan.format, coded, sink.floats(begin));
+  } else {
+    choose_decoder<false>(plan)(plan.format, coded, buffers.values);
+    sink.write(buffers.values, begin, count, buffers.scratch);
+  }
+}
+
+// From begin to end, no chunk crossing a block unless it holds whole ones.
+static void decode_span(const DecodeJob& job, DecodeBuffers& buffers, int64_t begin, int64_t end, int64_t block) {
+  const int64_t chunk = block < CHUNK ? CHUNK / block * block : CHUNK;
+  for (int64_t at = begin; at < end; at += chunk) {
+    decode_chunk(job, buffers, at, int(smaller(chunk, end - at)), block);
+  }
+}
+
+static void decode_range(const DecodeJob& job, int64_t begin, int64_t end) {
+  DecodeBuffers buffers;
+  const nc_plan& plan = *job.plan;
+  if (needs_planes(plan.format)) fill_planes(plan.format, buffers.planes);
+  if (plan.block == 0 || plan.store == NC_STORE_NONE) {
+    decode_span(job, buffers, begin, end, (job.n + CHUNK) / CHUNK * CHUNK);
+  } else {
+    const int64_t step = plan.block < CHUNK ? end - begin : plan.block;
+    for (int64_t at = begin; at < end; at += step) decode_span(job, buffers, at, smaller(at + step, end), plan.block);
+  }
+  if (job.streaming) end_streaming();
+}
+
+}  // namespace nc::NC_ISA

@@ -1,0 +1,208 @@
+// The exported functions: arguments, choice of the instruction set, threads. Compiled for the baseline.
+#include <string.h>
+
+#include <atomic>
+#include <thread>
+
+#include "kernels.hpp"
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+namespace {
+
+using nc::Kernels;
+
+constexpr int64_t BYTES_PER_THREAD = 1 << 20;   // less is not worth a thread
+constexpr int64_t STREAMING_BYTES = 4 << 20;    // outputs above this would only sweep the caches
+constexpr int MAX_THREADS = 64;
+enum Refusal { NOT_SUPPORTED = -1, BAD_ARGUMENT = -2 };
+
+// ---- which instruction set ----------------------------------------------------------------------------------------
+
+#if defined(NC_HAVE_AVX512)
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vbmi") &&
+         __builtin_cpu_supports("avx512vbmi2");
+}
+#endif
+
+#if defined(NC_HAVE_AVX2)
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("lzcnt");
+}
+#endif
+
+// The kernels called `name`, or the best ones for NULL; NULL where this machine or build lacks them.
+const Kernels* find_kernels(const char* name) {
+  const auto wanted = [&](const Kernels& kernels) { return !name || strcmp(name, kernels.name) == 0; };
+#if defined(NC_HAVE_AVX512)
+  if (wanted(nc::avx512::kernels) && has_avx2() && has_avx512()) return &nc::avx512::kernels;
+#endif
+#if defined(NC_HAVE_AVX2)
+  if (wanted(nc::avx2::kernels) && has_avx2()) return &nc::avx2::kernels;
+#endif
+  return wanted(nc::baseline::kernels) ? &nc::baseline::kernels : nullptr;
+}
+
+std::atomic<const Kernels*> forced{nullptr};
+
+const Kernels& kernels() {
+  static const Kernels* const best = find_kernels(nullptr);
+  const Kernels* const chosen = forced.load(std::memory_order_relaxed);
+  return chosen ? *chosen : *best;
+}
+
+// ---- floating-point environment -----------------------------------------------------------------------------------
+
+// Round to nearest even and no flushing of subnormals, whatever the calling thread has set.
+class DefaultFloats {
+#if defined(__x86_64__)
+  static constexpr unsigned DEFAULT = 0x1f80;
+  unsigned saved = _mm_getcsr();
+
+ public:
+  DefaultFloats() { _mm_setcsr(DEFAULT); }
+  ~DefaultFloats() { _mm_setcsr(saved); }
+#elif defined(__aarch64__)
+  uint64_t saved;
+
+ public:
+  DefaultFloats() {
+    asm volatile("mrs %0, fpcr" : "=r"(saved));
+    asm volatile("msr fpcr, %0" : : "r"(uint64_t(0)));
+  }
+  ~DefaultFloats() { asm volatile("msr fpcr, %0" : : "r"(saved)); }
+#else
+ public:
+  DefaultFloats() {}
+#endif
+  DefaultFloats(const DefaultFloats&) = delete;
+};
+
+// ---- threads ------------------------------------------------------------------------------------------------------
+
+// How n values are cut into parts of whole grains, one for each thread.
+struct Parts {
+  int64_t n, per_part;
+  int count;
+
+  Parts(int64_t n, int64_t grain, int64_t bytes_per_value, int32_t threads) : n(n) {
+    const int64_t grains = (n + grain - 1) / grain;
+    int64_t parts = n * bytes_per_value / BYTES_PER_THREAD;
+    if (parts > threads) parts = threads;
+    if (parts > MAX_THREADS) parts = MAX_THREADS;
+    if (parts < 1) parts = 1;
+    per_part = (grains + parts - 1) / parts * grain;
+    count = int((n + per_part - 1) / per_part);
+  }
+
+  int64_t begin(int part) const { return part * per_part; }
+  int64_t end(int part) const { return part + 1 == count ? n : (part + 1) * per_part; }
+};
+
+// work(part, begin, end) for every part, each in its own thread, the first one in this. A thread that cannot be started
+// is not an error: its part is done here.
+template <class Work>
+void run(const Parts& parts, const Work& work) {
+  const auto one = [&](int part) {
+    const DefaultFloats floats;
+    work(part, parts.begin(part), parts.end(part));
+  };
+  std::thread threads[MAX_THREADS];
+  for (int part = 1; part < parts.count; part++) {
+    try {
+      threads[part] = std::thread(one, part);
+    } catch (...) {
+      one(part);
+    }
+  }
+  one(0);
+  for (std::thread& thread : threads) {
+    if (thread.joinable()) thread.join();
+  }
+}
+
+int64_t size_of(int32_t dtype) { return dtype == NC_FLOAT32 ? 4 : 2; }
+
+bool is_dtype(int32_t dtype) { return dtype == NC_FLOAT32 || dtype == NC_BFLOAT16 || dtype == NC_FLOAT16; }
+
+// ---- a scale for the whole tensor ---------------------------------------------------------------------------------
+
+nc::Extremes joined(const nc::Extremes& a, const nc::Extremes& b) {
+  return {a.top > b.top ? a.top : b.top, a.low < b.low ? a.low : b.low, a.high > b.high ? a.high : b.high};
+}
+
+nc::TensorScale tensor_scale(const Kernels& kernels, const nc::EncodeJob& job, const Parts& parts, const float* given) {
+  nc::Extremes found[MAX_THREADS] = {};
+  if (job.plan->store != NC_STORE_NONE) {
+    run(parts, [&](int part, int64_t begin, int64_t end) { found[part] = kernels.extremes(job, begin, end); });
+  }
+  for (int part = 1; part < parts.count; part++) found[0] = joined(found[0], found[part]);
+  const DefaultFloats floats;
+  return kernels.tensor_scale(job, found[0], given);
+}
+
+bool needs_tensor_scale(const nc_plan& plan) {
+  return plan.store == NC_STORE_NONE || plan.method == NC_NVFP4 || plan.block == 0;
+}
+
+}  // namespace
+
+#define NC_EXPORT extern "C" __attribute__((visibility("default")))
+
+NC_EXPORT int nc_encode(const nc_plan* plan, const void* x, int32_t dtype, int64_t n, uint8_t* codes, uint8_t* scales,
+                        uint8_t* tensor_scale_plane, const float* given_scale, uint64_t seed, uint64_t stream,
+                        uint64_t offset, int32_t threads) {
+  if (n == 0) return 0;
+  if (!plan || !x || !codes || n < 0 || !is_dtype(dtype) || offset % 16 != 0) return BAD_ARGUMENT;
+  const Kernels& chosen = kernels();
+  if (!chosen.can_code(*plan)) return NOT_SUPPORTED;
+  nc::EncodeJob job = {plan, x, dtype, n, codes, scales, seed, stream, offset, {}};
+  const Parts parts(n, chosen.grain(*plan), size_of(dtype), threads);
+  if (needs_tensor_scale(*plan)) job.tensor = tensor_scale(chosen, job, parts, given_scale);
+  if (plan->method == NC_NVFP4) memcpy(tensor_scale_plane, &job.tensor.scale, sizeof job.tensor.scale);
+  run(parts, [&](int, int64_t begin, int64_t end) { chosen.encode(job, begin, end); });
+  return 0;
+}
+
+NC_EXPORT int nc_decode(const nc_plan* plan, const uint8_t* codes, const uint8_t* scales, const uint8_t* tensor_scale_plane,
+                        int64_t n, void* out, int32_t dtype, int32_t accumulate, int32_t threads) {
+  if (n == 0) return 0;
+  if (!plan || !codes || !out || n < 0 || !is_dtype(dtype)) return BAD_ARGUMENT;
+  const Kernels& chosen = kernels();
+  if (!chosen.can_code(*plan)) return NOT_SUPPORTED;
+  nc::DecodeJob job = {plan, codes, scales, 0, n, out, dtype, accumulate != 0, false};
+  if (plan->method == NC_NVFP4) memcpy(&job.tensor_scale, tensor_scale_plane, sizeof job.tensor_scale);
+  job.streaming = dtype == NC_FLOAT32 && !accumulate && n * size_of(dtype) >= STREAMING_BYTES;
+  const Parts parts(n, chosen.grain(*plan), size_of(dtype), threads);
+  run(parts, [&](int, int64_t begin, int64_t end) { chosen.decode(job, begin, end); });
+  return 0;
+}
+
+NC_EXPORT int nc_round(const nc_format* format, const void* x, void* out, int32_t dtype, int64_t n, int32_t overflow,
+                       int32_t stochastic, uint64_t seed, int32_t threads) {
+  if (n == 0) return 0;
+  if (!format || !x || !out || n < 0 || !is_dtype(dtype)) return BAD_ARGUMENT;
+  const Kernels& chosen = kernels();
+  if (!chosen.can_round(*format, stochastic != 0)) return NOT_SUPPORTED;
+  const bool streaming = dtype == NC_FLOAT32 && x != out && n * size_of(dtype) >= STREAMING_BYTES;
+  const nc::RoundJob job = {format, x, out, dtype, n, overflow, stochastic != 0, streaming, seed};
+  constexpr int64_t grain = 4096;  // a multiple of every chunk and of the values that share a counter
+  run(Parts(n, grain, size_of(dtype), threads), [&](int, int64_t begin, int64_t end) { chosen.round(job, begin, end); });
+  return 0;
+}
+
+NC_EXPORT const char* nc_isa(void) { return kernels().name; }
+
+NC_EXPORT int nc_set_isa(const char* name) {
+  const Kernels* const found = name ? find_kernels(name) : nullptr;
+  if (!found) return -1;
+  forced.store(found, std::memory_order_relaxed);
+  return 0;
+}
+
+NC_EXPORT int nc_abi(void) { return NC_ABI; }

@@ -1,0 +1,92 @@
+// The kernels for one instruction set. Compiled once for each, with NC_ISA as the name of its namespace.
+#include "kernels.hpp"
+
+#include "decode.hpp"
+#include "encode.hpp"
+#include "round.hpp"
+#include "signs.hpp"
+
+namespace nc::NC_ISA {
+
+static bool has_table(const nc_format& format) { return format.starts && format.grid && format.prefix; }
+
+static bool can_quantise(const nc_format& format, bool stochastic) {
+  if (format.kind == NC_FLOAT) return has_float32_normals(format);
+  return format.kind != NC_TABLE || has_table(format) || (format.packed && !stochastic);
+}
+
+static bool can_code(const nc_plan& plan) {
+  if (plan.format.bits < 1 || plan.format.bits > 8 || plan.block < 0 || plan.block % GROUP != 0) return false;
+  if (plan.method == NC_MEANS || plan.method == NC_SIGN) return plan.block > 0 && plan.format.bits == 1;
+  if (plan.method == NC_NVFP4 && (plan.block == 0 || plan.block > CHUNK)) return false;
+  return can_quantise(plan.format, plan.stochastic);
+}
+
+static bool can_round(const nc_format& format, bool /*stochastic*/) {
+  if (format.kind == NC_FLOAT) return has_float32_normals(format);
+  return (format.kind == NC_UNIFORM && format.fraction_bits >= 0) || has_table(format);
+}
+
+static int64_t grain(const nc_plan& plan) {
+  if (plan.block == 0 || plan.store == NC_STORE_NONE) return CHUNK;
+  return plan.block <= CHUNK ? CHUNK / plan.block * plan.block : plan.block;
+}
+
+// Largest magnitude of the blocks that are finite; of x, which holds count values.
+static uint32_t finite_top(const float* x, int count, int block) {
+  const uint32_t top = largest_magnitude(x, count);
+  if (top < INFINITE) return top;
+  uint32_t found = 0;
+  for (int at = 0; at < count; at += block) {
+    const uint32_t here = largest_magnitude(x + at, int(smaller(block, count - at)));
+    if (here < INFINITE && here > found) found = here;
+  }
+  return found;
+}
+
+static Extremes finite_extremes(const EncodeJob& job, int64_t begin, int64_t end) {
+  const Source source = {job.x, job.dtype};
+  const int64_t chunk = grain(*job.plan);
+  alignas(64) float buffer[CHUNK];
+  Extremes found = {0, 0, 0};
+  for (int64_t at = begin; at < end; at += chunk) {
+    const int count = int(smaller(chunk, end - at));
+    const uint32_t top = finite_top(source.read(at, count, buffer), round_up(count), int(job.plan->block));
+    found.top = top > found.top ? top : found.top;
+  }
+  return found;
+}
+
+static Extremes extremes(const EncodeJob& job, int64_t begin, int64_t end) {
+  if (job.plan->method == NC_NVFP4) return finite_extremes(job, begin, end);
+  return extremes_of({job.x, job.dtype}, begin, end, job.plan->method == NC_AFFINE);
+}
+
+// So that the largest block scale is the largest e4m3fn number; capped so that nothing decodes to Inf.
+static TensorScale nvfp4_scale(const nc_plan& plan, uint32_t top) {
+  const float scale = float_of(top) / (plan.target * E4M3FN_LARGEST);
+  return scaled_scale(float_of(top) < TINY ? 0.0f : scale < plan.max_scale ? scale : plan.max_scale);
+}
+
+static TensorScale tensor_scale(const EncodeJob& job, const Extremes& extremes, const float* given) {
+  const nc_plan& plan = *job.plan;
+  if (plan.store == NC_STORE_NONE) return scaled_scale(plan.constant);
+  if (plan.method == NC_NVFP4) return nvfp4_scale(plan, extremes.top);
+  TensorScale scale = scale_of_many(plan, {job.x, job.dtype}, 0, job.n, extremes);
+  if (given && plan.method == NC_SCALED && !scale.lost) scale = scaled_scale(*given);
+  write_block_scale(job, scale, 0);
+  return scale;
+}
+
+static void encode(const EncodeJob& job, int64_t begin, int64_t end) {
+  const bool signs = job.plan->method == NC_MEANS || job.plan->method == NC_SIGN;
+  (signs ? encode_signs : encode_levels)(job, begin, end);
+}
+
+#define NC_TEXT_OF(name) #name
+#define NC_TEXT(name) NC_TEXT_OF(name)
+
+const Kernels kernels = {NC_TEXT(NC_ISA), can_code, can_round,   grain,      extremes,
+                         tensor_scale,    encode,   decode_range, round_range};
+
+}  // namespace nc::NC_ISA

@@ -1,0 +1,79 @@
+// What dispatch.cpp and the compilations of kernels.cpp (one for each instruction set) agree on.
+#pragma once
+
+#include <stdint.h>
+
+#include "narrowcast.h"
+
+namespace nc {
+
+// Largest magnitude (as the bits of a float32: 0x7f800000 and above is not finite), smallest and largest value.
+struct Extremes {
+  uint32_t top;
+  float low, high;
+};
+
+// The scale of the whole tensor, ready for use: t = (x - low) * inverse. `lost`: the tensor is not finite.
+struct TensorScale {
+  float scale, inverse, low;
+  bool lost;
+};
+
+struct EncodeJob {
+  const nc_plan* plan;
+  const void* x;
+  int32_t dtype;
+  int64_t n;
+  uint8_t* codes;
+  uint8_t* scales;
+  uint64_t seed, stream, offset;
+  TensorScale tensor;  // NC_STORE_NONE, block == 0 and NC_NVFP4
+};
+
+struct DecodeJob {
+  const nc_plan* plan;
+  const uint8_t* codes;
+  const uint8_t* scales;
+  float tensor_scale;  // NC_NVFP4
+  int64_t n;
+  void* out;
+  int32_t dtype;
+  bool accumulate, streaming;
+};
+
+struct RoundJob {
+  const nc_format* format;
+  const void* x;
+  void* out;
+  int32_t dtype;
+  int64_t n;
+  int32_t overflow;
+  bool stochastic, streaming;
+  uint64_t seed;
+};
+
+// Every function works on values begin .. end - 1 in the calling thread; begin is a multiple of `grain`.
+struct Kernels {
+  const char* name;
+  bool (*can_code)(const nc_plan& plan);
+  bool (*can_round)(const nc_format& format, bool stochastic);
+  int64_t (*grain)(const nc_plan& plan);
+  // For block == 0: over all values. For NC_NVFP4 only `top`, over finite blocks.
+  Extremes (*extremes)(const EncodeJob& job, int64_t begin, int64_t end);
+  TensorScale (*tensor_scale)(const EncodeJob& job, const Extremes& extremes, const float* given);
+  void (*encode)(const EncodeJob& job, int64_t begin, int64_t end);
+  void (*decode)(const DecodeJob& job, int64_t begin, int64_t end);
+  void (*round)(const RoundJob& job, int64_t begin, int64_t end);
+};
+
+namespace baseline {
+extern const Kernels kernels;
+}
+namespace avx2 {
+extern const Kernels kernels;
+}
+namespace avx512 {
+extern const Kernels kernels;
+}
+
+}  // namespace nc

@@ -1,0 +1,92 @@
+"""Write the tables of docs/formats.md and docs/codecs.md from the registries; `--check` says whether they are true.
+
+A page holds `<!-- generated: NAME -->` and `<!-- end -->`; what stands between the two is replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from narrowcast.codecs import all_specs, codec
+from narrowcast.formats import Format, all_formats, families
+
+DOCS = Path(__file__).parent
+
+
+def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    columns = list(columns)
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
+
+
+def _format_row(fmt: Format) -> list[str]:
+    limits = fmt.max, fmt.min, fmt.smallest, fmt.smallest_normal
+    overflow = ", ".join(f"**{rule}**" if rule == fmt.default_overflow else rule for rule in fmt.overflows)
+    specials = (fmt.rules[key] for key in ("nan", "inf", "-0"))
+    return [f"`{fmt}`", str(fmt.bits), str(len(fmt.grid)), *map(_number, limits), overflow, *specials]
+
+
+def format_table() -> str:
+    """Every registered format and the examples of every family."""
+    columns = "format", "bits", "values", "largest", "lowest", "smallest > 0", "smallest normal", "overflow"
+    return _table([*columns, "NaN becomes", "Inf becomes", "-0 becomes"], map(_format_row, all_formats()))
+
+
+def family_table() -> str:
+    return _table(["pattern", "meaning"], ([f"`{family.pattern}`", family.meaning] for family in families()))
+
+
+def _codec_row(spec: str) -> list[str]:
+    made = codec(spec)
+    block = {0: "whole tensor", 1: "any"}.get(made.block, str(made.block))
+    exempt = "<br>".join(f"{law}: {why}" for law, why in made.exemptions.items())
+    return [f"`{spec}`", f"{made.bits_per_value:.6g}", block, "yes" if made.stochastic else "", exempt]
+
+
+def codec_table() -> str:
+    """Every listed codec, with the laws that it is exempt from."""
+    columns = "spec", "bits per value", "can be cut every", "random bits", "exempt from law, and why"
+    return _table(columns, map(_codec_row, all_specs()))
+
+
+TABLES: dict[str, tuple[str, Callable[[], str]]] = {
+    "families": ("formats.md", family_table),
+    "formats": ("formats.md", format_table),
+    "codecs": ("codecs.md", codec_table),
+}
+
+
+def filled(page: str, name: str, table: str) -> str:
+    """The page with the table called `name` in its place."""
+    place = re.compile(f"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+    if len(place.findall(page)) != 1:
+        raise ValueError(f"the page needs the marker <!-- generated: {name} --> once, and <!-- end --> after it")
+    return place.sub(lambda match: f"{match[1]}\n{table}\n\n{match[2]}", page)
+
+
+def main() -> None:
+    """Write the tables, or with `--check` end with 1 where a page is out of date."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail where a page is out of date")
+    check = parser.parse_args().check
+    stale = []
+    for name, (file, make) in TABLES.items():
+        page = (DOCS / file).read_text()
+        wanted = filled(page, name, make())
+        if wanted != page and check:
+            stale.append(f"docs/{file}: the table of {name} is out of date; run `python docs/generate.py`")
+        elif wanted != page:
+            (DOCS / file).write_text(wanted)
+    sys.exit("\n".join(stale) or 0)
+
+
+if __name__ == "__main__":
+    main()

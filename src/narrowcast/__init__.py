@@ -1,0 +1,57 @@
+"""narrowcast: fewer bits on the wire when deep networks train on many devices."""
+
+from narrowcast import codecs as codecs
+from narrowcast import collectives as collectives
+from narrowcast import formats as formats
+from narrowcast import kernels as kernels
+from narrowcast import lab as lab
+from narrowcast import parallel as parallel
+from narrowcast.codecs import Codec as Codec
+from narrowcast.codecs import ErrorFeedback as ErrorFeedback
+from narrowcast.codecs import ErrorReport as ErrorReport
+from narrowcast.codecs import codec as codec
+from narrowcast.codecs import error_report as error_report
+from narrowcast.collectives import all_gather as all_gather
+from narrowcast.collectives import all_reduce as all_reduce
+from narrowcast.collectives import all_to_all as all_to_all
+from narrowcast.collectives import broadcast as broadcast
+from narrowcast.collectives import recv as recv
+from narrowcast.collectives import reduce_scatter as reduce_scatter
+from narrowcast.collectives import send as send
+from narrowcast.formats import Codebook as Codebook
+from narrowcast.formats import Format as Format
+from narrowcast.formats import format as format
+from narrowcast.kernels.ops import round_to as round_to
+from narrowcast.parallel import DDPState as DDPState
+from narrowcast.parallel import attach as attach
+from narrowcast.parallel import ddp_hook as ddp_hook
+from narrowcast.parallel import schedule as schedule
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Codebook",
+    "Codec",
+    "DDPState",
+    "ErrorFeedback",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "attach",
+    "broadcast",
+    "codec",
+    "ddp_hook",
+    "error_report",
+    "format",
+    "lab",
+    "recv",
+    "reduce_scatter",
+    "round_to",
+    "schedule",
+    "send",
+]
+
+
+def __dir__() -> list[str]:
+    """The public names; the layers underneath can be imported but are not shown."""
+    return [*__all__, "__version__"]

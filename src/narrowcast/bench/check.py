@@ -1,0 +1,42 @@
+"""No speed without green bits: a codec is compared with the reference before it is timed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from narrowcast.codecs import Codec
+from narrowcast.codecs.base import PlanCodec
+from narrowcast.kernels import reference
+
+
+def hard_values(n: int = 20_011) -> Tensor:
+    """Zeros, ties, subnormals, many decades, huge values, and a few NaN and Inf, in stretches of an odd length."""
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(n, generator=generator)
+    decades = torch.randint(-30, 30, (n,), generator=generator)
+    x = torch.where(torch.arange(n) % 3 == 0, normal * 10.0**decades, normal)
+    x[1000:2000] = 0.0
+    x[2000:2100] = -0.0
+    x[2100:3000] = 1e-39
+    x[3000:4000] = torch.arange(1000) / 2 - 250
+    x[4000] = torch.finfo(torch.float32).max
+    x[9001], x[12_345], x[15_000] = torch.nan, torch.inf, -torch.inf
+    return x
+
+
+def failure(codec: Codec) -> str | None:
+    """What differs from the reference on hard values, or None. Casts are torch's own and need no check."""
+    if not isinstance(codec, PlanCodec):
+        return None
+    x = hard_values()
+    n = x.numel()
+    wire, expected = codec.encode(x, seed=3, stream=5), torch.empty(codec.nbytes(n), dtype=torch.uint8)
+    reference.encode(codec.plan, x, expected, seed=3, stream=5)
+    if not torch.equal(wire, expected):
+        return f"{int((wire != expected).sum())} of {n} bytes differ from the reference"
+    out, plain = codec.decode(wire, n), torch.empty(n)
+    reference.decode(codec.plan, wire, n, plain)
+    if not torch.equal(out.view(torch.int32)[~out.isnan()], plain.view(torch.int32)[~plain.isnan()]):
+        return "decoded values differ from the reference"
+    return None

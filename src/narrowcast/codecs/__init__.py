@@ -1,0 +1,9 @@
+"""Codecs: n floats <-> exactly nbytes(n) bytes. A new codec is one new file here and one line in registry.py."""
+
+from narrowcast.codecs.base import Codec as Codec
+from narrowcast.codecs.base import Law as Law
+from narrowcast.codecs.feedback import ErrorFeedback as ErrorFeedback
+from narrowcast.codecs.registry import all_specs as all_specs
+from narrowcast.codecs.registry import codec as codec
+from narrowcast.codecs.report import ErrorReport as ErrorReport
+from narrowcast.codecs.report import error_report as error_report

@@ -1,0 +1,245 @@
+"""What a codec is: n floats <-> exactly nbytes(n) bytes. Checks live here, once."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from narrowcast.codecs.spec import Spec
+from narrowcast.kernels import ops
+from narrowcast.kernels.plan import Plan
+from narrowcast.kernels.reference.packing import pack
+
+
+class Law:
+    """The laws from which a codec may declare itself exempt, with its reason."""
+
+    BLOCKS = "2: blocks are independent"
+    IDEMPOTENT = "4: idempotent"
+    ZERO = "4: zero stays zero"
+    NONFINITE = "5: non-finite never turns finite"
+    FINITE = "5: finite never turns non-finite"
+
+
+@dataclass(frozen=True)
+class Codec(abc.ABC):
+    """A frozen recipe. `str(codec)` is its spec; `nc.codec(str(codec)) == codec`.
+
+    A subclass supplies `examples`, `from_spec`, `__str__`, `block`, `bits_per_value`, `nbytes`, `_encode`, `_decode`.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = ()
+    """Specs that the listing shows and that every law is tested on."""
+
+    feedback: bool = False
+    """Whoever sends repeatedly keeps what rounding removed and adds it to the next tensor (`+ef`)."""
+
+    @classmethod
+    @abc.abstractmethod
+    def from_spec(cls, spec: Spec) -> Codec | None:
+        """The codec that `spec` names, or None where it is another's; ValueError where it is wrong."""
+
+    @property
+    @abc.abstractmethod
+    def block(self) -> int:
+        """A wire may be cut after each multiple of this many values; 0 where it cannot be cut."""
+
+    @property
+    @abc.abstractmethod
+    def bits_per_value(self) -> float:
+        """Bits on the wire for each value of a large tensor, scales included."""
+
+    @abc.abstractmethod
+    def nbytes(self, n: int, dtype: torch.dtype = torch.float32) -> int:
+        """Size of the wire of n values. Only `as-is` looks at the dtype."""
+
+    @abc.abstractmethod
+    def _encode(self, x: Tensor, wire: Tensor, seed: int, stream: int, offset: int, scale: Tensor | None) -> None:
+        """Fill `wire` from flat contiguous `x`."""
+
+    @abc.abstractmethod
+    def _decode(self, wire: Tensor, n: int, out: Tensor, accumulate: bool) -> None:
+        """Fill flat contiguous `out`, or add to it."""
+
+    def __getstate__(self) -> dict[str, object]:
+        # what was derived or cached stays in this process
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether `seed` and `stream` matter."""
+        return False
+
+    @property
+    def lossless(self) -> bool:
+        """Whether every float32 comes back as it was."""
+        return False
+
+    @property
+    def exemptions(self) -> dict[str, str]:
+        """Laws that this codec cannot obey by its nature, each with the reason."""
+        return {}
+
+    def limits(self, wire: Tensor, n: int) -> tuple[Tensor, Tensor] | None:
+        """The smallest and largest number that could have come back in each place, where that means something."""
+        return None
+
+    def explain(self) -> list[ops.Choice]:
+        """What runs this codec on this machine, and why nothing faster does."""
+        return ops.explain()
+
+    def encode(
+        self,
+        x: Tensor,
+        *,
+        seed: int = 0,
+        stream: int = 0,
+        offset: int = 0,
+        scale: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """The wire (uint8) of the values of `x` in row-major order.
+
+        seed, stream, offset: where stochastic rounding takes its bits, see docs/wire-format.md; `offset` is the index
+        of x's first value in the whole tensor, when x is a part of it. scale: one float32, used instead of the tensor's
+        own by codecs with one scale for the tensor. out: a uint8 tensor of `nbytes(x.numel())` to write into.
+        """
+        ops.check_floats(self, x)
+        if seed or stream or offset:
+            self._check_noise(seed, stream, offset)
+        if scale is not None:
+            self._check_scale(scale)
+        n = x.numel()
+        wire = self._checked_wire(self.nbytes(n, x.dtype), out)
+        if n:
+            self._encode(_flat(x), wire, seed, stream, offset, scale)
+        return wire
+
+    def decode(
+        self,
+        wire: Tensor,
+        n: int,
+        *,
+        out: Tensor | None = None,
+        accumulate: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
+        """The n values of a wire, flat, as `dtype`; or written into `out` (n values of any shape), or added to it."""
+        out = self._checked_output(wire, n, out, accumulate, dtype)
+        if n:
+            flat = _flat(out)
+            self._decode(wire.contiguous(), n, flat, accumulate)
+            if flat.data_ptr() != out.data_ptr():
+                out.detach().copy_(flat.view(out.shape))
+        return out
+
+    @property
+    def takes_scale(self) -> bool:
+        """Whether `encode(scale=)` means something: one float32 scale for the tensor."""
+        return False
+
+    def _check_scale(self, scale: Tensor) -> None:
+        if not self.takes_scale:
+            raise ValueError(
+                f"encode with {self}: scale= is for codecs with one float32 scale for the tensor; leave it out"
+            )
+        if not isinstance(scale, Tensor) or scale.dtype != torch.float32 or scale.numel() != 1:
+            raise TypeError(f"encode with {self}: scale must be a float32 tensor with one element, got {scale!r}")
+
+    def _check_noise(self, seed: int, stream: int, offset: int) -> None:
+        what = f"encode with {self}"
+        ops.check_seed(what, seed)
+        ops.check_seed(what, stream)
+        if offset < 0 or offset % ops.NOISE_ALIGNMENT:
+            raise ValueError(f"{what}: offset={offset}; cut between blocks, at a multiple of {ops.NOISE_ALIGNMENT}")
+
+    def _checked_wire(self, nbytes: int, out: Tensor | None) -> Tensor:
+        if out is None:
+            return torch.empty(nbytes, dtype=torch.uint8)
+        if out.dtype != torch.uint8 or out.numel() != nbytes or not out.is_contiguous():
+            got = f"{out.numel()} of {out.dtype}" + ("" if out.is_contiguous() else ", not contiguous")
+            raise ValueError(f"encode with {self}: out must be {nbytes} contiguous uint8, got {got}")
+        ops.check_cpu(self, out)
+        return out
+
+    def _checked_output(self, wire: Tensor, n: int, out: Tensor | None, accumulate: bool, dtype: torch.dtype) -> Tensor:
+        if wire.dtype != torch.uint8:
+            raise TypeError(f"decode with {self}: the wire is {wire.dtype}; give the uint8 tensor that encode returned")
+        ops.check_cpu(self, wire)
+        if out is None:
+            if accumulate:
+                raise ValueError(f"decode with {self}: accumulate=True adds to out; give out=")
+            out = torch.empty(n, dtype=dtype)
+        ops.check_floats(self, out)
+        if out.numel() != n:
+            raise ValueError(f"decode with {self}: out holds {out.numel()} values, not n={n}; give a tensor of {n}")
+        expected = self.nbytes(n, out.dtype)
+        if wire.numel() != expected:
+            raise ValueError(
+                f"decode with {self}: {n} values take {expected} bytes, got {wire.numel()}; "
+                "pass the whole wire and its own n"
+            )
+        return out
+
+
+def _flat(x: Tensor) -> Tensor:
+    if x.dim() == 1 and x.is_contiguous() and not x.requires_grad:
+        return x
+    return x.detach().reshape(-1).contiguous()
+
+
+@dataclass(frozen=True)
+class PlanCodec(Codec):
+    """A codec whose work is one kernel plan. A subclass supplies `__str__` and `plan`."""
+
+    @cached_property
+    @abc.abstractmethod
+    def plan(self) -> Plan:
+        """The plan; made once."""
+
+    @property
+    def block(self) -> int:
+        return self.plan.block
+
+    @property
+    def stochastic(self) -> bool:
+        return self.plan.stochastic
+
+    @property
+    def bits_per_value(self) -> float:
+        scales = self.plan.n_scales(self.plan.block) if self.plan.block else 0
+        return self.plan.bits + (8.0 * self.plan.store.value * scales / self.plan.block if scales else 0.0)
+
+    def nbytes(self, n: int, dtype: torch.dtype = torch.float32) -> int:
+        if n < 0:
+            raise ValueError(f"nbytes with {self}: n is a number of values, got {n}")
+        return self.plan.layout(n).nbytes
+
+    def explain(self) -> list[ops.Choice]:
+        return ops.explain(self.plan)
+
+    def limits(self, wire: Tensor, n: int) -> tuple[Tensor, Tensor] | None:
+        if self.plan.bits == 1:
+            return None  # every value is as far out as one bit can say
+        ends = self.plan.format.grid_codes[[0, -1]].tolist()
+        low, high = (self.decode(self._with_codes(wire, n, code), n) for code in ends)
+        return low, high
+
+    def _with_codes(self, wire: Tensor, n: int, code: int) -> Tensor:
+        """The same scales under n times the same code."""
+        eight = pack(torch.full((8,), code), self.plan.bits)
+        changed = wire.clone()
+        codes = changed[: self.plan.code_bytes(n)]
+        codes.copy_(eight.repeat(-(-n // 8))[: len(codes)])
+        return changed
+
+    def _encode(self, x: Tensor, wire: Tensor, seed: int, stream: int, offset: int, scale: Tensor | None) -> None:
+        ops.encode(self.plan, x, wire, seed, stream, offset, scale)
+
+    def _decode(self, wire: Tensor, n: int, out: Tensor, accumulate: bool) -> None:
+        ops.decode(self.plan, wire, n, out, accumulate)

@@ -1,0 +1,47 @@
+"""Error feedback: what rounding removed is kept and added to the next tensor; in the long run nothing is lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from narrowcast.codecs.base import Codec
+
+
+@dataclass
+class ErrorFeedback:
+    """A codec with a memory, for one tensor that is sent again and again."""
+
+    codec: Codec
+    residual: Tensor | None = field(default=None, repr=False)
+    """What is still owed (float32, flat); None before the first step."""
+
+    def encode(
+        self,
+        x: Tensor,
+        *,
+        seed: int = 0,
+        stream: int = 0,
+        offset: int = 0,
+        scale: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """The wire of x + residual; afterwards sent + residual = x + old residual, to 1 ulp.
+
+        Where what comes back is not finite (a NaN or Inf in the block) the residual stays as it was.
+        """
+        wanted = x.detach().reshape(-1).float()
+        if self.residual is None:
+            self.residual = torch.zeros_like(wanted)
+        if self.residual.shape != wanted.shape:
+            raise ValueError(
+                f"ErrorFeedback: got {wanted.numel()} values, the residual has {self.residual.numel()}; "
+                "use one ErrorFeedback for each tensor"
+            )
+        wanted = wanted + self.residual
+        wire = self.codec.encode(wanted, seed=seed, stream=stream, offset=offset, scale=scale, out=out)
+        owed = wanted - self.codec.decode(wire, wanted.numel())
+        self.residual = torch.where(owed.isfinite(), owed, self.residual)
+        return wire

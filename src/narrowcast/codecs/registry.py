@@ -1,0 +1,66 @@
+"""The list of codecs, and `codec(spec)`."""
+
+from __future__ import annotations
+
+import difflib
+from functools import lru_cache
+
+from narrowcast.codecs.affine import Affine
+from narrowcast.codecs.base import Codec
+from narrowcast.codecs.cast import Cast
+from narrowcast.codecs.nvfp4 import NvFp4
+from narrowcast.codecs.scaled import MX_NAMES, Scaled, every_small_format
+from narrowcast.codecs.signs import Signs
+from narrowcast.codecs.spec import Spec, parse
+from narrowcast.formats import all_formats
+from narrowcast.formats.registry import on_unregister
+
+# asked in this order; Scaled takes any head that is a format, so it comes last
+FAMILIES: list[type[Codec]] = [Cast, NvFp4, Signs, Affine, Scaled]
+
+
+@lru_cache(maxsize=1024)
+def _from_text(text: str) -> Codec:
+    spec = parse(text)
+    for family in FAMILIES:
+        found = _ask(family, spec)
+        if found is not None:
+            return found
+    raise spec.error(f"unknown format {spec.head!r}; {_suggestion(spec.head)}")
+
+
+on_unregister(_from_text.cache_clear)
+
+
+def _ask(family: type[Codec], spec: Spec) -> Codec | None:
+    try:
+        return family.from_spec(spec)
+    except ValueError as error:
+        # a format's own complaint does not know which spec it stands in
+        raise error if "codec spec" in str(error) else spec.error(str(error)) from None
+
+
+def codec(spec: str | Codec) -> Codec:
+    """The codec that a spec such as "int8/256" names; see docs/specs.md. A codec is returned as it is."""
+    if isinstance(spec, Codec):
+        return spec
+    if not isinstance(spec, str):
+        raise TypeError(f"codec: give a spec such as 'int8/256', got {type(spec).__name__}")
+    return _from_text(spec)
+
+
+def _heads() -> list[str]:
+    named = ["as-is", "fp32", "bf16", "fp16", "nvfp4", "onebit", "sign", *MX_NAMES]
+    return named + [fmt.name for fmt in all_formats() if fmt.bits <= 8]
+
+
+def _suggestion(head: str) -> str:
+    near = difflib.get_close_matches(head, _heads(), n=3, cutoff=0.5)
+    hint = f"nearest: {', '.join(near)}; " if near else ""
+    return f"{hint}`narrowcast codecs` lists them all"
+
+
+def all_specs() -> list[str]:
+    """The canonical spec of every listed codec: the examples of each family, and one for each small format."""
+    written = [text for family in FAMILIES for text in family.examples] + every_small_format()
+    return list(dict.fromkeys(str(codec(text)) for text in written))

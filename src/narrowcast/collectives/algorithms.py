@@ -1,0 +1,72 @@
+"""The all-reduce algorithms by name, and which one `auto` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from narrowcast.codecs import Codec
+from narrowcast.codecs.scaled import Scaled
+from narrowcast.collectives.aps import agreed_scales
+from narrowcast.collectives.backend import check_native, check_shared_scale, native, shared_scale
+from narrowcast.collectives.call import Call
+from narrowcast.collectives.hierarchical import checked_nodes, hierarchical
+from narrowcast.collectives.one_shot import one_shot, store
+from narrowcast.collectives.ring import ring
+from narrowcast.collectives.tree import check_world, tree
+from narrowcast.collectives.two_shot import two_shot
+
+ALGORITHMS: dict[str, Callable[[Call, list[Tensor | None] | None], None]] = {
+    "two_shot": two_shot,
+    "one_shot": one_shot,
+    "ring": ring,
+    "tree": tree,
+    "hierarchical": hierarchical,
+    "shared_scale": shared_scale,
+    "native": native,
+}
+WITH_FEEDBACK = ("two_shot", "one_shot")
+
+SMALL_BYTES = 16 << 10
+"""Up to this size on the wire, one latency costs less than fewer bytes save."""
+
+
+def choose(name: str, codec: Codec, numel: int, world: int, has_nodes: bool) -> str:
+    """Resolve "auto"; every rank comes to the same answer, since it looks at agreed things only."""
+    if name != "auto":
+        if name not in ALGORITHMS:
+            raise ValueError(f"all_reduce: unknown algorithm {name!r}; take auto, {', '.join(ALGORITHMS)}")
+        return name
+    if has_nodes:
+        return "hierarchical"
+    return "one_shot" if codec.nbytes(numel) * world <= SMALL_BYTES else "two_shot"
+
+
+def check(name: str, codec: Codec, world: int, nodes: Sequence[Sequence[int]] | None) -> None:
+    """Refuse what an algorithm cannot do, before anything is sent."""
+    if name == "tree":
+        check_world(world)
+    elif name == "hierarchical":
+        checked_nodes(nodes, world)
+    elif name == "native":
+        check_native(codec)
+    elif name == "shared_scale":
+        check_shared_scale(codec, world)
+
+
+def run(name: str, call: Call) -> None:
+    """Find the scales that a codec with one scale for a tensor needs, then run the algorithm."""
+    if call.exchange.world == 1 or call.x.numel() == 0:
+        # nothing travels, so nothing is rounded
+        if call.x.numel():
+            store(call.x, call.reduction.finish(call.x.float().clone()))
+        return
+    ALGORITHMS[name](call, scales(call))
+
+
+def scales(call: Call) -> list[Tensor | None] | None:
+    """One scale for each segment, for codecs with one scale for a tensor: this rank's own, or agreed by all (APS)."""
+    if isinstance(call.codec, Scaled) and call.codec.aps:
+        return agreed_scales(call)
+    return call.coder().scales(call.x)

@@ -1,0 +1,383 @@
+"""torch.distributed's collectives with a spec: same names, same meaning, same `async_op`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from narrowcast.codecs import Codec
+from narrowcast.codecs import codec as codec_named
+from narrowcast.collectives import agreement, algorithms, phases, point
+from narrowcast.collectives.call import Call, Reduction
+from narrowcast.collectives.channel import Channel, channel_of
+from narrowcast.collectives.coder import Coder, Noise, Times, segment_ranges
+from narrowcast.collectives.exchange import Exchange
+from narrowcast.collectives.feedback import Residuals
+from narrowcast.collectives.one_shot import store
+from narrowcast.collectives.work import Work
+from narrowcast.kernels.ops import FLOATS
+
+Tensors = Tensor | Sequence[Tensor]
+Spec = str | Codec
+
+
+def _reduction(op: Any, world: int) -> Reduction:
+    """What an op of torch.distributed means for a float32 sum."""
+    kind = op.op if hasattr(op, "op") else op
+    if kind == dist.ReduceOp.SUM:
+        return Reduction()
+    if kind == dist.ReduceOp.AVG:
+        return Reduction(divide=float(world))
+    if kind == dist.ReduceOp.PREMUL_SUM:
+        return Reduction(multiply=float(op.factor))
+    raise ValueError(f"collectives: op {op} is not a sum; take SUM, AVG or PREMUL_SUM")
+
+
+def _checked(what: str, tensors: Tensors, like: Tensors = ()) -> list[Tensor]:
+    """As a list. `like` are the other tensors of the call, which must have the same type."""
+    listed, others = _listed(tensors), _listed(like)
+    for tensor in listed:
+        if tensor.dtype not in FLOATS:
+            raise TypeError(
+                f"{what}: got {tensor.dtype}; codecs take float32, float16 and bfloat16, use torch.distributed"
+            )
+    if len({(t.dtype, t.device) for t in listed + others}) > 1:
+        raise TypeError(f"{what}: all tensors of one call must have one dtype and one device")
+    return listed
+
+
+def _listed(tensors: Tensors) -> list[Tensor]:
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+class _Flat:
+    """Tensors as one flat CPU tensor that can be written back."""
+
+    def __init__(self, tensors: list[Tensor], buffer: Tensor | None = None) -> None:
+        self.tensors = tensors
+        self.lengths = [t.numel() for t in tensors]
+        one = buffer if buffer is not None else tensors[0].detach() if len(tensors) == 1 else None
+        self.is_view = one is not None and one.is_contiguous() and one.is_cpu
+        self.x = one.view(-1) if one is not None and self.is_view else self._gathered()
+
+    def _gathered(self) -> Tensor:
+        return torch.cat([t.detach().reshape(-1).cpu() for t in self.tensors] or [torch.empty(0)])
+
+    def write_back(self) -> None:
+        if self.is_view:
+            return
+        for tensor, (low, high) in zip(self.tensors, segment_ranges(self.lengths), strict=True):
+            tensor.detach().copy_(self.x[low:high].view(tensor.shape))
+
+
+def _noise(what: str, codec: Codec, seed: int, step: int | None) -> Noise:
+    if codec.stochastic and step is None:
+        raise ValueError(
+            f"{what} with {codec}: stochastic rounding needs step=, the number of this call; "
+            "the same noise every time would be a bias"
+        )
+    return Noise(seed, step or 0)
+
+
+def _signature(what: str, codec: Codec, x: Tensor, **more: object) -> dict[str, object]:
+    dtype = str(x.dtype).removeprefix("torch.")
+    common = {"version": agreement.VERSION, "call": what, "spec": str(codec), "dtype": dtype}
+    return {**common, "numel": x.numel(), **more}
+
+
+def _run(
+    channel: Channel, signature: dict[str, object], job: Callable[[Exchange], None], flat: _Flat, async_op: bool
+) -> Work | None:
+    def whole(exchange: Exchange) -> None:
+        job(exchange)
+        flat.write_back()
+
+    work = channel.submit(signature, whole)
+    if async_op:
+        return work
+    work.wait()
+    return None
+
+
+def all_reduce(
+    tensor: Tensors,
+    spec: Spec,
+    op: Any = dist.ReduceOp.SUM,
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+    *,
+    algorithm: str = "auto",
+    step: int | None = None,
+    seed: int = 0,
+    nodes: Sequence[Sequence[int]] | None = None,
+    inner: Spec = "as-is",
+    accumulator: str = "float32",
+    residuals: Residuals | None = None,
+    times: Times | None = None,
+    channel: Channel | None = None,
+    buffer: Tensor | None = None,
+) -> Work | None:
+    """Sum `tensor` (or each of a list: the segments of one bucket) over the group, in place, through a codec.
+
+    All ranks end with identical bits. algorithm: see `narrowcast.collectives.algorithms`. nodes and inner: the ranks of
+    each node and the spec inside it, for "hierarchical". accumulator: "float32" or "low", for "ring". residuals: what
+    error feedback carries from call to call. times, channel and buffer are for `attach`: where to count seconds, whose
+    turn it is, and the flat tensor that the listed ones are views of.
+    """
+    codec, flat = codec_named(spec), _Flat(_checked("all_reduce", tensor), buffer)
+    channel = channel or channel_of(group)
+    chosen = algorithms.choose(algorithm, codec, flat.x.numel(), channel.world, bool(nodes))
+    algorithms.check(chosen, codec, channel.world, nodes)
+    _check_options(codec, chosen, accumulator, residuals)
+    reduction, noise = _reduction(op, channel.world), _noise("all_reduce", codec, seed, step)
+    inside = codec_named(inner)
+    _check_inner(inside, step)
+
+    def job(exchange: Exchange) -> None:
+        call = Call(flat.x, codec, exchange, flat.lengths, reduction, noise, residuals, accumulator, nodes, inside)
+        call.times = times or call.times
+        algorithms.run(chosen, call)
+
+    more = {"algorithm": chosen, "op": str(reduction), "segments": flat.lengths, "nodes": nodes, "inner": str(inside)}
+    return _run(channel, _signature("all_reduce", codec, flat.x, **more, accumulator=accumulator), job, flat, async_op)
+
+
+def _check_options(codec: Codec, algorithm: str, accumulator: str, residuals: Residuals | None) -> None:
+    if accumulator not in ("float32", "low"):
+        raise ValueError(f"all_reduce: accumulator={accumulator!r}; take 'float32' or 'low'")
+    if accumulator == "low" and algorithm != "ring":
+        raise ValueError(f"all_reduce: accumulator='low' is for 'ring'; {algorithm!r} always adds in float32")
+    if residuals is not None and algorithm not in algorithms.WITH_FEEDBACK:
+        allowed = ", ".join(algorithms.WITH_FEEDBACK)
+        raise ValueError(f"all_reduce: error feedback goes with {allowed}; got {algorithm!r}")
+    if codec.feedback and residuals is None and algorithm in algorithms.WITH_FEEDBACK:
+        raise ValueError(f"all_reduce with {codec}: +ef needs residuals=, which keeps what is owed from call to call")
+
+
+def _check_inner(inner: Codec, step: int | None) -> None:
+    _noise("all_reduce inside a node", inner, 0, step)
+    if inner.feedback:
+        raise ValueError(f"all_reduce: inner={inner}; there is no error feedback inside a node, leave out +ef")
+
+
+def reduce_scatter(
+    output: Tensor,
+    input: Tensors,
+    spec: Spec,
+    op: Any = dist.ReduceOp.SUM,
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+    *,
+    step: int | None = None,
+    seed: int = 0,
+) -> Work | None:
+    """Rank r gets the sum of everybody's part r: of a list with one tensor a rank, or of W equal parts of a tensor."""
+    codec, channel = codec_named(spec), channel_of(group)
+    flat, target = _Flat(_checked("reduce_scatter", input, output)), _Flat(_checked("reduce_scatter", output))
+    lengths = _parts("reduce_scatter", flat, isinstance(input, Tensor), channel.world)
+    _expect("reduce_scatter", target, lengths[channel.rank])
+    noise, reduction = _noise("reduce_scatter", codec, seed, step), _reduction(op, channel.world)
+
+    def job(exchange: Exchange) -> None:
+        call = Call(flat.x, codec, exchange, lengths, reduction, noise)
+        store(target.x, phases.reduce_scatter(call, segment_ranges(lengths), algorithms.scales(call)))
+
+    signature = _signature("reduce_scatter", codec, flat.x, segments=lengths, op=str(reduction))
+    return _run(channel, signature, job, target, async_op)
+
+
+def all_gather(
+    output: Tensors,
+    input: Tensor,
+    spec: Spec,
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+    *,
+    step: int | None = None,
+    seed: int = 0,
+) -> Work | None:
+    """Everybody gets everybody's `input`, in rank order: into a list with one tensor a rank, or into one tensor."""
+    codec, channel = codec_named(spec), channel_of(group)
+    flat, source = _Flat(_checked("all_gather", output, input)), _Flat(_checked("all_gather", input))
+    lengths = _parts("all_gather", flat, isinstance(output, Tensor), channel.world)
+    _expect("all_gather", source, lengths[channel.rank])
+    noise = _noise("all_gather", codec, seed, step)
+
+    def job(exchange: Exchange) -> None:
+        call = Call(flat.x, codec, exchange, lengths, noise=noise)
+        phases.all_gather(call, segment_ranges(lengths), source.x)
+
+    return _run(channel, _signature("all_gather", codec, flat.x, segments=lengths), job, flat, async_op)
+
+
+def all_to_all(
+    output: Tensors,
+    input: Tensors,
+    spec: Spec,
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+    *,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    step: int | None = None,
+    seed: int = 0,
+) -> Work | None:
+    """Part p of our input goes to rank p, each encoded by itself; parts may differ in size (lists, or split sizes)."""
+    codec, channel = codec_named(spec), channel_of(group)
+    target, source = _Flat(_checked("all_to_all", output, input)), _Flat(_checked("all_to_all", input))
+    arriving = _split_sizes("all_to_all", target, isinstance(output, Tensor), output_split_sizes, channel.world)
+    leaving = _split_sizes("all_to_all", source, isinstance(input, Tensor), input_split_sizes, channel.world)
+    noise = _noise("all_to_all", codec, seed, step)
+
+    def job(exchange: Exchange) -> None:
+        sending = Call(source.x, codec, exchange, leaving, noise=noise)
+        receiving = Call(target.x, codec, exchange, arriving, noise=noise)
+        phases.all_to_all(sending, receiving)
+
+    # the sizes may differ from rank to rank and from call to call: phases.all_to_all compares them each time
+    signature = _signature("all_to_all", codec, source.x, numel=None)
+    return _run(channel, signature, job, target, async_op)
+
+
+def broadcast(
+    tensor: Tensors,
+    spec: Spec,
+    src: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+    *,
+    group_src: int | None = None,
+    step: int | None = None,
+    seed: int = 0,
+) -> Work | None:
+    """Everybody gets what rank `src` has, as the codec brings it back: `src` itself, too."""
+    codec, flat, channel = codec_named(spec), _Flat(_checked("broadcast", tensor)), channel_of(group)
+    root = _group_rank("broadcast", channel, group, src, group_src)
+    noise = _noise("broadcast", codec, seed, step)
+
+    def job(exchange: Exchange) -> None:
+        phases.broadcast(Call(flat.x, codec, exchange, flat.lengths, noise=noise), root)
+
+    return _run(channel, _signature("broadcast", codec, flat.x, segments=flat.lengths, src=root), job, flat, async_op)
+
+
+def send(
+    tensor: Tensors,
+    spec: Spec,
+    dst: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    tag: int = 0,
+    *,
+    group_dst: int | None = None,
+    step: int | None = None,
+    seed: int = 0,
+) -> None:
+    """Send to one rank, which calls `recv` with the same spec, size and tag."""
+    work = isend(tensor, spec, dst, group, tag, group_dst=group_dst, step=step, seed=seed)
+    work.wait()
+
+
+def recv(
+    tensor: Tensors,
+    spec: Spec,
+    src: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    tag: int = 0,
+    *,
+    group_src: int | None = None,
+) -> None:
+    """Receive from one rank, in place."""
+    irecv(tensor, spec, src, group, tag, group_src=group_src).wait()
+
+
+def isend(
+    tensor: Tensors,
+    spec: Spec,
+    dst: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    tag: int = 0,
+    *,
+    group_dst: int | None = None,
+    step: int | None = None,
+    seed: int = 0,
+) -> Work:
+    """`send` without waiting. The tensor is encoded before this returns."""
+    codec, flat, channel = codec_named(spec), _Flat(_checked("send", tensor)), channel_of(group)
+    peer, noise = _peer("send", channel, group, dst, group_dst), _noise("send", codec, seed, step)
+    coder = Coder(codec, flat.lengths, flat.x.dtype, noise)
+    wire = point.outgoing(coder, flat.x, noise.stream(channel.rank, 0))
+    return _in_line(channel, ("send", peer, tag), lambda: point.send(channel.transport, coder, wire, peer, tag))
+
+
+def irecv(
+    tensor: Tensors,
+    spec: Spec,
+    src: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    tag: int = 0,
+    *,
+    group_src: int | None = None,
+) -> Work:
+    """`recv` without waiting."""
+    codec, flat, channel = codec_named(spec), _Flat(_checked("recv", tensor)), channel_of(group)
+    peer = _peer("recv", channel, group, src, group_src)
+    coder = Coder(codec, flat.lengths, flat.x.dtype, Noise())
+
+    def job() -> None:
+        point.receive(channel.transport, coder, flat.x, peer, tag)
+        flat.write_back()
+
+    return _in_line(channel, ("recv", peer, tag), job)
+
+
+def _in_line(channel: Channel, line: tuple[str, int, int], job: Callable[[], None]) -> Work:
+    """Messages between two ranks with one tag arrive in the order in which they were sent."""
+    work = channel.lines[line] = point.start(job, channel.lines.get(line))
+    return work
+
+
+def _peer(what: str, channel: Channel, group: dist.ProcessGroup | None, rank: int | None, own: int | None) -> int:
+    peer = _group_rank(what, channel, group, rank, own)
+    if peer == channel.rank:
+        raise ValueError(f"{what}: rank {peer} is this one; give another rank of the group")
+    return peer
+
+
+def _group_rank(what: str, channel: Channel, group: dist.ProcessGroup | None, rank: int | None, own: int | None) -> int:
+    """The rank in the group; `own` is that already."""
+    if (rank is None) == (own is None):
+        raise ValueError(f"{what}: give either the global rank or its group_ twin, not both and not neither")
+    if rank is not None:
+        own = rank if group is None else dist.get_group_rank(group, rank)
+    assert own is not None
+    if not 0 <= own < channel.world:
+        raise ValueError(f"{what}: there is no rank {own} in a group of {channel.world}")
+    return own
+
+
+def _split_sizes(what: str, flat: _Flat, one_tensor: bool, sizes: Sequence[int] | None, world: int) -> list[int]:
+    if sizes is None:
+        return _parts(what, flat, one_tensor, world)
+    if len(sizes) != world or sum(sizes) != flat.x.numel():
+        raise ValueError(f"{what}: split sizes {list(sizes)} must be {world} numbers that add up to {flat.x.numel()}")
+    return list(sizes)
+
+
+def _parts(what: str, flat: _Flat, one_tensor: bool, world: int) -> list[int]:
+    """The length of each rank's part."""
+    if not one_tensor:
+        if len(flat.lengths) != world:
+            raise ValueError(f"{what}: got a list of {len(flat.lengths)} tensors for {world} ranks; give one for each")
+        return flat.lengths
+    if flat.x.numel() % world:
+        raise ValueError(f"{what}: {flat.x.numel()} values do not divide into {world} parts; pad, or give a list")
+    return [flat.x.numel() // world] * world
+
+
+def _expect(what: str, flat: _Flat, numel: int) -> None:
+    if flat.x.numel() != numel:
+        raise ValueError(f"{what}: this rank's part has {numel} values, the tensor given for it {flat.x.numel()}")

@@ -1,0 +1,61 @@
+"""What one collective call works on, and what it leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from narrowcast.codecs import Codec
+from narrowcast.collectives.coder import Coder, Noise, Range, Times
+from narrowcast.collectives.exchange import Exchange
+from narrowcast.collectives.feedback import Residuals
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What becomes of the sum: SUM as it is, AVG divided, PREMUL_SUM multiplied."""
+
+    divide: float = 1.0
+    multiply: float = 1.0
+
+    def finish(self, total: Tensor) -> Tensor:
+        if self.divide != 1.0:
+            total.div_(self.divide)
+        return total.mul_(self.multiply) if self.multiply != 1.0 else total
+
+
+@dataclass
+class Call:
+    """A flat tensor, a codec, and the exchange to use. Algorithms read `x` and write the result into it."""
+
+    x: Tensor
+    codec: Codec
+    exchange: Exchange
+    segments: Sequence[int]
+    reduction: Reduction = field(default_factory=Reduction)
+    noise: Noise = field(default_factory=Noise)
+    residuals: Residuals | None = None
+    accumulator: str = "float32"
+    nodes: Sequence[Sequence[int]] | None = None
+    inner: Codec | None = None
+    """The codec inside a node, for hierarchical calls; None: as it is."""
+    times: Times = field(default_factory=Times)
+    origin: tuple[int, int] | None = None
+    """The rank in the whole group and the first phase, for noise: a part of a larger call must not repeat its noise."""
+
+    def coder(self, codec: Codec | None = None, dtype: torch.dtype | None = None) -> Coder:
+        return Coder(codec or self.codec, self.segments, dtype or self.x.dtype, self.noise, self.times)
+
+    def stream(self, phase: int) -> int:
+        rank, first = self.origin or (self.exchange.rank, 0)
+        return self.noise.stream(rank, first + phase)
+
+
+Algorithm = Callable[[Call], None]
+
+
+def take(x: Tensor, part: Range) -> Tensor:
+    return x[part[0] : part[1]]

@@ -1,0 +1,127 @@
+"""Ranges of one flat tensor <-> messages, whatever the codec.
+
+A codec with blocks runs over the flat whole and may be cut between blocks. A codec with one scale for a tensor runs
+over each segment (parameter tensor) by itself: in the first shot with the scale of the whole segment, later with the
+scale of the piece at hand, or with the scale that all ranks agreed on (APS).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from narrowcast.codecs import Codec
+from narrowcast.codecs import codec as codec_named
+from narrowcast.codecs.scaled import Scaled
+from narrowcast.kernels.ops import NOISE_ALIGNMENT
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Where stochastic rounding takes its bits: only the same seed, step, rank and phase give the same noise."""
+
+    seed: int = 0
+    step: int = 0
+
+    def stream(self, rank: int, phase: int) -> int:
+        return ((self.step << 24) + (rank << 4) + phase) % 2**64
+
+
+@dataclass
+class Times:
+    """Seconds spent encoding and decoding."""
+
+    encode: float = 0.0
+    decode: float = 0.0
+
+
+def segment_ranges(lengths: Sequence[int]) -> list[Range]:
+    return list(pairwise(accumulate(lengths, initial=0)))
+
+
+def split(whole: Range, parts: int, align: int) -> list[Range]:
+    """`parts` ranges of nearly equal length, cut at multiples of `align` from the start; late ones may be empty."""
+    begin, end = whole
+    units = -(-(end - begin) // align)
+    cuts = [min(begin + units * part // parts * align, end) for part in range(parts + 1)]
+    return list(pairwise(cuts))
+
+
+def concrete(codec: Codec, dtype: torch.dtype) -> Codec:
+    """`as-is` spelled out: sums are float32, so a message must say which type it carries."""
+    if str(codec) != "as-is":
+        return codec
+    return codec_named({torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype])
+
+
+class Coder:
+    """One codec on one flat tensor of `numel` values of type `dtype`, cut into `segments`."""
+
+    def __init__(
+        self, codec: Codec, segments: Sequence[int], dtype: torch.dtype, noise: Noise, times: Times | None = None
+    ) -> None:
+        self.times = times or Times()
+        self.codec, self.noise = concrete(codec, dtype), noise
+        self.segments = segment_ranges(segments)
+        self.numel = sum(segments)
+        self.whole_segments = codec.block == 0
+        # blocks of 1 (plain casts) are cut at the same places as others, for whole vectors
+        self.align = max(codec.block, NOISE_ALIGNMENT) if codec.block else NOISE_ALIGNMENT
+
+    def pieces(self, part: Range) -> Iterator[tuple[int, Range]]:
+        """The parts of segments inside a range, each with its segment's number; the range itself for block codecs."""
+        begin, end = part
+        if begin >= end:
+            return
+        if not self.whole_segments:
+            yield 0, part
+            return
+        for number, (first, last) in enumerate(self.segments):
+            low, high = max(begin, first), min(end, last)
+            if low < high:
+                yield number, (low, high)
+
+    def nbytes(self, part: Range) -> int:
+        return sum(self.codec.nbytes(high - low) for _, (low, high) in self.pieces(part))
+
+    def encode(
+        self, values: Tensor, part: Range, wire: Tensor, stream: int, scales: Sequence[Tensor | None] | None = None
+    ) -> None:
+        """Write the message of `part`; `values` holds that part alone. scales: one for each segment, or None."""
+        at, start = 0, time.perf_counter()
+        for number, (low, high) in self.pieces(part):
+            size = self.codec.nbytes(high - low)
+            piece = values[low - part[0] : high - part[0]]
+            self.codec.encode(
+                piece,
+                seed=self.noise.seed,
+                stream=stream,
+                offset=-(-low // NOISE_ALIGNMENT) * NOISE_ALIGNMENT,
+                scale=scales[number] if scales else None,
+                out=wire[at : at + size],
+            )
+            at += size
+        self.times.encode += time.perf_counter() - start
+
+    def decode(self, wire: Tensor, part: Range, out: Tensor, accumulate: bool = False) -> None:
+        """Read a message of `part` into `out`, which holds that part alone."""
+        at, start = 0, time.perf_counter()
+        for _, (low, high) in self.pieces(part):
+            size = self.codec.nbytes(high - low)
+            target = out[low - part[0] : high - part[0]]
+            self.codec.decode(wire[at : at + size], high - low, out=target, accumulate=accumulate)
+            at += size
+        self.times.decode += time.perf_counter() - start
+
+    def scales(self, x: Tensor) -> list[Tensor | None] | None:
+        """The scale of each segment of x, for codecs with one scale for a tensor; None for others."""
+        if not (isinstance(self.codec, Scaled) and self.codec.takes_scale):
+            return None
+        return [self.codec.tensor_scale(x[low:high]) for low, high in self.segments]

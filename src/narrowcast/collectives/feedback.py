@@ -1,0 +1,38 @@
+"""Error feedback across ranks: what each rank's own rounding removed, and what the owner of a shard removed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from narrowcast.collectives.coder import Range
+
+
+@dataclass
+class Residuals:
+    """What is still owed, for one flat tensor. `first` covers all of it, `second` is zero but in this rank's shard.
+
+    Both are in units of `unit`: a loss scale, so that what is owed keeps its meaning when the scale changes.
+    """
+
+    first: Tensor
+    second: Tensor
+    unit: float = 1.0
+
+    @classmethod
+    def zeros(cls, numel: int) -> Residuals:
+        return cls(torch.zeros(numel), torch.zeros(numel))
+
+    def wanted(self, values: Tensor, shot: int, part: Range) -> Tensor:
+        """What should be sent: the values of `part` and what is owed there, in float32."""
+        return values.float() + self._owed(shot, part) * self.unit
+
+    def owe(self, shot: int, part: Range, wanted: Tensor, sent: Tensor) -> None:
+        """Keep what was wanted but not sent. A non-finite value owes nothing new: the old residual stays."""
+        owed, kept = (wanted - sent) / self.unit, self._owed(shot, part)
+        kept.copy_(torch.where(owed.isfinite(), owed, kept))
+
+    def _owed(self, shot: int, part: Range) -> Tensor:
+        return (self.first if shot == 0 else self.second)[part[0] : part[1]]

@@ -1,0 +1,95 @@
+"""Point to point: both sides say what they mean, so that two ranks that disagree find out before values travel."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from narrowcast.collectives import agreement
+from narrowcast.collectives.agreement import DisagreementError
+from narrowcast.collectives.coder import Coder
+from narrowcast.collectives.transport import Transport
+from narrowcast.collectives.work import Work
+
+POINT_TAGS = 1 << 30
+"""Tags of point-to-point messages, apart from those of collectives."""
+MAX_TAG = 1 << 28
+
+
+def header(coder: Coder) -> Tensor:
+    """What both sides must agree on: the codec, the sizes and the version, as a hash."""
+    text = f"{agreement.VERSION} {coder.codec} {coder.segments}"
+    return torch.frombuffer(bytearray(hashlib.sha256(text.encode()).digest()), dtype=torch.uint8)
+
+
+def _tags(tag: int) -> tuple[int, int, int]:
+    """For the sender's header, the receiver's, and the bytes."""
+    if not 0 <= tag < MAX_TAG:
+        raise ValueError(f"send/recv: tag must be from 0 to {MAX_TAG - 1}, got {tag}")
+    first = POINT_TAGS + 4 * tag
+    return first, first + 1, first + 2
+
+
+def outgoing(coder: Coder, x: Tensor, stream: int) -> Tensor:
+    """The bytes of a message."""
+    whole = (0, x.numel())
+    wire = torch.empty(coder.nbytes(whole), dtype=torch.uint8)
+    coder.encode(x, whole, wire, stream, coder.scales(x))
+    return wire
+
+
+def send(transport: Transport, coder: Coder, wire: Tensor, peer: int, tag: int) -> None:
+    """Our header there, the receiver's back; the bytes follow where they are equal."""
+    ask, answer, data = _tags(tag)
+    mine = header(coder)
+    theirs = torch.empty_like(mine)
+    reply = transport.irecv(theirs, peer, answer)
+    transport.isend(mine, peer, ask).wait()
+    reply.wait()
+    _compare("send", f"rank {peer} expects", mine, theirs, coder)
+    if wire.numel():
+        transport.isend(wire, peer, data).wait()
+
+
+def receive(transport: Transport, coder: Coder, x: Tensor, peer: int, tag: int) -> None:
+    ask, answer, data = _tags(tag)
+    mine = header(coder)
+    theirs = torch.empty_like(mine)
+    transport.irecv(theirs, peer, ask).wait()
+    transport.isend(mine, peer, answer).wait()
+    _compare("recv", f"rank {peer} sends", mine, theirs, coder)
+    whole = (0, x.numel())
+    wire = torch.empty(coder.nbytes(whole), dtype=torch.uint8)
+    if wire.numel():
+        transport.irecv(wire, peer, data).wait()
+    coder.decode(wire, whole, x)
+
+
+def _compare(what: str, who: str, mine: Tensor, theirs: Tensor, coder: Coder) -> None:
+    if not torch.equal(mine, theirs):
+        raise DisagreementError(
+            f"{what}: {who} something else than {coder.numel} values with {coder.codec}, so nothing was sent; "
+            "call send and recv with the same spec, sizes and version"
+        )
+
+
+def start(job: Callable[[], None], after: Work | None) -> Work:
+    """Run in a thread of its own: only messages between the same ranks with the same tag wait for each other."""
+    work = Work()
+
+    def run() -> None:
+        if after is not None:
+            after.join()
+        try:
+            job()
+        except BaseException as error:  # noqa: BLE001  it belongs to whoever waits
+            work.complete(error)
+        else:
+            work.complete()
+
+    threading.Thread(target=run, name="narrowcast-point", daemon=True).start()
+    return work

@@ -1,0 +1,182 @@
+"""How bytes get from rank to rank: point-to-point messages, and a few small exact reductions.
+
+Algorithms speak to a `Transport` only, so the same code runs on torch.distributed, on MPI and in one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Pending(Protocol):
+    """A message under way."""
+
+    def wait(self) -> object:
+        """Block until it has arrived or left; call it once."""
+
+
+class Transport(Protocol):
+    """A rank's view of its peers. Messages of one tag between two ranks arrive in order."""
+
+    rank: int
+    world: int
+
+    def isend(self, wire: Tensor, peer: int, tag: int) -> Pending:
+        """Send a contiguous uint8 tensor; it must not change before `wait` returned."""
+
+    def irecv(self, wire: Tensor, peer: int, tag: int) -> Pending:
+        """Receive exactly `wire.numel()` bytes."""
+
+    def max_(self, values: Tensor) -> None:
+        """Replace each int32 by its maximum over all ranks."""
+
+    def sum_(self, values: Tensor) -> None:
+        """Replace each value by its sum over all ranks, added by the backend in its own order."""
+
+    def share(self, text: str) -> list[str]:
+        """Everyone's text, by rank; before any other traffic of the call."""
+
+    def close(self) -> None:
+        """Be done; peers that still wait for us find out at once where the transport can tell them."""
+
+    def give_up(self, note: str) -> dict[int, str]:
+        """After a failure: close, leave a note for the others, and return what they left, by rank; takes a moment."""
+
+
+class TorchTransport:
+    """Connections of our own between the ranks of `group`, so that user traffic cannot get between our messages.
+
+    A Gloo backend by itself, made on the group's store: torch's registry of groups does not know it, so that it can be
+    made again and again, and is gone when we drop it.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> None:
+        chosen = group or dist.group.WORLD
+        assert chosen is not None
+        self._timeout = timeout or group_timeout(group)
+        self.rank, self.world = dist.get_rank(chosen), dist.get_world_size(chosen)
+        # attaching is collective, so all ranks count alike
+        number = _MADE[chosen] = _MADE.get(chosen, 0) + 1
+        store = dist.distributed_c10d._get_process_group_store(chosen)
+        # a connection of our own: whoever waits on a store holds up all others that use it
+        self._store: Any = dist.PrefixStore(f"narrowcast/{number}", store).clone()  # type: ignore[attr-defined]
+        self._backend: Any = dist.ProcessGroupGloo(self._store, self.rank, self.world, self._timeout)
+        self._shared = 0
+
+    def isend(self, wire: Tensor, peer: int, tag: int) -> Pending:
+        return self._open().send([wire], peer, tag)
+
+    def irecv(self, wire: Tensor, peer: int, tag: int) -> Pending:
+        return self._open().recv([wire], peer, tag)
+
+    def max_(self, values: Tensor) -> None:
+        self._reduce(values, dist.ReduceOp.MAX)
+
+    def sum_(self, values: Tensor) -> None:
+        self._reduce(values, dist.ReduceOp.SUM)
+
+    def _reduce(self, values: Tensor, op: Any) -> None:
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        self._open().allreduce([values], options).wait()
+
+    def share(self, text: str) -> list[str]:
+        name, self._shared = f"call/{self._shared}", self._shared + 1
+        self._store.set(f"{name}/{self.rank}", text)
+        keys = [f"{name}/{peer}" for peer in range(self.world)]
+        try:
+            self._store.wait(keys, self._timeout)
+        except dist.DistStoreError as error:
+            missing = [peer for peer, key in enumerate(keys) if not self._store.check([key])]
+            raise TimeoutError(f"ranks {missing} made no such call within {self._timeout}") from error
+        return [self._store.get(key).decode() for key in keys]
+
+    def _open(self) -> Any:
+        if self._backend is None:
+            raise RuntimeError("collectives: the connections were closed")
+        return self._backend
+
+    def close(self) -> None:
+        self._backend = None
+
+    def give_up(self, note: str) -> dict[int, str]:
+        notes: dict[int, str] = {}
+
+        def talk() -> None:
+            # the store may be gone, or its host may be stopped: then nobody can tell anything
+            with contextlib.suppress(RuntimeError):
+                self._store.set(f"failed/{self.rank}", note)
+                self.close()
+                self._collect(notes, time.monotonic() + NOTES_WAIT)
+
+        talker = threading.Thread(target=talk, name="narrowcast-notes", daemon=True)
+        talker.start()
+        talker.join(2 * NOTES_WAIT)
+        self.close()
+        return dict(notes)
+
+    def _collect(self, notes: dict[int, str], until: float) -> None:
+        while len(notes) < self.world and time.monotonic() < until:
+            for peer in set(range(self.world)) - set(notes):
+                if self._store.check([f"failed/{peer}"]):
+                    notes[peer] = self._store.get(f"failed/{peer}").decode()
+            time.sleep(0.02)
+
+
+NOTES_WAIT = 0.5
+"""Seconds for the others to notice that we closed, and to write down what they saw."""
+
+_MADE: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
+"""How many transports were made on each group: it names their keys in the store."""
+
+
+def group_timeout(group: dist.ProcessGroup | None) -> timedelta:
+    """The timeout of a user's group: ours takes it over."""
+    chosen = group or dist.group.WORLD
+    for device in ("cpu", "cuda"):
+        try:
+            found = chosen._get_backend(torch.device(device)).options._timeout  # type: ignore[union-attr]
+        except (RuntimeError, AttributeError):
+            continue
+        if isinstance(found, timedelta):
+            return found
+    return timedelta(minutes=30)
+
+
+class Subset:
+    """Some ranks of a transport, renumbered from 0: the nodes or the members of a node in a hierarchy."""
+
+    def __init__(self, whole: Transport, ranks: Sequence[int]) -> None:
+        self._whole, self._ranks = whole, list(ranks)
+        self.rank, self.world = self._ranks.index(whole.rank), len(self._ranks)
+
+    def isend(self, wire: Tensor, peer: int, tag: int) -> Pending:
+        return self._whole.isend(wire, self._ranks[peer], tag)
+
+    def irecv(self, wire: Tensor, peer: int, tag: int) -> Pending:
+        return self._whole.irecv(wire, self._ranks[peer], tag)
+
+    def max_(self, values: Tensor) -> None:
+        raise NotImplementedError("a subset of ranks has no reductions of its own")
+
+    def sum_(self, values: Tensor) -> None:
+        raise NotImplementedError("a subset of ranks has no reductions of its own")
+
+    def share(self, text: str) -> list[str]:
+        raise NotImplementedError("agreement is made by the whole group")
+
+    def close(self) -> None:
+        self._whole.close()
+
+    def give_up(self, note: str) -> dict[int, str]:
+        return self._whole.give_up(note)

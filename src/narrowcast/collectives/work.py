@@ -1,0 +1,53 @@
+"""A collective under way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+
+class Work:
+    """What `async_op=True` returns: `wait()` until the result is there, or raise what went wrong."""
+
+    def __init__(self) -> None:
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[Work], None]] = []
+        self._lock = threading.Lock()
+        self.sent_bytes = 0
+
+    def is_completed(self) -> bool:
+        return self._done.is_set()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Block until done; raises the error of the call. May be called any number of times."""
+        if not self._done.wait(timeout.total_seconds() if timeout else None):
+            raise TimeoutError(f"collective: not done after {timeout}; it goes on, wait again or give up the group")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def join(self) -> None:
+        """Block until done, whatever came of it."""
+        self._done.wait()
+
+    def exception(self) -> BaseException | None:
+        return self._error
+
+    def then(self, callback: Callable[[Work], None]) -> None:
+        """Call back from the worker thread when done, or now."""
+        with self._lock:
+            if not self._done.is_set():
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    def complete(self, error: BaseException | None = None) -> None:
+        """For the channel: mark as done and call back."""
+        with self._lock:
+            self._error = error
+            self._done.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)

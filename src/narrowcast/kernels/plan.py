@@ -1,0 +1,159 @@
+"""What a kernel must know to turn n floats into bytes and back: one frozen value, and where each plane lies."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import torch
+
+from narrowcast.formats import Format
+from narrowcast.formats import format as format_named
+
+PLANE_ALIGNMENT = 4
+"""Every plane of a wire starts at a multiple of this many bytes, so that scales can be loaded as float32."""
+
+MAX_KNOWN_LAYOUTS = 1024
+
+TINY = 2.0**-100
+"""A block whose largest magnitude is below this is a block of zeros: its scale could not be inverted safely."""
+
+
+NVFP4_BLOCK_SCALE = format_named("e4m3fn")
+
+
+class Method(enum.Enum):
+    """How a block becomes codes and scales."""
+
+    SCALED = "level times scale"
+    AFFINE = "minimum plus code times step"
+    MEANS = "one bit: the mean of the negatives or of the rest"
+    SIGN = "one bit: plus or minus the mean magnitude"
+    NVFP4 = "level times block scale times tensor scale"
+
+
+class Store(enum.Enum):
+    """How a scale is written; the value is its size in bytes."""
+
+    FP32 = 4
+    BF16 = 2
+    E8M0 = 1
+
+
+class Rule(enum.Enum):
+    """How the scale of a block is found from its largest magnitude A."""
+
+    DIVIDE = "A / target"
+    FLOOR = "2 ** (floor(log2 A) - floor(log2 target))"
+    RCEIL = "2 ** ceil(log2(A / target))"
+    APS = "2 ** (ceil(log2 A) - floor(log2 max))"
+
+
+SCALES_PER_BLOCK = {Method.SCALED: 1, Method.AFFINE: 2, Method.MEANS: 2, Method.SIGN: 1, Method.NVFP4: 1}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the planes of one wire lie, in bytes: codes from 0, then scales, then (nvfp4) the tensor's scale."""
+
+    scales: int
+    tensor_scale: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A codec as kernels see it."""
+
+    format: Format
+    method: Method = Method.SCALED
+    block: int = 0
+    """Values that share a scale; 0: the whole tensor."""
+    constant: float | None = None
+    """A scale that is agreed beforehand and not on the wire."""
+    store: Store = Store.FP32
+    rule: Rule = Rule.DIVIDE
+    l2: bool = False
+    """Take the L2 norm of the block instead of its largest magnitude."""
+    stochastic: bool = False
+    cpd: bool = False
+    """Round as CPD does, corner cases included."""
+
+    def __getstate__(self) -> dict[str, object]:
+        # what kernels cache on a plan stays in this process
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @property
+    def bits(self) -> int:
+        return self.format.bits
+
+    @property
+    def target(self) -> float:
+        return self.format.target
+
+    @property
+    def largest_level(self) -> float:
+        levels = self.format.levels[self.format.grid_codes]
+        return float(levels.abs().max())
+
+    @cached_property
+    def unit_scale(self) -> float:
+        """The constant scale, per level, as the float32 that kernels use."""
+        assert self.constant is not None
+        steps = self.largest_level / self.format.largest
+        return float(torch.tensor(self.constant / steps, dtype=torch.float32))
+
+    @cached_property
+    def max_scale(self) -> float:
+        """The largest scale that can be stored and does not turn the largest level infinite."""
+        span = self.largest_level * (NVFP4_BLOCK_SCALE.max if self.method is Method.NVFP4 else 1)
+        # a few units in the last place below, for the products that follow; a span below 1 gains nothing
+        scale = torch.tensor(torch.finfo(torch.float32).max * (1 - 2.0**-20) / max(span, 1.0), dtype=torch.float32)
+        return float(scale.view(torch.int32).bitwise_and(-65536).view(torch.float32) if self.rounds_scale else scale)
+
+    @property
+    def rounds_scale(self) -> bool:
+        return self.store is Store.BF16
+
+    @property
+    def exponents(self) -> tuple[int, int]:
+        """The least and the largest power of two that a scale may be: storable, and no level turns infinite."""
+        return -126 if self.rule is Rule.APS else -127, math.frexp(self.max_scale)[1] - 1
+
+    @property
+    def top_exponent(self) -> int:
+        """The binade in which power-of-two rules place the largest magnitude of a block."""
+        return math.frexp(self.format.max if self.rule is Rule.APS else self.target)[1] - 1
+
+    def n_scales(self, n: int) -> int:
+        """How many scales n values need."""
+        if self.constant is not None or n == 0:
+            return 0
+        blocks = -(-n // self.block) if self.block else 1
+        return blocks * SCALES_PER_BLOCK[self.method]
+
+    def code_bytes(self, n: int) -> int:
+        return -(-n * self.bits // 8)
+
+    def layout(self, n: int) -> Layout:
+        """Where the planes of n values lie."""
+        known: dict[int, Layout] = self.__dict__.setdefault("_layouts", {})
+        found = known.get(n)
+        if found is None:
+            if len(known) > MAX_KNOWN_LAYOUTS:
+                known.clear()
+            found = known[n] = self._layout(n)
+        return found
+
+    def _layout(self, n: int) -> Layout:
+        scales = _aligned(self.code_bytes(n)) if self.n_scales(n) else self.code_bytes(n)
+        end = scales + self.n_scales(n) * self.store.value
+        if self.method is not Method.NVFP4 or n == 0:
+            return Layout(scales, end, end)
+        return Layout(scales, _aligned(end), _aligned(end) + Store.FP32.value)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // PLANE_ALIGNMENT) * PLANE_ALIGNMENT

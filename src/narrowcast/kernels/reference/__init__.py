@@ -1,0 +1,67 @@
+"""Plain torch on the CPU: the oracle. Written to be read; whatever is faster is compared with it bit for bit."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from narrowcast.kernels.plan import Method, Plan
+from narrowcast.kernels.reference import affine, nvfp4, scaled, signs
+from narrowcast.kernels.reference.blocks import read_scales, write_scales
+from narrowcast.kernels.reference.packing import pack, unpack
+from narrowcast.kernels.reference.philox import noise
+from narrowcast.kernels.reference.rounding import round_to as round_to
+
+
+def encode(
+    plan: Plan, x: Tensor, wire: Tensor, seed: int = 0, stream: int = 0, offset: int = 0, scale: Tensor | None = None
+) -> None:
+    """See `kernels.ops.encode`."""
+    n = x.numel()
+    if n == 0:
+        return
+    x, layout = x.flatten().float(), plan.layout(n)
+    random = noise(n, seed, stream, offset) if plan.stochastic else None
+    wire.zero_()  # padding between planes is zero
+    scale_plane = wire[layout.scales : layout.scales + plan.n_scales(n) * plan.store.value]
+    if plan.method is Method.NVFP4:
+        codes, block_codes, tensor_scale = nvfp4.encode(plan, x, random)
+        scale_plane.copy_(block_codes.to(torch.uint8))
+        wire[layout.tensor_scale :].copy_(tensor_scale.view(1).view(torch.uint8))
+    else:
+        codes, scales = _encode_block(plan, x, random, scale)
+        write_scales(plan, scales, scale_plane)
+    wire[: plan.code_bytes(n)].copy_(pack(codes, plan.bits))
+
+
+def _encode_block(plan: Plan, x: Tensor, random: Tensor | None, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    if plan.method is Method.SCALED:
+        return scaled.encode(plan, x, random, scale)
+    if plan.method is Method.AFFINE:
+        return affine.encode(plan, x, random)
+    return signs.encode(plan, x)
+
+
+def decode(plan: Plan, wire: Tensor, n: int, out: Tensor, accumulate: bool = False) -> None:
+    """See `kernels.ops.decode`."""
+    if n == 0:
+        return
+    value = _decode_float(plan, wire, n).view(out.shape)
+    if accumulate:
+        value = out.float() + value
+    limit = torch.finfo(out.dtype).max
+    # a finite value stays finite in a 16-bit output too
+    out.copy_(torch.where(value.isfinite(), value.clamp(-limit, limit), value))
+
+
+def _decode_float(plan: Plan, wire: Tensor, n: int) -> Tensor:
+    layout = plan.layout(n)
+    codes = unpack(wire[: plan.code_bytes(n)], plan.bits, n)
+    scale_plane = wire[layout.scales : layout.scales + plan.n_scales(n) * plan.store.value]
+    if plan.method is Method.NVFP4:
+        tensor_scale = wire[layout.tensor_scale :].clone().view(torch.float32)
+        return nvfp4.decode(plan, codes, scale_plane.long(), tensor_scale)
+    scales = read_scales(plan, scale_plane)
+    if plan.method is Method.SCALED:
+        return scaled.decode(plan, codes, scales)
+    return (affine if plan.method is Method.AFFINE else signs).decode(plan, codes, scales)

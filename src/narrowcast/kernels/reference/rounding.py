@@ -1,0 +1,157 @@
+"""Rounding by definition: search the format's grid. Slow, readable, and what every kernel is tested against."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from narrowcast.formats import Format, Kind
+from narrowcast.formats.floats import FloatFormat
+from narrowcast.kernels.reference.cpd import round_cpd
+from narrowcast.kernels.reference.philox import noise
+
+SR_BITS = 17
+"""A stochastic rounding compares 17 bits: the 16 random ones and a half, so that it has no bias."""
+
+
+class Grid:
+    """A rising list of values, with where nearest rounding changes over (`starts`, float32)."""
+
+    def __init__(self, values: Tensor, starts: Tensor) -> None:
+        self.values = values
+        self.starts = starts
+
+    def nearest(self, t: Tensor) -> Tensor:
+        return torch.bucketize(t, self.starts, right=True)
+
+    def below(self, t: Tensor) -> Tensor:
+        """Index of the largest value <= t, or of the smallest value where t lies below all."""
+        return (torch.bucketize(t.double(), self.values, right=True) - 1).clamp(min=0)
+
+    def above(self, t: Tensor) -> Tensor:
+        """Index of the smallest value >= t, or of the largest value where t lies above all."""
+        return torch.bucketize(t.double(), self.values, right=False).clamp(max=len(self.values) - 1)
+
+    def toward_zero(self, t: Tensor) -> Tensor:
+        return torch.where(t < 0, self.above(t), self.below(t))
+
+    def nearest_away(self, t: Tensor) -> Tensor:
+        low, high = self.below(t), self.above(t)
+        to_low, to_high = t.double() - self.values[low], self.values[high] - t.double()
+        return torch.where((to_low > to_high) | ((to_low == to_high) & (t > 0)), high, low)
+
+    def stochastic(self, t: Tensor, random: Tensor) -> Tensor:
+        """Away from zero iff fraction + (random + 1/2) / 2**16 >= 1, the fraction cut to 17 bits."""
+        low, high = self.below(t), self.above(t)
+        near, far = torch.where(t < 0, high, low), torch.where(t < 0, low, high)
+        gap = (self.values[far] - self.values[near]).abs()
+        inverse_gap = torch.where(gap > 0, 1.0 / gap, 0.0)
+        fraction = (t.double() - self.values[near]).abs() * inverse_gap
+        steps = (fraction * 2**SR_BITS).floor().long()
+        return torch.where(steps + 2 * random + 1 >= 2**SR_BITS, far, near)
+
+    def index(self, t: Tensor, rounding: str, random: Tensor | None) -> Tensor:
+        if rounding == "stochastic":
+            assert random is not None
+            return self.stochastic(t, random)
+        rules = {
+            "nearest": self.nearest,
+            "nearest-away": self.nearest_away,
+            "toward-zero": self.toward_zero,
+            "up": self.above,
+            "down": self.below,
+        }
+        return rules[rounding](t)
+
+
+def level_grid(fmt: Format) -> Grid:
+    """The grid on which codecs round: the format's values, or integers where it counts in steps."""
+    if fmt.kind is not Kind.UNIFORM:
+        return Grid(fmt.grid, fmt.starts)
+    values = fmt.levels[fmt.grid_codes]
+    middle = ((values[:-1] + values[1:]) / 2).float()
+    up = values[1:] % 2 == 0
+    return Grid(values, torch.where(up, middle, torch.nextafter(middle, torch.tensor(math.inf))))
+
+
+def codes_of(fmt: Format, t: Tensor, random: Tensor | None) -> Tensor:
+    """The code (int64) of each finite scaled value; nearest, or stochastic where random bits are given."""
+    grid = level_grid(fmt)
+    t = t.clamp(float(grid.values[0]), float(grid.values[-1]))
+    index = grid.index(t, "nearest" if random is None else "stochastic", random)
+    code = fmt.grid_codes[index]
+    if fmt.negative_zero_code is None:
+        return code
+    return torch.where((grid.values[index] == 0) & torch.signbit(t), fmt.negative_zero_code, code)
+
+
+def special_codes(fmt: Format, x: Tensor, code: Tensor) -> Tensor:
+    """Put the codes of NaN and Inf where x has them (a format without such codes takes its largest value)."""
+    top = int(fmt.grid_codes[-1])
+    bottom = int(fmt.grid_codes[0])
+    nan = fmt.nan_code if fmt.nan_code is not None else fmt.inf_code
+    positive = fmt.inf_code if fmt.inf_code is not None else fmt.nan_code
+    negative = positive
+    if fmt.inf_code is not None:
+        negative = fmt.inf_code + 2 ** (fmt.bits - 1)
+    code = torch.where(torch.isposinf(x), top if positive is None else positive, code)
+    code = torch.where(torch.isneginf(x), bottom if negative is None else negative, code)
+    return torch.where(torch.isnan(x), top if nan is None else nan, code)
+
+
+def _with_overflow(fmt: FloatFormat) -> Grid:
+    """The grid with one more step at each end: what lands there has overflowed."""
+    # the unit in the last place of the largest value, which may be wider than the gap below it
+    step = math.ldexp(1.0, fmt.max_exponent - fmt.man_bits)
+    beyond = torch.tensor([fmt.max + step], dtype=torch.float64)
+    boundary = fmt.max + step / 2
+    start = torch.tensor([boundary], dtype=torch.float64).float()
+    # the code after the largest one is even exactly where the largest is odd: then a tie overflows
+    if int(fmt.grid_codes[-1]) % 2 == 0:
+        start = torch.nextafter(start, torch.tensor([math.inf]))
+    past = torch.nextafter(-start, torch.tensor([math.inf]))
+    return Grid(torch.cat([-beyond, fmt.grid, beyond]), torch.cat([past, fmt.starts, start]))
+
+
+def _overflowed(index: Tensor, grid: Grid, rounding: str) -> Tensor:
+    """Where a finite x went over the top. Rounding towards zero or away from that end never does."""
+    high, low = index == len(grid.values) - 1, index == 0
+    if rounding == "toward-zero":
+        return torch.zeros_like(high)
+    if rounding == "down":
+        return low
+    if rounding == "up":
+        return high
+    return high | low
+
+
+def _finite_values(x: Tensor, fmt: Format, rounding: str, overflow: str, random: Tensor | None) -> Tensor:
+    if overflow == "saturate":
+        t = x.clamp(fmt.min, fmt.max)
+        return fmt.grid[Grid(fmt.grid, fmt.starts).index(t, rounding, random)]
+    assert isinstance(fmt, FloatFormat)
+    grid = _with_overflow(fmt)
+    # the step beyond may lie outside float32, which x does not
+    limit = min(float(grid.values[-1]), torch.finfo(torch.float32).max)
+    index = grid.index(x.clamp(-limit, limit), rounding, random)
+    value = grid.values[index].clamp(fmt.min, fmt.max)
+    lost = torch.copysign(torch.full_like(value, math.inf), x) if overflow == "inf" else math.nan
+    return torch.where(_overflowed(index, grid, rounding), lost, value)
+
+
+def round_to(x: Tensor, fmt: Format, rounding: str, overflow: str, rules: str, seed: int, out: Tensor) -> Tensor:
+    """See `kernels.ops.round_to`."""
+    wide = x.float()
+    if rules == "cpd":
+        assert isinstance(fmt, FloatFormat)
+        return out.copy_(round_cpd(wide, fmt.exp_bits, fmt.man_bits))
+    random = noise(x.numel(), seed, 0).view(x.shape) if rounding == "stochastic" else None
+    finite = torch.isfinite(wide)
+    value = _finite_values(torch.where(finite, wide, 0.0), fmt, rounding, overflow, random).float()
+    if fmt.negative_zero_code is not None:
+        value = torch.where(value == 0, torch.copysign(value, wide), value)
+    special = fmt.values.float()[special_codes(fmt, wide, torch.zeros_like(wide, dtype=torch.int64))]
+    value = torch.where(finite, value, special)
+    return out.copy_(torch.where(wide <= 0, math.nan, value) if fmt.positive_only else value)

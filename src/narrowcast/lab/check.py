@@ -1,0 +1,75 @@
+"""Do the links hold their rate? Gloo's float32 all-reduce against arithmetic."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .lab import Lab
+from .rates import Rate, parse_rate
+
+TOLERANCE = 0.10
+# A second's worth, within these bytes: long enough that the bucket's content and the first packets do not count.
+SECONDS = 1.0
+LEAST, MOST = 25_000_000, 100_000_000
+WORKER = Path(__file__).with_name("check_worker.py")
+
+
+@dataclass(frozen=True)
+class RateCheck:
+    """A rate, and how long an all-reduce took on links that should have it."""
+
+    hosts: int
+    rate: str
+    nbytes: int
+    expected: float
+    seconds: tuple[float, ...]
+
+    @property
+    def measured(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def ratio(self) -> float:
+        return self.measured / self.expected
+
+    @property
+    def held(self) -> bool:
+        return abs(self.ratio - 1) <= TOLERANCE
+
+    def as_dict(self) -> dict[str, Any]:
+        derived = {"measured": self.measured, "ratio": self.ratio, "held": self.held}
+        return {**vars(self), "seconds": list(self.seconds), **derived}
+
+
+def all_reduce_seconds(nbytes: int, hosts: int, rate: Rate) -> float:
+    """A ring sends 2(W - 1)/W of the data from each host, and no way is shorter."""
+    return 2 * (hosts - 1) / hosts * nbytes * 8 / rate.bits_per_second
+
+
+def _nbytes(hosts: int, rate: Rate) -> int:
+    wanted = SECONDS / all_reduce_seconds(1, hosts, rate)
+    return round(min(max(wanted, LEAST), MOST))
+
+
+def check_rate(hosts: int, text: str, nbytes: int | None = None, rounds: int = 3) -> RateCheck:
+    """Build a lab whose links have a rate, and measure."""
+    if hosts < 2:
+        raise ValueError(f"hosts: got {hosts}; one host sends nothing: give 2 or more")
+    rate = parse_rate(text)
+    values = (nbytes or _nbytes(hosts, rate)) // 4
+    expected = all_reduce_seconds(4 * values, hosts, rate)
+    with Lab(hosts, text) as lab:
+        words = [sys.executable, str(WORKER), str(values), str(rounds)]
+        done = lab.run(words, capture=True, timeout=60 + 4 * (rounds + 1) * expected).check()
+    seconds = next(json.loads(line.text) for line in done.lines if line.rank == 0 and line.stream == "stdout")
+    return RateCheck(hosts, text, 4 * values, expected, tuple(seconds))
+
+
+def check_rates(hosts: int, rates: Sequence[str], nbytes: int | None, rounds: int) -> Iterator[RateCheck]:
+    return (check_rate(hosts, rate, nbytes, rounds) for rate in rates)

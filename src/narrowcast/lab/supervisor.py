@@ -1,0 +1,267 @@
+"""The process that owns a lab: PID 1 of a pid namespace, whose network namespace is the switch.
+
+    owner (Lab) ── socket ── PID 1 ── every rank, and every namespace as an open file
+         └─ guard, outside: watches owner and PID 1
+
+However the owner ends, the guard kills PID 1; the kernel then kills every process of the pid namespace and, with the
+last reference, takes down the namespaces, links and mounts. None has a name, so none can be left behind. PID 1 is
+also killed if the guard dies, and ends by itself when the owner closes the socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from . import kernel
+from .channel import Channel
+from .topology import HOST_NAME, address, host_name
+
+MARK = "narrowcast-lab"
+JOB = "NARROWCAST_LAB_JOB"
+# Where a process of the lab finds the hosts' namespaces: host i's three from /proc/1/fd/{FIRST_FD + 3i} on.
+FIRST_FD = 100
+NAMESPACES = ("net", "uts", "mnt")
+HOST_FLAGS = kernel.NEWNET | kernel.NEWUTS | kernel.NEWNS
+
+# In every host, for mpirun: start a command on another host as ssh would.
+AGENT = "/dev/shm/narrowcast-agent"
+AGENT_TEXT = f"""#!/bin/sh
+at=$(({FIRST_FD} + 3 * ${{1#{HOST_NAME}}}))
+shift
+exec nsenter --net=/proc/1/fd/$at --uts=/proc/1/fd/$((at + 1)) --mount=/proc/1/fd/$((at + 2)) /bin/sh -c "$*"
+"""
+# Settings of a host's own TCP. One congestion control, whatever the machine's default (every kernel allows reno in a
+# namespace), and no memory of earlier connections: a run must not depend on the one before.
+SYSCTLS = {"tcp_congestion_control": "reno", "tcp_no_metrics_save": "1"}
+
+
+def _namespaces() -> list[int]:
+    return [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in NAMESPACES]
+
+
+def _enter(namespaces: list[int]) -> None:
+    for fd in namespaces:
+        kernel.setns(fd)
+
+
+class Supervisor:
+    """Serves the owner's requests, one at a time; a request is a method's name and its arguments."""
+
+    def __init__(self, channel: Channel, hosts: int) -> None:
+        self._channel = channel
+        self._status: dict[int, tuple[subprocess.Popen[bytes], int]] = {}
+        self._held: dict[str, list[int]] = {}
+        self._home = _namespaces()
+        self._hosts = [self._make_host(host, hosts) for host in range(hosts)]
+
+    def _make_host(self, host: int, hosts: int) -> list[int]:
+        """Go into new namespaces, furnish them, keep them open, come back."""
+        kernel.unshare(HOST_FLAGS)
+        socket.sethostname(host_name(host))
+        kernel.mount("tmpfs", "/dev/shm", "tmpfs")
+        Path(AGENT).write_text(AGENT_TEXT)
+        Path(AGENT).chmod(0o755)
+        _name_hosts(hosts)
+        _set_tcp()
+        opened = _namespaces()
+        _enter(self._home)
+        kept = [FIRST_FD + 3 * host + k for k in range(3)]
+        for fd, to in zip(opened, kept, strict=True):
+            os.dup2(fd, to, inheritable=False)
+            os.close(fd)
+        return kept
+
+    # -- requests
+
+    def tool(self, words: list[str], lines: list[str], host: int | None) -> dict[str, Any]:
+        """Run ip or tc in a host, or in the switch."""
+        enter = None if host is None else self._entering(host)
+        text = "".join(line + "\n" for line in lines)
+        done = subprocess.run(words, input=text, capture_output=True, text=True, check=False, preexec_fn=enter)
+        return {"code": done.returncode, "out": done.stdout, "err": done.stderr.strip()}
+
+    def spawn(self, host: int, words: list[str], env: dict[str, str], cwd: str, fds: list[int]) -> dict[str, Any]:
+        """Start a process on a host, in a session of its own; its exit code will be written to the third of `fds`."""
+        out, err, status = fds
+        try:
+            process = subprocess.Popen(
+                words,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+                preexec_fn=self._entering(host, cwd),  # noqa: PLW1509  PID 1 has one thread
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            os.close(status)
+            return {"error": f"cannot start {words[0]!r} in {cwd}: {error}"}
+        finally:
+            os.close(out)
+            os.close(err)
+        self._status[process.pid] = process, status
+        return {"pid": process.pid}
+
+    def signal(self, pid: int, number: int) -> dict[str, Any]:
+        """Send a signal to a process that `spawn` started and to what it started; nothing where it has ended."""
+        if pid in self._status:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, number)
+        return {}
+
+    def kill(self, host: int) -> dict[str, Any]:
+        """SIGKILL to every process on a host, whoever started it."""
+        here = os.fstat(self._hosts[host][0]).st_ino
+        return {"killed": [pid for pid in kernel.processes() if pid != 1 and _network(pid) == here and _kill(pid)]}
+
+    def hold(self, job: str, fds: list[int]) -> dict[str, Any]:
+        """Keep files open until the job ends: its processes find them as /proc/1/fd/N."""
+        self._held.setdefault(job, []).extend(fds)
+        return {"held": fds}
+
+    def sweep(self, job: str) -> dict[str, Any]:
+        """Kill what a job left running, and close what was held for it."""
+        mark = f"{JOB}={job}"
+        for fd in self._held.pop(job, ()):
+            os.close(fd)
+        return {"killed": [pid for pid in kernel.processes() if mark in kernel.environment(pid) and _kill(pid)]}
+
+    # -- the loop
+
+    def serve(self) -> None:
+        """Answer requests and reap children, until the owner is gone."""
+        wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(waker)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        requests = self._channel.fileno()
+        while True:
+            ready, _, _ = select.select([requests, wake], [], [])
+            if wake in ready:
+                os.read(wake, 4096)
+            self._reap()
+            if requests in ready and not self._answer():
+                return
+
+    def _answer(self) -> bool:
+        request = self._channel.receive()
+        if request is None:
+            return False
+        message, fds = request
+        method: Callable[..., dict[str, Any]] = getattr(self, message.pop("do"))
+        try:
+            reply = method(**message, **({"fds": fds} if fds else {}))
+        except OSError as error:
+            reply = {"error": str(error)}
+        self._channel.send(reply)
+        return True
+
+    def _reap(self) -> None:
+        """Take leave of every child that has ended, orphans of ranks included."""
+        while True:
+            try:
+                pid, state = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._report(pid, os.waitstatus_to_exitcode(state))
+
+    def _report(self, pid: int, code: int) -> None:
+        if pid not in self._status:
+            return
+        process, status = self._status.pop(pid)
+        process.returncode = code  # or Popen would look for a child that is no more
+        with contextlib.suppress(BrokenPipeError):  # the job was given up
+            os.write(status, f"{code}\n".encode())
+        os.close(status)
+
+    def _entering(self, host: int, cwd: str = "/") -> Callable[[], None]:
+        def enter() -> None:
+            _enter(self._hosts[host])
+            os.chdir(cwd)  # entering a mount namespace leads to its root
+
+        return enter
+
+
+def _network(pid: int) -> int | None:
+    try:
+        return os.stat(f"/proc/{pid}/ns/net").st_ino
+    except OSError:
+        return None
+
+
+def _kill(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _name_hosts(hosts: int) -> None:
+    """An /etc/hosts of this mount namespace alone: its file is in the private /dev/shm."""
+    named = [(address(host), host_name(host)) for host in range(hosts)]
+    # torch asks for the name behind the IPv6 spelling of an address, and warns where there is none
+    mapped = [(f"::ffff:{at}", f"mapped-{name}") for at, name in named]
+    table = Path("/dev/shm/narrowcast-hosts")
+    table.write_text("".join(f"{at} {name}\n" for at, name in [("127.0.0.1", "localhost"), *named, *mapped]))
+    kernel.mount(str(table), "/etc/hosts", flags=kernel.MS_BIND)
+
+
+def _set_tcp() -> None:
+    for name, value in SYSCTLS.items():
+        Path("/proc/sys/net/ipv4", name).write_text(value)
+
+
+# ---- from an ordinary process to PID 1 -------------------------------------------------------------------------------
+
+
+def _be_first(channel: Channel, hosts: int) -> None:
+    """PID 1: say that the hosts stand, or why they cannot; then serve."""
+    try:
+        kernel.die_with_parent()
+        kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+        kernel.mount("proc", "/proc", "proc")
+        supervisor = Supervisor(channel, hosts)
+    except OSError as error:
+        channel.send({"error": str(error)})
+        return
+    channel.send({"ready": True})
+    supervisor.serve()
+
+
+def _watch(owner: int, first: int) -> None:
+    """The guard: wait until the owner or PID 1 ends, and leave no PID 1 behind."""
+    select.select([owner, os.pidfd_open(first)], [], [])
+    os.kill(first, signal.SIGKILL)
+    os.waitpid(first, 0)
+
+
+def main() -> None:
+    """argv: the mark, the owner's pid and start time (for `lab clean`), the socket's number, the number of hosts."""
+    _, _, owner_pid, _, number, hosts = sys.argv
+    owner = os.pidfd_open(os.getppid())
+    if os.getppid() != int(owner_pid):
+        return  # the owner died first
+    to_owner = socket.socket(fileno=int(number))
+    channel = Channel(to_owner)
+    try:
+        kernel.unshare(HOST_FLAGS | kernel.NEWPID)
+    except OSError as error:
+        channel.send({"error": str(error)})
+        return
+    first = os.fork()
+    if first == 0:
+        _be_first(channel, int(hosts))
+        os._exit(0)
+    to_owner.close()
+    _watch(owner, first)

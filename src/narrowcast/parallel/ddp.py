@@ -1,0 +1,270 @@
+"""Gradients of DistributedDataParallel through codecs: the communication hook and its state."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from narrowcast.codecs import Codec
+from narrowcast.collectives import algorithms
+from narrowcast.collectives.api import all_reduce
+from narrowcast.collectives.channel import Channel
+from narrowcast.collectives.coder import Times
+from narrowcast.collectives.transport import TorchTransport
+from narrowcast.collectives.work import Work
+from narrowcast.kernels.ops import FLOATS
+from narrowcast.parallel import policy
+from narrowcast.parallel.memory import Memory
+from narrowcast.parallel.stats import Row, Stats
+
+Bucket = Any
+"""torch.distributed.GradBucket, which has no type."""
+Done = torch.futures.Future[Tensor]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The gradients of a bucket that travel with one codec."""
+
+    codec: Codec
+    names: tuple[str, ...]
+    gradients: tuple[Tensor, ...]
+
+
+class DDPState:
+    """What the hook knows: the policy, the channel, residuals and counters. For `model.register_comm_hook`, too."""
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        gradients: object,
+        *,
+        scaler: torch.amp.GradScaler | None = None,
+        group: dist.ProcessGroup | None = None,
+        nodes: Sequence[Sequence[int]] | None = None,
+        algorithm: str = "auto",
+        min_values: int = policy.MIN_VALUES,
+        seed: int = 0,
+    ) -> None:
+        policy.check(gradients)
+        self.model, self.group = model, group or model.process_group
+        self.policy, self.nodes, self.algorithm = gradients, nodes, algorithm
+        self.min_values, self.seed, self.step = min_values, seed, 0
+        self.parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
+        self.names = {id(p): name for name, p in self.parameters.items()}
+        self._sparse = _with_sparse_gradients(model.module)
+        self._check_algorithm()
+        self.channel = Channel(TorchTransport(self.group))
+        self.memory = Memory(self.channel.world, scaler)
+        self.stats = Stats()
+        self._share = _LiveShare(self)
+        self._lock = threading.Lock()
+
+    def _check_algorithm(self) -> None:
+        """Refuse now what the first backward pass would stumble over."""
+        world = dist.get_world_size(self.group)
+        for name, parameter in self.parameters.items():
+            codec = self.choice(name, parameter).codec
+            chosen = algorithms.choose(self.algorithm, codec, parameter.numel(), world, bool(self.nodes))
+            algorithms.check(chosen, codec, world, self.nodes)
+            if codec.feedback and chosen not in algorithms.WITH_FEEDBACK:
+                allowed = ", ".join(algorithms.WITH_FEEDBACK)
+                raise ValueError(f"attach: {name} has {codec}; error feedback goes with {allowed}, not with {chosen}")
+
+    # ---- what travels how --------------------------------------------------------------------------------------------
+
+    def choice(self, name: str, parameter: Tensor) -> policy.Choice:
+        """The codec of one parameter's gradient at this step."""
+        if name in self._sparse:
+            return policy.Choice(policy.AS_IS, "has sparse gradients, which DDP's own all-reduce adds")
+        if parameter.dtype not in FLOATS:
+            return policy.Choice(policy.AS_IS, f"is {parameter.dtype}; codecs take 16- and 32-bit floats")
+        info = policy.TensorInfo(name, tuple(parameter.shape), parameter.dtype)
+        return policy.choose(self.policy, info, self.step, self.min_values)
+
+    def rows(self) -> list[Row]:
+        found = []
+        for name, parameter in self.parameters.items():
+            choice = self.choice(name, parameter)
+            bits = 8.0 * parameter.element_size() if str(choice.codec) == "as-is" else choice.codec.bits_per_value
+            found.append(Row(name, parameter.numel(), str(choice.codec), bits, choice.why))
+        return found
+
+    def groups(self, bucket: Bucket) -> list[Group]:
+        """The gradients of a bucket by codec, in the order in which a codec first appears."""
+        by_codec: dict[Codec, list[tuple[str, Tensor]]] = {}
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            name = self.names[id(parameter)]
+            by_codec.setdefault(self.choice(name, parameter).codec, []).append((name, gradient))
+        return [
+            Group(codec, tuple(name for name, _ in pairs), tuple(gradient for _, gradient in pairs))
+            for codec, pairs in by_codec.items()
+        ]
+
+    # ---- the hook ----------------------------------------------------------------------------------------------------
+
+    def reduce(self, bucket: Bucket) -> Done:
+        """Start the all-reduce of a bucket and return at once; the future gets the bucket's buffer."""
+        future: Done = torch.futures.Future()
+        try:
+            started = self._start_bucket(bucket, future)
+        except Exception as error:  # noqa: BLE001  raised here it would leave the DDP model unusable
+            self.channel.fail(error)
+            _settle(future, bucket.buffer(), error)
+            started = future
+        if bucket.is_last():
+            self.step += 1
+            self.stats.steps += 1
+        # through then(): an error keeps its own text
+        return started.then(lambda done: done.value())
+
+    def _start_bucket(self, bucket: Bucket, future: Done) -> Done:
+        buffer = bucket.buffer()
+        if bucket.index() == 0:
+            self.memory.begin_step()
+            self._share.begin_step()
+        if buffer.is_sparse or buffer.dtype not in FLOATS:
+            return self._start_plain(buffer)
+        groups, rescale = self.groups(bucket), self._share.rescale
+
+        def settle(error: BaseException | None) -> None:
+            if error is None:
+                rescale(buffer)
+            _settle(future, buffer, error)
+
+        pending = _Pending(len(groups), settle)
+        for group in groups:
+            self._start(group, buffer, len(groups) == 1, pending)
+        return future
+
+    def _start_plain(self, buffer: Tensor) -> Done:
+        """What codecs do not take goes the way that DDP itself would send it."""
+        world = self.channel.world
+        if not buffer.is_sparse:
+            size = 2 * (world - 1) * buffer.numel() * buffer.element_size() // world
+            self._count(size, buffer.numel(), size, Times(), 0.0)
+        rescale = self._share.rescale
+        return plain(buffer, self.group).then(lambda done: rescale(done.value()))
+
+    def _start(self, group: Group, buffer: Tensor, whole: bool, pending: _Pending) -> None:
+        times, began = Times(), time.perf_counter()
+        numel = sum(gradient.numel() for gradient in group.gradients)
+        work = all_reduce(
+            group.gradients,
+            group.codec,
+            op=dist.ReduceOp.AVG,
+            async_op=True,
+            algorithm=self.algorithm,
+            step=self.step,
+            seed=self.seed,
+            nodes=self.nodes,
+            residuals=self.memory.residuals(group.names, group.gradients) if group.codec.feedback else None,
+            times=times,
+            channel=self.channel,
+            buffer=buffer if whole and buffer.numel() == numel else None,
+        )
+        assert work is not None
+        plain_bytes = 2 * (self.channel.world - 1) * numel * buffer.element_size() // self.channel.world
+
+        def count(done: Work) -> None:
+            self._count(done.sent_bytes, numel, plain_bytes, times, time.perf_counter() - began)
+            pending.arrived(done.exception())
+
+        work.then(count)
+
+    def _count(self, sent: int, values: int, plain_bytes: int, times: Times, seconds: float) -> None:
+        with self._lock:
+            self.stats.calls += 1
+            self.stats.values += values
+            self.stats.sent_bytes += sent
+            self.stats.plain_bytes += plain_bytes
+            self.stats.call_seconds += seconds
+            self.stats.times.encode += times.encode
+            self.stats.times.decode += times.decode
+
+    def close(self) -> None:
+        self.channel.close()
+
+
+class _LiveShare:
+    """For `join(divide_by_initial_world_size=False)`: the mean is over the ranks that still have inputs."""
+
+    def __init__(self, state: DDPState) -> None:
+        self._state = state
+        self._count: Tensor | None = None
+
+    def begin_step(self) -> None:
+        """Count the ranks that are in a backward pass; the channel does this before the buckets."""
+        model = self._state.model
+        self._count = None
+        if model._join_config.enable and not model._divide_by_initial_world_size:
+            # a rank without inputs calls the hook from outside of autograd, to keep the others company
+            self._count = torch.tensor([float(torch._C._current_graph_task_id() != -1)])
+            all_reduce(self._count, "as-is", async_op=True, algorithm="one_shot", channel=self._state.channel)
+
+    @property
+    def rescale(self) -> Callable[[Tensor], Tensor]:
+        """From the mean over all ranks to that over the live ones."""
+        count, world = self._count, self._state.channel.world
+        if count is None:
+            return lambda buffer: buffer
+        return lambda buffer: buffer.mul_(world / count.item())
+
+
+class _Pending:
+    """Counts the groups of a bucket down, then calls back once."""
+
+    def __init__(self, count: int, done: Callable[[BaseException | None], None]) -> None:
+        self._left, self._done = count, done
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+
+    def arrived(self, error: BaseException | None) -> None:
+        with self._lock:
+            self._left -= 1
+            self._error = self._error or error
+            last = self._left == 0
+        if last:
+            self._done(self._error)
+
+
+def _settle(future: Any, buffer: Tensor, error: BaseException | None) -> None:
+    """Every future is set, always: DDP would wait for ever otherwise."""
+    if error is None:
+        future.set_result(buffer)
+    else:
+        future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+
+
+def plain(buffer: Tensor, group: dist.ProcessGroup | None) -> Done:
+    """What DDP does without a hook: the mean over its group."""
+    buffer.div_(dist.get_world_size(group))
+    future: Any = dist.all_reduce(buffer, group=group, async_op=True).get_future()
+    return future.then(lambda done: done.value()[0])
+
+
+def _with_sparse_gradients(module: torch.nn.Module) -> set[str]:
+    """The parameters whose gradients are sparse, found as DDP finds them."""
+    return {
+        f"{prefix}.{name}".removeprefix(".")
+        for prefix, part in module.named_modules()
+        if isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag) and part.sparse
+        for name, _ in part.named_parameters(recurse=False)
+    }
+
+
+def ddp_hook(state: DDPState, bucket: Bucket) -> Done:
+    """For `model.register_comm_hook(nc.DDPState(model, "int8/256"), nc.ddp_hook)`."""
+    return state.reduce(bucket)
+
+
+# DDP compares annotations with its own classes and would not know these strings
+ddp_hook.__annotations__.clear()

@@ -1,0 +1,162 @@
+"""`attach`: one line, and a handle to look at what it does."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from narrowcast.collectives.api import all_reduce
+from narrowcast.parallel import policy
+from narrowcast.parallel.ddp import Bucket, DDPState, plain
+from narrowcast.parallel.stats import Row, render
+
+
+class _Hook:
+    """The one hook that a DDP model ever gets from us: DDP takes one and never gives it back."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.state: DDPState | None = None
+        self._group = group
+
+    def __call__(self, state: object, bucket: Bucket) -> torch.futures.Future[Tensor]:
+        if self.state is not None:
+            return self.state.reduce(bucket)
+        return plain(bucket.buffer(), self._group)
+
+
+# DDP compares annotations with its own classes and would not know these strings
+_Hook.__call__.__annotations__.clear()
+
+
+class Handle:
+    """What `attach` returns."""
+
+    def __init__(self, model: DistributedDataParallel, hook: _Hook, state: DDPState) -> None:
+        self._model, self._hook, self._state = model, hook, state
+
+    @property
+    def step(self) -> int:
+        """Backward passes so far."""
+        return self._state.step
+
+    def stats(self) -> dict[str, float]:
+        """Bytes, effective ratio and milliseconds of this rank, summed since attach."""
+        return self._state.stats.as_dict()
+
+    def rows(self) -> list[Row]:
+        """Every tensor: its wire, or why it stays as it is."""
+        return self._state.rows()
+
+    def explain(self) -> str:
+        """Every tensor in a table, and what travels beside the gradients."""
+        return render(self.rows(), _notes(self._model))
+
+    def check_ranks(self) -> None:
+        """Compare a hash of all parameters over the ranks (collective); raise where one differs."""
+        digest = hashlib.sha256()
+        for parameter in self._model.module.parameters():
+            digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
+        found = self._state.channel.gather(mine)
+        different = [rank for rank, theirs in enumerate(found) if not torch.equal(theirs, found[0])]
+        if different:
+            raise RuntimeError(f"check_ranks: the parameters of ranks {different} differ from those of rank 0")
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What error feedback owes, as the mean over all ranks (collective): valid for any world size."""
+        owed = self._state.memory.by_parameter()
+        mean = {name: owed[name].clone().view(p.shape) for name, p in self._state.parameters.items() if name in owed}
+        all_reduce(list(mean.values()), "fp32", dist.ReduceOp.AVG, channel=self._state.channel)
+        return mean
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over what a checkpoint owes."""
+        unknown = sorted(set(state) - set(self._state.parameters))
+        if unknown:
+            raise ValueError(f"load_state_dict: the model has no parameter {unknown[0]!r}; load the model's own state")
+        for name, owed in state.items():
+            if owed.shape != self._state.parameters[name].shape:
+                shape = tuple(self._state.parameters[name].shape)
+                raise ValueError(f"load_state_dict: {name} has shape {shape}, the state for it {tuple(owed.shape)}")
+        self._state.memory.load(state)
+
+    def detach(self) -> None:
+        """Back to the plain all-reduce. DDP keeps our hook; a later attach uses it again."""
+        if self._hook.state is self._state:
+            self._hook.state = None
+        self._state.close()
+
+
+def _notes(model: DistributedDataParallel) -> list[str]:
+    """What travels as it is beside the gradients, with its bytes."""
+    notes = []
+    buffers = sum(b.numel() * b.element_size() for b in model.module.buffers())
+    if buffers and model.broadcast_buffers:
+        notes.append(f"buffers: {buffers} bytes broadcast by DDP before each forward pass, as they are")
+    if model.find_unused_parameters:
+        count = sum(1 for _ in model.module.parameters())
+        notes.append(f"unused-parameter bitmap: {4 * count} bytes all-reduced by DDP each step, as it is")
+    return notes
+
+
+def attach(
+    model: torch.nn.Module,
+    gradients: object,
+    *,
+    scaler: torch.amp.GradScaler | None = None,
+    group: dist.ProcessGroup | None = None,
+    nodes: Sequence[Sequence[int]] | None = None,
+    algorithm: str = "auto",
+    min_values: int = policy.MIN_VALUES,
+    seed: int = 0,
+    strict: bool = False,
+) -> Handle:
+    """Send the gradients of a DDP model through codecs. Collective over the model's group.
+
+    gradients: a spec, a mapping of name patterns to specs, a `schedule`, or a function of (tensor info, step).
+    scaler: a GradScaler, so that error feedback survives changes of the loss scale. nodes: the ranks of each node, for
+    full precision inside and few bits between. strict: raise where a tensor cannot be compressed.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise TypeError(f"attach: got {type(model).__name__}; wrap the model in DistributedDataParallel first")
+    hook: _Hook | None = getattr(model, "_narrowcast_hook", None)
+    if hook is None:
+        if model._comm_hooks:
+            raise RuntimeError(
+                "attach: the model has a communication hook already; DDP takes only one, remove that one"
+            )
+        hook = _Hook(model.process_group)
+    if hook.state is not None:
+        raise RuntimeError("attach: the model is attached already; call detach() on its handle first")
+    state = DDPState(
+        model,
+        gradients,
+        scaler=scaler,
+        group=group,
+        nodes=nodes,
+        algorithm=algorithm,
+        min_values=min_values,
+        seed=seed,
+    )
+    _check_strict(state, strict)
+    if not hasattr(model, "_narrowcast_hook"):
+        try:
+            model.register_comm_hook(None, hook.__call__)
+        except RuntimeError:
+            state.close()
+            raise
+        object.__setattr__(model, "_narrowcast_hook", hook)
+    hook.state = state
+    return Handle(model, hook, state)
+
+
+def _check_strict(state: DDPState, strict: bool) -> None:
+    left = [row for row in state.rows() if row.why and row.why != "asked for"]
+    if strict and left:
+        state.close()
+        raise ValueError(f"attach with strict=True: {left[0].name} stays as it is: it {left[0].why}")

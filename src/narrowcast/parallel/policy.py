@@ -1,0 +1,102 @@
+"""Which codec for which tensor: by name pattern, size, step, or any function."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from narrowcast.codecs import Codec
+from narrowcast.codecs import codec as codec_named
+
+MIN_VALUES = 10_000
+"""Tensors with fewer values stay as they are: they are next to nothing on the wire and the most sensitive (QSGD)."""
+
+AS_IS = codec_named("as-is")
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a policy may look at."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    role: str = "gradient"
+
+    @property
+    def numel(self) -> int:
+        return int(torch.Size(self.shape).numel())
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The codec of a tensor and, where it stays as it is, why."""
+
+    codec: Codec
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Another policy from each given step on."""
+
+    steps: tuple[tuple[int, object], ...]
+
+    def at(self, step: int) -> object:
+        return [policy for first, policy in self.steps if first <= step][-1]
+
+
+Rule = Callable[[TensorInfo, int], "str | Codec | None"]
+Policy = object
+"""A spec, a codec, a mapping of name patterns to policies, a schedule, or a rule."""
+
+
+def schedule(steps: Mapping[int, object]) -> Schedule:
+    """A policy by step, as in `schedule({0: "as-is", 500: "e4m3+aps"})`."""
+    ordered = tuple(sorted(steps.items()))
+    if not ordered or ordered[0][0] != 0:
+        raise ValueError(f"schedule: the first step must be 0, got {[step for step, _ in ordered]}")
+    for _, policy in ordered:
+        check(policy)
+    return Schedule(ordered)
+
+
+def check(policy: object) -> None:
+    """Refuse a policy that cannot be right, now rather than in the middle of training."""
+    if isinstance(policy, Schedule) or callable(policy):
+        return
+    if isinstance(policy, (str, Codec)):
+        codec_named(policy)
+        return
+    if isinstance(policy, Mapping):
+        for inner in policy.values():
+            check(inner)
+        return
+    raise TypeError(
+        f"attach: {policy!r} is no policy; give a spec, a mapping of name patterns, a schedule or a function"
+    )
+
+
+def choose(policy: object, info: TensorInfo, step: int, min_values: int = MIN_VALUES) -> Choice:
+    """The codec of one tensor at one step."""
+    if isinstance(policy, Schedule):
+        return choose(policy.at(step), info, step, min_values)
+    if isinstance(policy, Mapping):
+        for pattern, inner in policy.items():
+            if fnmatch.fnmatchcase(info.name, pattern):
+                return choose(inner, info, step, min_values)
+        return Choice(AS_IS, "no pattern matches its name")
+    if isinstance(policy, (str, Codec)):
+        return _sized(codec_named(policy), info, min_values)
+    assert callable(policy)
+    chosen = policy(info, step)
+    return Choice(AS_IS, "the policy says so") if chosen is None else Choice(codec_named(chosen))
+
+
+def _sized(codec: Codec, info: TensorInfo, min_values: int) -> Choice:
+    if not codec.lossless and info.numel < min_values:
+        return Choice(AS_IS, f"has {info.numel} values, under {min_values}")
+    return Choice(codec, "asked for" if codec.lossless else "")

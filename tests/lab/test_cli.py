@@ -1,0 +1,63 @@
+"""`narrowcast lab run`, `check` and `clean`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from narrowcast.lab.cli import app
+
+RUNNER = CliRunner()
+
+
+@pytest.mark.usefixtures("needs_lab")
+def test_run_passes_output_and_the_first_failing_code_on() -> None:
+    links = ["--hosts", "3", "--rate", "200mbit", "--slow", "2=100mbit", "--racks", "0,1/2", "--uplink", "50mbit"]
+    script = "echo rank $RANK of $WORLD_SIZE says $1; exit $((RANK == 1 ? 5 : 0))"
+    done = RUNNER.invoke(app, ["run", *links, "--grace", "5", "--", "sh", "-c", script, "sh", "--help"])
+    assert done.exit_code == 5
+    assert "[host 2 rank 2] rank 2 of 3 says --help" in done.output
+    assert "failed: rank 1 with 5; ended by the lab: none" in done.output
+
+
+@pytest.mark.usefixtures("needs_lab")
+def test_check_shows_that_the_rate_is_held(tmp_path: Path) -> None:
+    file = tmp_path / "check.json"
+    done = RUNNER.invoke(
+        app, ["check", "--hosts", "2", "--rate", "200mbit", "--mb", "5", "--rounds", "3", "--json", str(file)]
+    )
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(file.read_text())
+    assert (row["rate"], row["nbytes"], row["expected"], row["held"]) == ("200mbit", 5_000_000, 0.2, True)
+    assert f"{row['ratio']:.3f}" in done.output
+
+
+@pytest.mark.usefixtures("needs_lab")
+def test_clean_says_what_it_removed() -> None:
+    done = RUNNER.invoke(app, ["clean", "--json", "-"])
+    assert (done.exit_code, type(json.loads(done.output))) == (0, list)
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["run", "--rate", "fast", "true"], "rate: got 'fast'"),
+        (["run", "--slow", "2:1gbit", "true"], "--slow: got '2:1gbit'"),
+        (["run", "--racks", "a/b", "true"], "--racks: got 'a/b'"),
+        (["check", "--hosts", "1"], "one host sends nothing"),
+    ],
+)
+def test_a_wrong_option_is_named_without_a_traceback(words: list[str], message: str) -> None:
+    done = RUNNER.invoke(app, words)
+    assert done.exit_code == 1
+    assert done.output.startswith("narrowcast: ")
+    assert message in done.output
+
+
+@pytest.mark.parametrize("command", ["run", "check", "clean"])
+def test_help(command: str) -> None:
+    done = RUNNER.invoke(app, [command, "--help"])
+    assert (done.exit_code, "Usage" in done.output) == (0, True)

@@ -1,0 +1,133 @@
+"""Links hold their rate, can be cut, healed and changed, and count what they carry."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+from lab.helpers import outcome, rate_seen, seconds_taken, transfer, wait_until
+
+from narrowcast.lab import Lab, LabError
+from narrowcast.lab.check import TOLERANCE, check_rate
+
+pytestmark = pytest.mark.usefixtures("needs_lab")
+
+MB = 1_000_000
+
+
+def test_gloo_holds_the_rate() -> None:
+    found = check_rate(hosts=2, text="200mbit", nbytes=8 * MB, rounds=3)
+    assert found.held, found
+
+
+def test_a_slow_host_is_slow_both_ways_and_the_others_are_not() -> None:
+    with Lab(3, "200mbit", rates={2: "40mbit"}) as lab:
+        assert rate_seen(lab, 0, 1, 5 * MB) == pytest.approx(200, rel=TOLERANCE)
+        assert rate_seen(lab, 0, 2, 2 * MB) == pytest.approx(40, rel=TOLERANCE)
+        assert rate_seen(lab, 2, 1, 2 * MB) == pytest.approx(40, rel=TOLERANCE)
+
+
+def test_racks_share_a_slow_uplink() -> None:
+    with Lab(3, "200mbit", racks=[[0, 1], [2]], uplink="40mbit") as lab:
+        assert rate_seen(lab, 0, 1, 5 * MB) == pytest.approx(200, rel=TOLERANCE)
+        assert rate_seen(lab, 0, 2, 2 * MB) == pytest.approx(40, rel=TOLERANCE)
+        assert rate_seen(lab, 2, 0, 2 * MB) == pytest.approx(40, rel=TOLERANCE)
+
+
+def test_a_rate_can_be_changed_lifted_and_set_again() -> None:
+    with Lab(2, "40mbit") as lab:
+        lab.set_rate(1, "200mbit")
+        assert rate_seen(lab, 0, 1, 2 * MB) == pytest.approx(40, rel=TOLERANCE)
+        lab.set_rate(0, "200mbit")
+        assert rate_seen(lab, 0, 1, 5 * MB) == pytest.approx(200, rel=TOLERANCE)
+        lab.set_rate(0, None)
+        lab.set_rate(1, None)
+        assert rate_seen(lab, 0, 1, 20 * MB) > 400
+        lab.set_rate(1, "40mbit")
+        assert rate_seen(lab, 0, 1, 2 * MB) == pytest.approx(40, rel=TOLERANCE)
+
+
+def test_counters_count_what_was_sent() -> None:
+    size = 5 * MB
+    with Lab(3, "1gbit") as lab:
+        before = lab.counters()
+        seconds_taken(lab, 0, 2, size)
+        sent = [after.sent - then.sent for after, then in zip(lab.counters(), before, strict=True)]
+        received = [after.received - then.received for after, then in zip(lab.counters(), before, strict=True)]
+    assert sent[0] == pytest.approx(size, rel=0.03)
+    assert received[2] == pytest.approx(size, rel=0.03)
+    assert max(sent[1], received[1]) < 10_000
+
+
+def test_a_transfer_survives_a_cut_and_goes_on_after_it() -> None:
+    with Lab(2, "40mbit") as lab:
+        lines: list[str] = []
+        job = lab.start(transfer(0, 1, 4 * MB), output=lambda line: lines.append(line.text))
+        assert wait_until(lambda: lab.counters()[1].received > MB)
+        lab.cut(1)
+        time.sleep(0.3)  # what was in the queue still arrives
+        stopped = lab.counters()[1].received
+        time.sleep(0.3)
+        assert lab.counters()[1].received == stopped
+        assert job.running
+        lab.heal(1)
+        assert job.wait(30).ok
+    assert '"intact": true' in lines[0]
+
+
+ALL_REDUCE_UNTIL_IT_RAISES = """
+import datetime, torch, torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=3))
+x = torch.ones(1000)
+print("up")
+try:
+    while True:
+        dist.all_reduce(x)
+except RuntimeError as error:
+    print("raised", str(error).splitlines()[0])
+dist.destroy_process_group()
+"""
+
+
+def test_a_cut_longer_than_the_timeout_makes_every_rank_raise() -> None:
+    with Lab(3, "1gbit") as lab:
+        seen: list[tuple[int | None, str]] = []
+        command = [sys.executable, "-c", ALL_REDUCE_UNTIL_IT_RAISES]
+        job = lab.start(command, output=lambda line: seen.append((line.rank, line.text.split()[0])), timeout=60)
+        assert wait_until(lambda: sum(word == "up" for _, word in seen) == 3, 60)
+        lab.cut(2)
+        began = time.monotonic()
+        result = job.wait()
+    assert result.ok, seen
+    assert time.monotonic() - began < 15
+    assert {rank for rank, word in seen if word == "raised"} == {0, 1, 2}
+
+
+def test_two_labs_at_once_do_not_see_one_another() -> None:
+    with Lab(2, "200mbit") as one, Lab(2, "40mbit") as two:
+        jobs = [one.start(transfer(0, 1, 4 * MB), capture=True), two.start(transfer(0, 1, 2 * MB), capture=True)]
+        fast, slow = (outcome(job.wait(30), 1) for job in jobs)
+    assert fast["intact"]
+    assert slow["intact"]
+    assert 32 / fast["seconds"] == pytest.approx(200, rel=TOLERANCE)
+    assert 16 / slow["seconds"] == pytest.approx(40, rel=TOLERANCE)
+
+
+def test_delay_works_or_says_that_the_kernel_cannot() -> None:
+    try:
+        with Lab(2, "1gbit", delay="20ms") as lab:
+            # there and back at least twice: connection, data, end
+            assert seconds_taken(lab, 0, 1, 1000) >= 0
+            began = time.monotonic()
+            seconds_taken(lab, 0, 1, 1000)
+            assert time.monotonic() - began > 0.08
+    except LabError as error:
+        assert "needs sch_netem" in str(error)  # noqa: PT017  which of the two happens is the kernel's choice
+
+
+def test_a_host_that_is_not_there_is_refused() -> None:
+    with Lab(2) as lab:
+        for call in (lab.cut, lab.heal, lab.kill, lab.address, lambda host: lab.set_rate(host, "1gbit")):
+            with pytest.raises(ValueError, match="host: got 2; hosts are 0 to 1"):
+                call(2)

@@ -1,0 +1,86 @@
+"""Rates, delays and topologies are checked before anything is built; no root needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from narrowcast.lab import Lab
+from narrowcast.lab.rates import LARGEST_PACKET, parse_rate
+from narrowcast.lab.topology import topology
+
+
+@pytest.mark.parametrize(
+    "text, bits", [("1gbit", 1e9), ("200mbit", 2e8), ("10gbit", 1e10), ("2.5gbit", 2.5e9), ("1500kbit", 1.5e6)]
+)
+def test_a_rate_is_a_number_and_a_unit(text: str, bits: float) -> None:
+    rate = parse_rate(text)
+    assert (rate.bits_per_second, str(rate)) == (bits, text)
+    assert f"rate {bits:.0f}bit" in rate.tbf
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1Gbit", "1 gbit", "1gb", "1gbps", "gbit", "0mbit", "-1gbit", "1e3mbit", "", "1gbit ", "1tbit", "500gbit", 1],
+)
+def test_a_wrong_rate_says_what_it_got_and_what_to_write(text: Any) -> None:
+    with pytest.raises(ValueError, match=r"rate: got .*kbit, mbit or gbit.*'200mbit'") as caught:
+        Lab(2, text)
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["1mbit", "100mbit", "1gbit", "10gbit", "100gbit"])
+def test_the_bucket_holds_the_largest_packet_and_the_queue_more(text: str) -> None:
+    rate = parse_rate(text)
+    assert LARGEST_PACKET < rate.burst < rate.queue
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"hosts": 0}, "hosts: got 0"),
+        ({"hosts": 251}, "hosts: got 251"),
+        ({"hosts": True}, "hosts: got True"),
+        ({"rates": {4: "1gbit"}}, "rates: got host 4; hosts are 0 to 3"),
+        ({"rates": ["1gbit"]}, "one for each of 4 hosts"),
+        ({"rates": "1gbit"}, "one for each of 4 hosts"),
+        ({"rates": {1: "fast"}}, "rate: got 'fast'"),
+        ({"racks": [[0, 1], [2]]}, "racks: got"),
+        ({"racks": [[0, 1], [1, 2, 3]]}, "racks: got"),
+        ({"racks": [[0, 1, 2, 3], []]}, "racks: got"),
+        ({"uplink": "1gbit"}, "uplink: got '1gbit' without racks"),
+        ({"racks": [[0, 1], [2, 3]], "uplink": "quick"}, "uplink: got 'quick'"),
+        ({"delay": "1"}, "delay: got '1'.*us, ms or s"),
+        ({"delay": "1 ms"}, "delay: got '1 ms'"),
+    ],
+)
+def test_a_wrong_topology_is_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Lab(**{"hosts": 4, **wrong})
+
+
+def test_one_slow_host_by_dict_or_by_list() -> None:
+    by_dict = topology(3, "1gbit", {2: "100mbit"})
+    assert by_dict == topology(3, None, ["1gbit", "1gbit", "100mbit"])
+    assert [str(rate) for rate in by_dict.rates] == ["1gbit", "1gbit", "100mbit"]
+    assert topology(2, "1gbit", {0: None}).rates[0] is None
+
+
+def test_a_link_without_a_limit_has_no_bucket() -> None:
+    free = topology(2, None)
+    assert (free.switch_limits(), free.host_limits(0)) == ([], [])
+
+
+def test_every_link_is_limited_at_both_ends() -> None:
+    racks = topology(4, "1gbit", racks=[[0, 1], [2, 3]], uplink="500mbit")
+    ends = {line.split()[3]: line for line in racks.switch_limits()}
+    assert set(ends) == {"v0", "v1", "v2", "v3", "up0", "down0", "up1", "down1"}
+    assert all(f"rate {5e8 if end[0] in 'ud' else 1e9:.0f}bit" in line for end, line in ends.items())
+    assert all("dev eth0 " in line for host in range(4) for line in racks.host_limits(host))
+
+
+def test_delay_is_inside_the_bucket_or_alone() -> None:
+    limited, free = topology(2, "1gbit", delay="1ms"), topology(2, None, delay="500us")
+    assert "parent 1:1 handle 10: netem delay 1ms" in limited.host_limits(0)[1]
+    assert free.host_limits(0) == ["qdisc add dev eth0 root handle 10: netem delay 500us limit 100000"]

@@ -1,0 +1,58 @@
+"""A rank that moves bytes over plain TCP, run as a script: argv are source host, destination host and bytes.
+
+The destination prints how long it took from the first byte to the last, and whether each byte was the one expected.
+Other ranks end at once. It needs no torch and starts in a moment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from contextlib import suppress
+
+BLOCK = bytes(range(256)) * 256
+
+
+def send(to: str, size: int) -> None:
+    with connected(to) as peer:
+        for begin in range(0, size, len(BLOCK)):
+            peer.sendall(BLOCK[: size - begin])
+        peer.shutdown(socket.SHUT_WR)
+        peer.recv(1)  # until the other side has everything
+
+
+def connected(to: str) -> socket.socket:
+    until = time.monotonic() + 20
+    while True:
+        with suppress(OSError):  # it does not listen yet
+            return socket.create_connection((to, 5000), timeout=60)
+        assert time.monotonic() < until, f"nobody listens on {to}"
+        time.sleep(0.02)
+
+
+def receive(size: int) -> dict[str, object]:
+    with socket.create_server(("", 5000)) as server:
+        peer, _ = server.accept()
+    with peer:
+        got, start = bytearray(peer.recv(1)), time.perf_counter()
+        while part := peer.recv(1 << 20):
+            got += part
+        seconds = time.perf_counter() - start
+    expected = (BLOCK * (size // len(BLOCK) + 1))[:size]
+    return {"seconds": seconds, "intact": got == expected}
+
+
+def main() -> None:
+    source, destination, size = map(int, sys.argv[1:])
+    me = int(os.environ["GROUP_RANK"])
+    if me == source:
+        send(f"10.9.0.{destination + 1}", size)
+    elif me == destination:
+        print(json.dumps(receive(size)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""The laws of design.md, over every registered codec. Excused is only who says so, and only if it is true."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from laws.laws import LAWS, exempt
+
+import narrowcast as nc
+from narrowcast.codecs import Law, all_specs
+from narrowcast.codecs.scaled import every_small_format
+from narrowcast.formats import all_formats
+
+EXEMPTIBLE = {value for name, value in vars(Law).items() if name.isupper()}
+# options that the examples of the registry do not combine with every format
+MORE = [
+    *(f"{spec}+{option}" for spec in every_small_format() for option in ("sbf16", "se8m0", "se8m0+rceil")),
+    *("e2m1fn@0.3", "int8@1", "int4@0.1+sr", "posit8.1@3", "dtree8@1", "e5m2@1e-3", "linear8@2", "qsgd4@1", "nf4@1"),
+    *("e3m0+aps", "e4m3fn+aps", "e4m3fn+sr+aps", "e2m1fn+aps", "e5m2+cpd", "e3m0/64+cpd", "e5m2/64+cpd", "e4m3@7+cpd"),
+    *("int8/16", "int2/1024", "e4m3fn/4096", "uint8/16", "uint2/48", "onebit/48", "sign/16", "qsgd4/64+l2+sbf16"),
+    *(
+        "e7m0/64",
+        "e6m0fnuz/48",
+        "e2m0/64",
+        "e2m0fnuz/64",
+        "e1m1fn/64",
+        "e5m1/64",
+        "e1m6f/64",
+        "int8+sbf16",
+        "e4m3b128fn/64",
+    ),
+]
+SPECS = list(dict.fromkeys([*all_specs(), *MORE]))
+OBEYED = [(law, spec) for law in LAWS for spec in SPECS if not exempt(nc.codec(spec), law)]
+EXCUSED = [(law, spec) for law in LAWS for spec in all_specs() if exempt(nc.codec(spec), law)]
+
+
+@pytest.mark.parametrize("law, spec", OBEYED)
+def test_law(law: str, spec: str) -> None:
+    LAWS[law](nc.codec(spec))
+
+
+@pytest.mark.parametrize("law, spec", EXCUSED)
+def test_exemption_is_true(law: str, spec: str) -> None:
+    """A codec that is excused from a law breaks it on some input: otherwise the listing would scare for nothing."""
+    with pytest.raises(AssertionError):
+        LAWS[law](nc.codec(spec))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_exemption_names_a_law_and_has_a_reason(spec: str) -> None:
+    for law, reason in nc.codec(spec).exemptions.items():
+        assert law in EXEMPTIBLE
+        assert len(reason) > 10
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_law_10_what_runs_on_a_slower_path_says_why(spec: str) -> None:
+    choices = nc.codec(spec).explain()
+    assert {choice.op for choice in choices} >= {"encode", "decode"}
+    for choice in choices:
+        assert choice.implementation == "reference" or choice.implementation.startswith("native (")
+        assert bool(choice.why) == (choice.implementation == "reference"), choice
+
+
+TARGETS = sorted({fmt.target for fmt in all_formats() if fmt.bits <= 8 and not fmt.positive_only})
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_for_every_mantissa_the_scale_of_what_comes_back_is_the_scale(target: float) -> None:
+    """fl(fl(target * s) / target) == s for each s = fl(absmax / target): why fp32 scales are idempotent."""
+    mantissas = (torch.arange(2**23, dtype=torch.int32) + 0x3F800000).view(torch.float32)
+    scale = mantissas / target
+    again = (scale * target) / target
+    wrong = (again != scale).nonzero().flatten()
+    assert len(wrong) == 0, f"absmax {mantissas[wrong[0]].item()!r}"
