@@ -16,10 +16,11 @@ FILES = sorted(SRC.rglob("*.py"))
 
 SPINE = ("formats", "kernels", "codecs", "collectives", "parallel")
 # Built on the spine; nothing in the spine imports them.
-ABOVE = ("simulate", "predict", "lab", "study", "bench", "doctor", "cli", "__main__")
+ABOVE = ("simulate", "predict", "lab", "study", "bench", "console", "cli")
 
+CONSOLE = ("cli", "console", "bench.cli", "lab.cli")
 # Third-party packages beside torch: where they may be imported, and whether only inside a function.
-EXTRAS_AT_THE_TOP = {"typer": ("cli", "lab.cli"), "rich": ("cli", "lab.cli"), "triton": ("kernels.triton",)}
+EXTRAS_AT_THE_TOP = {"typer": CONSOLE, "rich": CONSOLE, "triton": ("kernels.triton",)}
 EXTRAS_IN_FUNCTIONS = ("bench", "collectives.mpi", "parallel.integrations")
 
 MAX_FILE = 400

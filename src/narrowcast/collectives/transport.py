@@ -9,9 +9,9 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -91,14 +91,22 @@ class TorchTransport:
         self._open().allreduce([values], options).wait()
 
     def share(self, text: str) -> list[str]:
-        name, self._shared = f"call/{self._shared}", self._shared + 1
+        number, self._shared = self._shared, self._shared + 1
+        return bounded(lambda: self._share(f"call/{number}", text), self._timeout.total_seconds() + STORE_GRACE)
+
+    def _share(self, name: str, text: str) -> list[str]:
         self._store.set(f"{name}/{self.rank}", text)
         keys = [f"{name}/{peer}" for peer in range(self.world)]
-        try:
-            self._store.wait(keys, self._timeout)
-        except dist.DistStoreError as error:
+        pause, until = 0.0005, time.monotonic() + self._timeout.total_seconds()
+        # no store.wait: a rank that gives up must be heard while we wait
+        while not self._store.check(keys):
             missing = [peer for peer, key in enumerate(keys) if not self._store.check([key])]
-            raise TimeoutError(f"ranks {missing} made no such call within {self._timeout}") from error
+            if self._store.check([GAVE_UP]):
+                raise RuntimeError(f"ranks {missing} did not come to this call, and one gave up")
+            if time.monotonic() > until:
+                raise TimeoutError(f"ranks {missing} made no such call within {self._timeout}")
+            time.sleep(pause)
+            pause = min(1.5 * pause, 0.05)
         return [self._store.get(key).decode() for key in keys]
 
     def _open(self) -> Any:
@@ -111,19 +119,17 @@ class TorchTransport:
 
     def give_up(self, note: str) -> dict[int, str]:
         notes: dict[int, str] = {}
-
-        def talk() -> None:
-            # the store may be gone, or its host may be stopped: then nobody can tell anything
-            with contextlib.suppress(RuntimeError):
-                self._store.set(f"failed/{self.rank}", note)
-                self.close()
-                self._collect(notes, time.monotonic() + NOTES_WAIT)
-
-        talker = threading.Thread(target=talk, name="narrowcast-notes", daemon=True)
-        talker.start()
-        talker.join(2 * NOTES_WAIT)
+        # the store may be gone, or its host may be stopped: then nobody can tell anything
+        with contextlib.suppress(RuntimeError, TimeoutError):
+            bounded(lambda: self._leave(note), STORE_GRACE)
         self.close()
+        with contextlib.suppress(RuntimeError, TimeoutError):
+            bounded(lambda: self._collect(notes, time.monotonic() + NOTES_WAIT), STORE_GRACE)
         return dict(notes)
+
+    def _leave(self, note: str) -> None:
+        self._store.set(f"failed/{self.rank}", note)
+        self._store.set(GAVE_UP, str(self.rank))
 
     def _collect(self, notes: dict[int, str], until: float) -> None:
         while len(notes) < self.world and time.monotonic() < until:
@@ -133,8 +139,35 @@ class TorchTransport:
             time.sleep(0.02)
 
 
+GAVE_UP = "gave up"
 NOTES_WAIT = 0.5
 """Seconds for the others to notice that we closed, and to write down what they saw."""
+STORE_GRACE = 1.0
+"""Seconds for a few words with the store. Where its host is stopped it never answers, and it knows no timeout."""
+
+Found = TypeVar("Found")
+
+
+def bounded(ask: Callable[[], Found], seconds: float) -> Found:
+    """What `ask` returns, or TimeoutError after so many seconds; its thread is then left behind."""
+    found: list[Found] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            found.append(ask())
+        except Exception as error:  # noqa: BLE001  raised where the answer is waited for
+            errors.append(error)
+
+    asking = threading.Thread(target=run, name="narrowcast-store", daemon=True)
+    asking.start()
+    asking.join(seconds)
+    if errors:
+        raise errors[0]
+    if not found:
+        raise TimeoutError(f"the group's store did not answer within {seconds:g} s")
+    return found[0]
+
 
 _MADE: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
 """How many transports were made on each group: it names their keys in the store."""

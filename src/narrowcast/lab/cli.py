@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+
+from narrowcast.console import JsonPath, emit
 
 from .check import TOLERANCE, RateCheck, check_rates
 from .clean import clean
@@ -25,12 +25,8 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-JsonPath = Annotated[
-    str | None, typer.Option("--json", metavar="FILE", help="Write JSON to FILE; - is standard output.")
-]
 Hosts = Annotated[int, typer.Option(help="Number of hosts.")]
 
-PLAIN_WIDTH = 200
 INTERRUPTED = 130
 RATES = ("200mbit", "1gbit")
 
@@ -45,17 +41,6 @@ def _plain_errors() -> Iterator[None]:
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-
-
-def _emit(data: Any, shown: Table | str, path: str | None) -> None:
-    """The table for people, or JSON for programs; with a file name both."""
-    if path == "-":
-        typer.echo(json.dumps(data, indent=1))
-        return
-    if path is not None:
-        Path(path).write_text(json.dumps(data, indent=1) + "\n")
-    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH, no_color=True)
-    console.print(shown)
 
 
 def _slow(pairs: list[str]) -> dict[int, str]:
@@ -123,7 +108,7 @@ def check_command(
     nbytes = None if mb is None else round(mb * 1e6)
     with _plain_errors(), Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
         rows = list(progress.track(check_rates(hosts, rates, nbytes, rounds), total=len(rates), description="links"))
-    _emit([row.as_dict() for row in rows], _check_table(rows), json_path)
+    emit([row.as_dict() for row in rows], _check_table(rows), json_path)
     if not all(row.held for row in rows):
         raise typer.Exit(1)
 
@@ -145,4 +130,4 @@ def clean_command(json_path: JsonPath = None) -> None:
     with _plain_errors():
         found = [vars(leftover) for leftover in clean()]
     lines = [f"removed a lab that process {each['owner']} left (guard {each['guard']})" for each in found]
-    _emit(found, "\n".join(lines or ["nothing was left behind"]), json_path)
+    emit(found, "\n".join(lines or ["nothing was left behind"]), json_path)

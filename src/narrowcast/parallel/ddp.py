@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from narrowcast.codecs import Codec
+from narrowcast.codecs import Codec, error_report
 from narrowcast.collectives import algorithms
 from narrowcast.collectives.api import all_reduce
 from narrowcast.collectives.channel import Channel
@@ -23,6 +23,7 @@ from narrowcast.collectives.work import Work
 from narrowcast.kernels.ops import FLOATS
 from narrowcast.parallel import policy
 from narrowcast.parallel.memory import Memory
+from narrowcast.parallel.probe import probe
 from narrowcast.parallel.stats import Row, Stats
 
 Bucket = Any
@@ -53,6 +54,7 @@ class DDPState:
         algorithm: str = "auto",
         min_values: int = policy.MIN_VALUES,
         seed: int = 0,
+        sample_every: int = 0,
     ) -> None:
         policy.check(gradients)
         self.model, self.group = model, group or model.process_group
@@ -64,7 +66,8 @@ class DDPState:
         self._check_algorithm()
         self.channel = Channel(TorchTransport(self.group))
         self.memory = Memory(self.channel.world, scaler)
-        self.stats = Stats()
+        self.stats, self.sample_every = Stats(), sample_every
+        self.probe = probe(self.channel, self.lossy()) if self.channel.world > 1 else None
         self._share = _LiveShare(self)
         self._lock = threading.Lock()
 
@@ -97,6 +100,22 @@ class DDPState:
             bits = 8.0 * parameter.element_size() if str(choice.codec) == "as-is" else choice.codec.bits_per_value
             found.append(Row(name, parameter.numel(), str(choice.codec), bits, choice.why))
         return found
+
+    def warnings(self) -> list[str]:
+        """Where compression is likely to lose on this link."""
+        if self.probe is None:
+            return ["one rank: nothing travels, and nothing is rounded"]
+        found = [self.probe.note(codec, values) for codec, values in self.lossy().items()]
+        return [text for text in found if text is not None]
+
+    def lossy(self) -> dict[Codec, int]:
+        """The codecs of this step that round, and how many values each takes."""
+        values: dict[Codec, int] = {}
+        for name, parameter in self.parameters.items():
+            codec = self.choice(name, parameter).codec
+            if not codec.lossless:
+                values[codec] = values.get(codec, 0) + parameter.numel()
+        return values
 
     def groups(self, bucket: Bucket) -> list[Group]:
         """The gradients of a bucket by codec, in the order in which a codec first appears."""
@@ -131,7 +150,8 @@ class DDPState:
         if bucket.index() == 0:
             self.memory.begin_step()
             self._share.begin_step()
-        if buffer.is_sparse or buffer.dtype not in FLOATS:
+        # complex gradients lie in a real buffer, of which bucket.gradients() shows but half
+        if buffer.is_sparse or buffer.dtype not in FLOATS or any(p.is_complex() for p in bucket.parameters()):
             return self._start_plain(buffer)
         groups, rescale = self.groups(bucket), self._share.rescale
 
@@ -140,6 +160,8 @@ class DDPState:
                 rescale(buffer)
             _settle(future, buffer, error)
 
+        if self.sample_every and self.step % self.sample_every == 0:
+            self._sample(groups)
         pending = _Pending(len(groups), settle)
         for group in groups:
             self._start(group, buffer, len(groups) == 1, pending)
@@ -179,6 +201,13 @@ class DDPState:
             pending.arrived(done.exception())
 
         work.then(count)
+
+    def _sample(self, groups: list[Group]) -> None:
+        """What the codecs would lose on these gradients, tensor by tensor; it takes time, so it is off by default."""
+        for group in groups:
+            for name, gradient in zip(group.names, group.gradients, strict=True):
+                if not group.codec.lossless:
+                    self.stats.sampled[name] = error_report(gradient, group.codec, stream=self.step)
 
     def _count(self, sent: int, values: int, plain_bytes: int, times: Times, seconds: float) -> None:
         with self._lock:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from narrowcast.codecs import ErrorReport
 from narrowcast.collectives.api import all_reduce
 from narrowcast.parallel import policy
 from narrowcast.parallel.ddp import Bucket, DDPState, plain
@@ -54,7 +55,11 @@ class Handle:
 
     def explain(self) -> str:
         """Every tensor in a table, and what travels beside the gradients."""
-        return render(self.rows(), _notes(self._model))
+        return render(self.rows(), [*_notes(self._model), *self._state.warnings()])
+
+    def errors(self) -> dict[str, ErrorReport]:
+        """What the codecs lost on each gradient when it was last sampled (`sample_every`)."""
+        return dict(self._state.stats.sampled)
 
     def check_ranks(self) -> None:
         """Compare a hash of all parameters over the ranks (collective); raise where one differs."""
@@ -114,13 +119,15 @@ def attach(
     algorithm: str = "auto",
     min_values: int = policy.MIN_VALUES,
     seed: int = 0,
+    sample_every: int = 0,
     strict: bool = False,
 ) -> Handle:
     """Send the gradients of a DDP model through codecs. Collective over the model's group.
 
     gradients: a spec, a mapping of name patterns to specs, a `schedule`, or a function of (tensor info, step).
     scaler: a GradScaler, so that error feedback survives changes of the loss scale. nodes: the ranks of each node, for
-    full precision inside and few bits between. strict: raise where a tensor cannot be compressed.
+    full precision inside and few bits between. sample_every: measure what the codecs lose every so many steps (0:
+    never). strict: raise where a tensor cannot be compressed.
     """
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(f"attach: got {type(model).__name__}; wrap the model in DistributedDataParallel first")
@@ -142,6 +149,7 @@ def attach(
         algorithm=algorithm,
         min_values=min_values,
         seed=seed,
+        sample_every=sample_every,
     )
     _check_strict(state, strict)
     if not hasattr(model, "_narrowcast_hook"):

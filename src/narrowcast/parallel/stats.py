@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
+from narrowcast.codecs import ErrorReport
 from narrowcast.collectives.coder import Times
 
 
@@ -19,6 +20,8 @@ class Stats:
     """What a float32 (or 16-bit, for 16-bit gradients) all-reduce would have sent."""
     call_seconds: float = 0.0
     times: Times = field(default_factory=Times)
+    sampled: dict[str, ErrorReport] = field(default_factory=dict)
+    """The last error report of each tensor, where sampling is on."""
 
     @property
     def ratio(self) -> float:
@@ -26,7 +29,7 @@ class Stats:
         return self.plain_bytes / self.sent_bytes if self.sent_bytes else 1.0
 
     def as_dict(self) -> dict[str, float]:
-        flat = {key: value for key, value in asdict(self).items() if key != "times"}
+        flat = {key: value for key, value in vars(self).items() if isinstance(value, (int, float))}
         waiting = self.call_seconds - self.times.encode - self.times.decode
         ms = {"encode_ms": 1e3 * self.times.encode, "decode_ms": 1e3 * self.times.decode, "wire_ms": 1e3 * waiting}
         return {**flat, "ratio": self.ratio, **ms}

@@ -1,0 +1,128 @@
+"""`narrowcast bench`: speed, always beside something measured in the same run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from narrowcast.bench import codecs, collectives, ddp, peers
+from narrowcast.bench.timing import ROUNDS
+from narrowcast.codecs import codec as codec_named
+from narrowcast.console import JsonPath, emit, make_console, new_table, number, percent, progress
+from narrowcast.kernels import native
+
+app = typer.Typer(
+    help="Speed, as a ratio to a copy or a plain all-reduce measured in the same run.", no_args_is_help=True
+)
+
+
+@app.command("codecs")
+def codecs_command(
+    spec: Annotated[list[str] | None, typer.Argument(help="Codecs; by default those with a promised speed.")] = None,
+    size: Annotated[list[str] | None, typer.Option(help=f"Any of {', '.join(codecs.SIZES)}; default all.")] = None,
+    threads: Annotated[list[int] | None, typer.Option(help="Thread counts; default 1 and 2.")] = None,
+    isa: Annotated[
+        str | None, typer.Option(help="Instruction set: avx512, avx2 or baseline; default the best.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds a median is taken over.")] = ROUNDS,
+    with_peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Time other libraries too.")] = True,
+    json_path: JsonPath = None,
+) -> None:
+    """Encode and decode speed as a share of copy_, after each codec's bits were checked against the reference."""
+    if isa is not None:
+        native.set_isa(isa)
+    specs = [str(codec_named(s)) for s in spec] if spec else list(codecs.TARGETS)
+    sizes, counts = size or list(codecs.SIZES), threads or [1, 2]
+    unknown = sorted(set(sizes) - set(codecs.SIZES))
+    if unknown:
+        raise ValueError(f"bench codecs --size: unknown size {unknown[0]!r}; take {', '.join(codecs.SIZES)}")
+    results = codecs.Results()
+    total = len(sizes) * len(counts) * (len(specs) + (0 if spec else len(codecs.ROUND_TARGETS)))
+    results.rows = list(progress(codecs.run(specs, sizes, counts, rounds), total, "codecs"))
+    results.calls = [codecs.call_cost(s) for s in specs]
+    results.peers = list(progress(peers.run(), 16, "peers")) if with_peers else []
+    emit(results.as_dict(), _speed_table(results), json_path)
+    if json_path != "-":
+        make_console().print(_call_table(results))
+        if with_peers:
+            make_console().print(_peer_table(results))
+
+
+@app.command("collectives")
+def collectives_command(
+    spec: Annotated[list[str] | None, typer.Argument(help="Codecs; by default those with a promised speedup.")] = None,
+    rate: Annotated[str, typer.Option("--lab", help="Rate of every link of the lab.")] = "1gbit",
+    hosts: Annotated[int, typer.Option(help="Hosts, one rank each.")] = 4,
+    values: Annotated[int, typer.Option(help="Float32 values to reduce.")] = collectives.VALUES,
+    rounds: Annotated[int, typer.Option(help="Rounds a median is taken over.")] = collectives.ROUNDS,
+    json_path: JsonPath = None,
+) -> None:
+    """All-reduce through codecs on rate-limited links, beside Gloo's float32 all-reduce in the same run. Needs root."""
+    specs = spec or list(collectives.SPECS)
+    rows = list(progress(collectives.run(hosts, rate, specs, values, rounds), len(specs), "codecs"))
+    title = f"All-reduce of {values} values on {hosts} hosts at {rate}, one thread a rank"
+    shown = new_table(title, "codec", "float32 s", "ours s", "speedup", "promised", "bytes allow", "error", "kept")
+    for row in rows:
+        times = f"{row.plain_seconds:.3f}", f"{row.seconds:.3f}", f"{row.speedup:.2f}x"
+        kept = {True: "yes", False: "NO", None: ""}[row.met]
+        shown.add_row(row.spec, *times, number(row.target), f"{row.limit:.2f}x", f"{row.error:.3g}", kept)
+    emit({"machine": codecs.describe_machine(), "rows": [row.as_dict() for row in rows]}, shown, json_path)
+
+
+@app.command("ddp")
+def ddp_command(
+    wire: Annotated[list[str] | None, typer.Argument(help="Specs, plain, fp16-hook or powersgd-RANK.")] = None,
+    rate: Annotated[str, typer.Option("--lab", help="Rate of every link of the lab.")] = "1gbit",
+    hosts: Annotated[int, typer.Option(help="Hosts, one rank each.")] = 4,
+    steps: Annotated[int, typer.Option(help="Steps a median is taken over.")] = ddp.STEPS,
+    json_path: JsonPath = None,
+) -> None:
+    """Training steps of a 24-million-parameter MLP under DDP on rate-limited links. Needs root."""
+    wires = ["plain", *(w for w in wire if w != "plain")] if wire else list(ddp.WIRES)
+    rows = list(progress(ddp.run(hosts, rate, wires, steps), len(wires), "wires"))
+    shown = new_table(
+        f"DDP step of an MLP on {hosts} hosts at {rate}, batch 16 and one thread a rank",
+        *("wire", "step s", "compute s", "exposed s", "speedup", "error of the mean gradient"),
+    )
+    for row in rows:
+        seconds = (f"{row[key]:.3f}" for key in ("step", "compute", "exposed"))
+        shown.add_row(row["wire"], *seconds, f"{rows[0]['step'] / row['step']:.2f}x", f"{row['error']:.3g}")
+    emit({"machine": codecs.describe_machine(), "rows": rows}, shown, json_path)
+
+
+def _speed_table(results: codecs.Results) -> Table:
+    machine = results.machine
+    title = f"Share of copy_ (bytes read + written per second) on {machine['cpu']}, {machine['isa']}"
+    shown = new_table(title, "what", "size", "threads", "encode", "promised", "decode", "promised", "copy GB/s", "kept")
+    for row in results.rows:
+        kept = f"FAILED: {row.failed}" if row.failed else {True: "yes", False: "NO", None: ""}[row.met]
+        encode, decode = percent(row.encode), percent(row.decode)
+        wanted = percent(row.target_encode), percent(row.target_decode)
+        shown.add_row(
+            row.what, row.size, str(row.threads), encode, wanted[0], decode, wanted[1], f"{row.copy_gbs:.1f}", kept
+        )
+    return shown
+
+
+def _call_table(results: codecs.Results) -> Table:
+    shown = new_table("One call on a 4 KiB tensor, microseconds", "codec", "encode", "decode")
+    for call in results.calls:
+        shown.add_row(call.what, f"{call.encode_us:.1f}", f"{call.decode_us:.1f}")
+    return shown
+
+
+def _peer_table(results: codecs.Results) -> Table:
+    columns = ("peer", "bits", "encode", "decode", "relative error", "NaN ->", "Inf ->", "zeros kept")
+    shown = new_table("Peers on the same data, 64 MiB, one thread, outputs allocated by each call", *columns)
+    for row in results.peers:
+        if "missing" in row:
+            shown.add_row(str(row["name"]), f"not installed: {row['missing']}")
+            continue
+        peer = peers.PeerRow(**row)  # type: ignore[arg-type]
+        speeds = percent(peer.encode), percent(peer.decode), f"{peer.relative_error:.3g}"
+        shown.add_row(
+            peer.name, f"{peer.bits:g}", *speeds, peer.nan_becomes, peer.inf_becomes, percent(peer.zeros_kept)
+        )
+    return shown

@@ -1,0 +1,62 @@
+"""What every command shares: tables for people, JSON for programs, progress on a terminal. Needs rich and typer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+T = TypeVar("T")
+
+JsonPath = Annotated[
+    str | None, typer.Option("--json", metavar="FILE", help="Write JSON to FILE; - is standard output.")
+]
+
+PLAIN_WIDTH = 200
+
+
+def make_console() -> Console:
+    return Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH, no_color=True)
+
+
+def emit(data: Any, shown: Table | str, path: str | None) -> None:
+    """The table for people, or JSON for programs; with a file name both."""
+    if path == "-":
+        print(json.dumps(data, indent=1))
+        return
+    if path is not None:
+        Path(path).write_text(json.dumps(data, indent=1) + "\n")
+    make_console().print(shown)
+
+
+def progress(items: Iterable[T], total: int, what: str) -> Iterator[T]:
+    """Show how far a long job is, on a terminal only and never in the output."""
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        for item in items:
+            yield item
+            bar.advance(task)
+
+
+def new_table(title: str, *columns: str) -> Table:
+    style = box.HEAVY_HEAD if sys.stdout.isatty() else box.SIMPLE
+    table = Table(title=title, title_justify="left", caption_justify="left", box=style)
+    for position, column in enumerate(columns):
+        table.add_column(column, justify="left" if position == 0 else "right", overflow="fold")
+    return table
+
+
+def number(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.0f} %"

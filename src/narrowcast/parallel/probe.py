@@ -1,0 +1,81 @@
+"""Will it pay? A short measurement at attach: a plain sum, and where the link is fast, the codecs themselves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from narrowcast.codecs import Codec
+from narrowcast.collectives.api import all_reduce
+from narrowcast.collectives.channel import Channel
+from narrowcast.collectives.exchange import Exchange
+from narrowcast.collectives.feedback import Residuals
+
+SMALL_VALUES, LARGE_VALUES = 1 << 18, 1 << 22
+SLOW_SECONDS = 0.03
+"""Where the small sum takes this long, bytes are what costs, and arithmetic tells the rest."""
+ROUNDS = 3
+WORTH_IT = 0.95
+"""Below this share of the plain time, compression is said to pay."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Seconds for one value as it is, and through each codec, on this link and machine."""
+
+    plain: float
+    codecs: dict[Codec, float] = field(default_factory=dict)
+    """Measured on fast links only."""
+
+    def ours(self, codec: Codec) -> float:
+        return self.codecs.get(codec, self.plain * codec.bits_per_value / 32)
+
+    def note(self, codec: Codec, values: int) -> str | None:
+        """A warning where compression is likely to lose, or None."""
+        if self.ours(codec) < WORTH_IT * self.plain:
+            return None
+        plain, ours = (1e3 * values * seconds for seconds in (self.plain, self.ours(codec)))
+        return (
+            f"likely to lose: this link is so fast that {values} values take about {plain:.0f} ms as they are "
+            f"and {ours:.0f} ms with {codec}; compression pays on slower links"
+        )
+
+
+def probe(channel: Channel, codecs: Iterable[Codec]) -> Probe:
+    """Collective. All ranks take the slowest rank's time, so that they decide alike."""
+    found: list[float] = []
+    channel.submit({"version": "1", "call": "probe"}, lambda exchange: _plain(exchange, found)).wait()
+    if len(found) == 1:
+        return Probe(found[0])
+    measured = {codec: _through(channel, codec) for codec in codecs}
+    return Probe(min(found[1:]), measured)
+
+
+def _plain(exchange: Exchange, found: list[float]) -> None:
+    """Seconds a value: of a small sum, and of larger ones where the small one was quick."""
+    small = _sum_seconds(exchange, SMALL_VALUES)
+    found.append(small / SMALL_VALUES)
+    if small < SLOW_SECONDS:
+        found += [_sum_seconds(exchange, LARGE_VALUES) / LARGE_VALUES for _ in range(ROUNDS)]
+
+
+def _sum_seconds(exchange: Exchange, values: int) -> float:
+    x = torch.ones(values)
+    start = time.perf_counter()
+    exchange.transport.sum_(x)
+    microseconds = torch.tensor([int(1e6 * (time.perf_counter() - start))], dtype=torch.int32)
+    exchange.transport.max_(microseconds)
+    return int(microseconds) / 1e6
+
+
+def _through(channel: Channel, codec: Codec) -> float:
+    x, spent = torch.linspace(-1, 1, LARGE_VALUES), []
+    residuals = Residuals.zeros(LARGE_VALUES) if codec.feedback else None
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        all_reduce(x, codec, step=0, residuals=residuals, algorithm="two_shot", channel=channel)
+        spent.append(time.perf_counter() - start)
+    return min(spent) / LARGE_VALUES
