@@ -67,6 +67,10 @@ def run(name: str, call: Call) -> None:
 
 def scales(call: Call) -> list[Tensor | None] | None:
     """One scale for each segment, for codecs with one scale for a tensor: this rank's own, or agreed by all (APS)."""
+    wanted = call.x
+    if call.residuals is not None and call.codec.block == 0:
+        # what is owed counts too: a scale for the gradient alone would cut it off or flush it
+        wanted = call.residuals.wanted(call.x, 0, (0, call.x.numel()))
     if isinstance(call.codec, Scaled) and call.codec.aps:
-        return agreed_scales(call)
-    return call.coder().scales(call.x)
+        return agreed_scales(call, wanted)
+    return call.coder().scales(wanted)

@@ -74,6 +74,14 @@ class _Flat:
             tensor.detach().copy_(self.x[low:high].view(tensor.shape))
 
 
+def _plain_codec(what: str, spec: Spec) -> Codec:
+    """A codec for calls that keep nothing from one to the next."""
+    codec = codec_named(spec)
+    if codec.feedback:
+        raise ValueError(f"{what} with {codec}: only all_reduce has error feedback; leave out +ef")
+    return codec
+
+
 def _noise(what: str, codec: Codec, seed: int, step: int | None) -> Noise:
     if codec.stochastic and step is None:
         raise ValueError(
@@ -142,7 +150,8 @@ def all_reduce(
         call.times = times or call.times
         algorithms.run(chosen, call)
 
-    more = {"algorithm": chosen, "op": str(reduction), "segments": flat.lengths, "nodes": nodes, "inner": str(inside)}
+    more: dict[str, object] = {"algorithm": chosen, "op": str(reduction), "segments": flat.lengths, "seed": seed}
+    more |= {"nodes": nodes, "inner": str(inside)}
     return _run(channel, _signature("all_reduce", codec, flat.x, **more, accumulator=accumulator), job, flat, async_op)
 
 
@@ -151,10 +160,10 @@ def _check_options(codec: Codec, algorithm: str, accumulator: str, residuals: Re
         raise ValueError(f"all_reduce: accumulator={accumulator!r}; take 'float32' or 'low'")
     if accumulator == "low" and algorithm != "ring":
         raise ValueError(f"all_reduce: accumulator='low' is for 'ring'; {algorithm!r} always adds in float32")
-    if residuals is not None and algorithm not in algorithms.WITH_FEEDBACK:
+    if (residuals is not None or codec.feedback) and algorithm not in algorithms.WITH_FEEDBACK:
         allowed = ", ".join(algorithms.WITH_FEEDBACK)
         raise ValueError(f"all_reduce: error feedback goes with {allowed}; got {algorithm!r}")
-    if codec.feedback and residuals is None and algorithm in algorithms.WITH_FEEDBACK:
+    if codec.feedback and residuals is None:
         raise ValueError(f"all_reduce with {codec}: +ef needs residuals=, which keeps what is owed from call to call")
 
 
@@ -176,7 +185,7 @@ def reduce_scatter(
     seed: int = 0,
 ) -> Work | None:
     """Rank r gets the sum of everybody's part r: of a list with one tensor a rank, or of W equal parts of a tensor."""
-    codec, channel = codec_named(spec), channel_of(group)
+    codec, channel = _plain_codec("reduce_scatter", spec), channel_of(group)
     flat, target = _Flat(_checked("reduce_scatter", input, output)), _Flat(_checked("reduce_scatter", output))
     lengths = _parts("reduce_scatter", flat, isinstance(input, Tensor), channel.world)
     _expect("reduce_scatter", target, lengths[channel.rank])
@@ -201,7 +210,7 @@ def all_gather(
     seed: int = 0,
 ) -> Work | None:
     """Everybody gets everybody's `input`, in rank order: into a list with one tensor a rank, or into one tensor."""
-    codec, channel = codec_named(spec), channel_of(group)
+    codec, channel = _plain_codec("all_gather", spec), channel_of(group)
     flat, source = _Flat(_checked("all_gather", output, input)), _Flat(_checked("all_gather", input))
     lengths = _parts("all_gather", flat, isinstance(output, Tensor), channel.world)
     _expect("all_gather", source, lengths[channel.rank])
@@ -227,7 +236,7 @@ def all_to_all(
     seed: int = 0,
 ) -> Work | None:
     """Part p of our input goes to rank p, each encoded by itself; parts may differ in size (lists, or split sizes)."""
-    codec, channel = codec_named(spec), channel_of(group)
+    codec, channel = _plain_codec("all_to_all", spec), channel_of(group)
     target, source = _Flat(_checked("all_to_all", output, input)), _Flat(_checked("all_to_all", input))
     arriving = _split_sizes("all_to_all", target, isinstance(output, Tensor), output_split_sizes, channel.world)
     leaving = _split_sizes("all_to_all", source, isinstance(input, Tensor), input_split_sizes, channel.world)
@@ -255,7 +264,7 @@ def broadcast(
     seed: int = 0,
 ) -> Work | None:
     """Everybody gets what rank `src` has, as the codec brings it back: `src` itself, too."""
-    codec, flat, channel = codec_named(spec), _Flat(_checked("broadcast", tensor)), channel_of(group)
+    codec, flat, channel = _plain_codec("broadcast", spec), _Flat(_checked("broadcast", tensor)), channel_of(group)
     root = _group_rank("broadcast", channel, group, src, group_src)
     noise = _noise("broadcast", codec, seed, step)
 
@@ -306,7 +315,7 @@ def isend(
     seed: int = 0,
 ) -> Work:
     """`send` without waiting. The tensor is encoded before this returns."""
-    codec, flat, channel = codec_named(spec), _Flat(_checked("send", tensor)), channel_of(group)
+    codec, flat, channel = _plain_codec("send", spec), _Flat(_checked("send", tensor)), channel_of(group)
     peer, noise = _peer("send", channel, group, dst, group_dst), _noise("send", codec, seed, step)
     coder = Coder(codec, flat.lengths, flat.x.dtype, noise)
     wire = point.outgoing(coder, flat.x, noise.stream(channel.rank, 0))
@@ -323,7 +332,7 @@ def irecv(
     group_src: int | None = None,
 ) -> Work:
     """`recv` without waiting."""
-    codec, flat, channel = codec_named(spec), _Flat(_checked("recv", tensor)), channel_of(group)
+    codec, flat, channel = _plain_codec("recv", spec), _Flat(_checked("recv", tensor)), channel_of(group)
     peer = _peer("recv", channel, group, src, group_src)
     coder = Coder(codec, flat.lengths, flat.x.dtype, Noise())
 

@@ -29,16 +29,14 @@ def exponent(x: Tensor, world: int) -> int:
     return power - 1 if mantissa == 0.5 else power
 
 
-def agreed_scales(call: Call) -> list[Tensor | None]:
+def agreed_scales(call: Call, x: Tensor) -> list[Tensor | None]:
     """The scale of each segment; a zero tensor gets scale 0.
 
     One small MAX for all segments together. Bytes sent a rank: 4 (W-1) a segment.
     """
     assert isinstance(call.codec, Scaled)
     ranges = segment_ranges(call.segments)
-    exponents = torch.tensor(
-        [exponent(call.x[low:high], call.exchange.world) for low, high in ranges], dtype=torch.int32
-    )
+    exponents = torch.tensor([exponent(x[low:high], call.exchange.world) for low, high in ranges], dtype=torch.int32)
     call.exchange.max_(exponents)
     return [_scale(call.codec.plan, value) for value in exponents.tolist()]
 

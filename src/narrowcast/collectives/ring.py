@@ -17,7 +17,7 @@ def ring(call: Call, scales: list[Tensor | None] | None = None) -> None:
        they are; "low": encoded and decoded first) in float32, and encodes the result: order s+1, s+2, ..., s (mod W).
     3. Rank s holds the finished shard, encodes it, and the bytes go around unchanged; everybody decodes the same bytes.
 
-    Bytes sent a rank: 2 (W-1)/W nbytes(n). Roundings a value: W (with "low": up to 2W-1). Passes: 1 encode, 2 decodes.
+    Bytes sent a rank: 2 (W-1)/W nbytes(n). Roundings a value: W at most. Passes: 1 encode, 2 decodes.
     """
     exchange, coder = call.exchange, call.coder()
     world, rank = exchange.world, exchange.rank

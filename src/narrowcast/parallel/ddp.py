@@ -67,7 +67,11 @@ class DDPState:
         self.channel = Channel(TorchTransport(self.group))
         self.memory = Memory(self.channel.world, scaler)
         self.stats, self.sample_every = Stats(), sample_every
-        self.probe = probe(self.channel, self.lossy()) if self.channel.world > 1 else None
+        try:
+            self.probe = probe(self.channel, self.lossy()) if self.channel.world > 1 else None
+        except RuntimeError:  # ranks that disagree find out here already
+            self.channel.close()
+            raise
         self._share = _LiveShare(self)
         self._lock = threading.Lock()
 

@@ -164,7 +164,8 @@ def attach(
 
 
 def _check_strict(state: DDPState, strict: bool) -> None:
-    left = [row for row in state.rows() if row.why and row.why != "asked for"]
+    asked = (policy.ASKED_FOR, policy.POLICY_SAYS_SO)
+    left = [row for row in state.rows() if row.why and row.why not in asked]
     if strict and left:
         state.close()
         raise ValueError(f"attach with strict=True: {left[0].name} stays as it is: it {left[0].why}")

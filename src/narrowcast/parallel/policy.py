@@ -15,6 +15,8 @@ MIN_VALUES = 10_000
 """Tensors with fewer values stay as they are: they are next to nothing on the wire and the most sensitive (QSGD)."""
 
 AS_IS = codec_named("as-is")
+ASKED_FOR, POLICY_SAYS_SO = "asked for", "the policy says so"
+"""Why a tensor stays as it is although it could be compressed: nothing that `strict` objects to."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +95,10 @@ def choose(policy: object, info: TensorInfo, step: int, min_values: int = MIN_VA
         return _sized(codec_named(policy), info, min_values)
     assert callable(policy)
     chosen = policy(info, step)
-    return Choice(AS_IS, "the policy says so") if chosen is None else Choice(codec_named(chosen))
+    return Choice(AS_IS, POLICY_SAYS_SO) if chosen is None else Choice(codec_named(chosen))
 
 
 def _sized(codec: Codec, info: TensorInfo, min_values: int) -> Choice:
     if not codec.lossless and info.numel < min_values:
         return Choice(AS_IS, f"has {info.numel} values, under {min_values}")
-    return Choice(codec, "asked for" if codec.lossless else "")
+    return Choice(codec, ASKED_FOR if codec.lossless else "")

@@ -10,7 +10,7 @@ from narrowcast.collectives.coder import Times
 
 @dataclass
 class Stats:
-    """Counters since `attach` (or the last `reset`), of this rank."""
+    """Counters since `attach`, of this rank."""
 
     steps: int = 0
     calls: int = 0
