@@ -11,13 +11,29 @@
 namespace nc::NC_ISA {
 
 struct DecodeBuffers {
-  alignas(64) float values[CHUNK];
-  alignas(64) float scratch[CHUNK];
+  // what every chunk reads comes first: see Placed
   alignas(64) float block_scale[CHUNK / GROUP], block_low[CHUNK / GROUP];  // for each block
   alignas(64) float scale[CHUNK / GROUP + LANES], low[CHUNK / GROUP + LANES];  // for each GROUP values
+  alignas(64) uint8_t planes[4 * PLANE];
   alignas(64) uint8_t codes[CHUNK + PACK_SLACK];
   alignas(64) uint8_t packed[CHUNK + PACK_SLACK];
-  alignas(64) uint8_t planes[4 * PLANE];
+  alignas(64) float values[CHUNK];
+  alignas(64) float scratch[CHUNK];
+};
+
+// Buffers at a place that suits an output written past the caches. A load waits for an older store whose address has the
+// same low 12 bits until that has left, and such stores leave slowly. A chunk of output fills a page, so its last stores
+// always lie at the end of one, seen from where the output begins; the next chunk's first loads must not. (Seen: half
+// the speed in every process whose stack happened to lie so.)
+template <class Buffers>
+class Placed {
+  static constexpr uintptr_t PAGE = 4096, LINE = 64;
+  alignas(LINE) uint8_t room[sizeof(Buffers) + PAGE];
+  uintptr_t offset;
+
+ public:
+  explicit Placed(const void* out) : offset((uintptr_t(out) + 4 * LINE - uintptr_t(room)) % PAGE / LINE * LINE) {}
+  Buffers& buffers() { return *reinterpret_cast<Buffers*>(room + offset); }
 };
 
 // The codes of a chunk, one a byte, with room up to a multiple of GROUP.
@@ -33,35 +49,35 @@ static const uint8_t* read_codes(const DecodeJob& job, DecodeBuffers& buffers, i
   return buffers.codes;
 }
 
-struct BlockScale {
-  float scale;
-  float low;  // NC_AFFINE: the minimum; NC_MEANS and NC_SIGN: the value of bit 0
-};
-
-static inline BlockScale read_block_scale(const DecodeJob& job, int64_t index) {
+// The scale of each block; `low` is NC_AFFINE's minimum, or what bit 0 stands for.
+static void read_block_scales(const DecodeJob& job, int64_t first, int count, float* scale, float* low) {
   const nc_plan& plan = *job.plan;
-  if (plan.store == NC_STORE_NONE) return {plan.constant, 0};
-  if (plan.method == NC_NVFP4) return {plan.block_scale_levels[job.scales[index]] * job.tensor_scale, 0};
-  if (plan.method == NC_AFFINE || plan.method == NC_MEANS) {
-    return {read_scale(plan.store, job.scales, 2 * index + 1), read_scale(plan.store, job.scales, 2 * index)};
+  if (plan.store == NC_STORE_NONE) {
+    scale[0] = plan.constant;
+  } else if (plan.method == NC_NVFP4) {
+    for (int b = 0; b < count; b++) scale[b] = plan.block_scale_levels[job.scales[first + b]] * job.tensor_scale;
+  } else if (plan.method == NC_AFFINE || plan.method == NC_MEANS) {
+    float pairs[2 * CHUNK / GROUP];
+    read_scales(plan.store, job.scales, 2 * first, 2 * count, pairs);
+    for (int b = 0; b < count; b++) {
+      low[b] = pairs[2 * b];
+      scale[b] = pairs[2 * b + 1];
+    }
+  } else {
+    read_scales(plan.store, job.scales, first, count, scale);
+    for (int b = 0; plan.method == NC_SIGN && b < count; b++) low[b] = -scale[b];
   }
-  const float scale = read_scale(plan.store, job.scales, index);
-  return {scale, -scale};
 }
 
 // The scales of a chunk, which holds whole blocks or lies within one.
 static void read_chunk_scales(const DecodeJob& job, DecodeBuffers& buffers, int64_t begin, int count, int64_t block) {
-  const int64_t first = begin / block;
+  const int64_t first = begin / block, within = smaller(block, CHUNK);
   const int n_blocks = int((begin + count - 1) / block - first) + 1;
-  const bool has_low = job.plan->method != NC_SCALED && job.plan->method != NC_NVFP4;
-  for (int b = 0; b < n_blocks; b++) {
-    const BlockScale found = read_block_scale(job, first + b);
-    buffers.block_scale[b] = found.scale;
-    buffers.block_low[b] = found.low;
-  }
-  const int64_t within = smaller(block, CHUNK);
+  read_block_scales(job, first, n_blocks, buffers.block_scale, buffers.block_low);
   expand(buffers.block_scale, n_blocks, within, buffers.scale);
-  if (has_low) expand(buffers.block_low, n_blocks, within, buffers.low);
+  if (job.plan->method != NC_SCALED && job.plan->method != NC_NVFP4) {
+    expand(buffers.block_low, n_blocks, within, buffers.low);
+  }
 }
 
 static void decode_chunk(const DecodeJob& job, DecodeBuffers& buffers, int64_t begin, int count, int64_t block) {
@@ -88,7 +104,8 @@ static void decode_span(const DecodeJob& job, DecodeBuffers& buffers, int64_t be
 }
 
 static void decode_range(const DecodeJob& job, int64_t begin, int64_t end) {
-  DecodeBuffers buffers;
+  Placed<DecodeBuffers> place(static_cast<const float*>(job.out) + begin);
+  DecodeBuffers& buffers = place.buffers();
   const nc_plan& plan = *job.plan;
   if (needs_planes(plan.format)) fill_planes(plan.format, buffers.planes);
   if (plan.block == 0 || plan.store == NC_STORE_NONE) {

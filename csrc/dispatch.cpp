@@ -7,6 +7,7 @@
 #include "kernels.hpp"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <xmmintrin.h>
 #endif
 
@@ -23,16 +24,24 @@ enum Refusal { NOT_SUPPORTED = -1, BAD_ARGUMENT = -2 };
 
 #if defined(NC_HAVE_AVX512)
 bool has_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vbmi") &&
-         __builtin_cpu_supports("avx512vbmi2");
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2");
 }
 #endif
 
 #if defined(NC_HAVE_AVX2)
+// The two that clang's __builtin_cpu_supports does not know.
+bool has_f16c_and_lzcnt() {
+  constexpr unsigned F16C = 1u << 29, LZCNT = 1u << 5;  // in ecx
+  unsigned eax, ebx, basic, extended, edx;
+  return __get_cpuid(1, &eax, &ebx, &basic, &edx) && (basic & F16C) &&
+         __get_cpuid(0x80000001, &eax, &ebx, &extended, &edx) && (extended & LZCNT);
+}
+
 bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
-         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("lzcnt");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+         __builtin_cpu_supports("bmi2") && has_f16c_and_lzcnt();
 }
 #endif
 
@@ -169,8 +178,9 @@ NC_EXPORT int nc_encode(const nc_plan* plan, const void* x, int32_t dtype, int64
   return 0;
 }
 
-NC_EXPORT int nc_decode(const nc_plan* plan, const uint8_t* codes, const uint8_t* scales, const uint8_t* tensor_scale_plane,
-                        int64_t n, void* out, int32_t dtype, int32_t accumulate, int32_t threads) {
+NC_EXPORT int nc_decode(const nc_plan* plan, const uint8_t* codes, const uint8_t* scales,
+                        const uint8_t* tensor_scale_plane, int64_t n, void* out, int32_t dtype, int32_t accumulate,
+                        int32_t threads) {
   if (n == 0) return 0;
   if (!plan || !codes || !out || n < 0 || !is_dtype(dtype)) return BAD_ARGUMENT;
   const Kernels& chosen = kernels();
@@ -188,11 +198,12 @@ NC_EXPORT int nc_round(const nc_format* format, const void* x, void* out, int32_
   if (n == 0) return 0;
   if (!format || !x || !out || n < 0 || !is_dtype(dtype)) return BAD_ARGUMENT;
   const Kernels& chosen = kernels();
-  if (!chosen.can_round(*format, stochastic != 0)) return NOT_SUPPORTED;
+  if (!chosen.can_round(*format)) return NOT_SUPPORTED;
   const bool streaming = dtype == NC_FLOAT32 && x != out && n * size_of(dtype) >= STREAMING_BYTES;
   const nc::RoundJob job = {format, x, out, dtype, n, overflow, stochastic != 0, streaming, seed};
   constexpr int64_t grain = 4096;  // a multiple of every chunk and of the values that share a counter
-  run(Parts(n, grain, size_of(dtype), threads), [&](int, int64_t begin, int64_t end) { chosen.round(job, begin, end); });
+  const Parts parts(n, grain, size_of(dtype), threads);
+  run(parts, [&](int, int64_t begin, int64_t end) { chosen.round(job, begin, end); });
   return 0;
 }
 

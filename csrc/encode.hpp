@@ -200,7 +200,8 @@ static void find_nvfp4_scales(const EncodeJob& job, BlockScales& blocks, int n_b
   }
 }
 
-static void find_scales(const EncodeJob& job, BlockScales& blocks, const float* x, int n_blocks, int count, int64_t begin) {
+static void find_scales(const EncodeJob& job, BlockScales& blocks, const float* x, int n_blocks, int count,
+                        int64_t begin) {
   const nc_plan& plan = *job.plan;
   const Source source = {x, NC_FLOAT32};
   const int64_t first = begin / plan.block;
@@ -252,7 +253,8 @@ static bool any_lost(const BlockScales& blocks, int n_blocks) {
 }
 
 // A copy of x in which blocks that are not finite are zeros and minima are subtracted.
-static const float* prepared(const BlockScales& blocks, const float* x, int block, int count, bool affine, float* buffer) {
+static const float* prepared(const BlockScales& blocks, const float* x, int block, int count, bool affine,
+                             float* buffer) {
   for (int b = 0; b * block < count; b++) {
     const int here = int(smaller(block, count - b * block));
     float* const to = buffer + b * block;

@@ -17,12 +17,14 @@ static bool can_quantise(const nc_format& format, bool stochastic) {
 
 static bool can_code(const nc_plan& plan) {
   if (plan.format.bits < 1 || plan.format.bits > 8 || plan.block < 0 || plan.block % GROUP != 0) return false;
-  if (plan.method == NC_MEANS || plan.method == NC_SIGN) return plan.block > 0 && plan.format.bits == 1;
+  if (plan.method == NC_MEANS || plan.method == NC_SIGN) {
+    return plan.block > 0 && plan.block <= INT32_MAX && plan.format.bits == 1;
+  }
   if (plan.method == NC_NVFP4 && (plan.block == 0 || plan.block > CHUNK)) return false;
   return can_quantise(plan.format, plan.stochastic);
 }
 
-static bool can_round(const nc_format& format, bool /*stochastic*/) {
+static bool can_round(const nc_format& format) {
   if (format.kind == NC_FLOAT) return has_float32_normals(format);
   return (format.kind == NC_UNIFORM && format.fraction_bits >= 0) || has_table(format);
 }

@@ -56,7 +56,7 @@ struct RoundJob {
 struct Kernels {
   const char* name;
   bool (*can_code)(const nc_plan& plan);
-  bool (*can_round)(const nc_format& format, bool stochastic);
+  bool (*can_round)(const nc_format& format);
   int64_t (*grain)(const nc_plan& plan);
   // For block == 0: over all values. For NC_NVFP4 only `top`, over finite blocks.
   Extremes (*extremes)(const EncodeJob& job, int64_t begin, int64_t end);

@@ -27,7 +27,7 @@ struct PackOrder {
 
 static constexpr PackOrder PACK_ORDER;
 
-// 64 codes at a time: each eight of them become a 64-bit word whose low `bits` bytes are packed, and these move together.
+// 64 codes at a time: each eight of them become a 64-bit word with `bits` packed bytes, and these move together.
 struct SixtyFourCodes {
   int bits;
   __m512i low, pair, pair_of_pairs, fours, gather, spread, shifts;

@@ -36,7 +36,10 @@ static inline VF storable(const nc_plan& plan, VF scale) {
   return min(scale, all<VF>(plan.max_scale));
 }
 
-static inline VF inverse_of(VF scale) { return (scale == 0) | (scale != scale) ? VF{} : 1.0f / scale; }
+static inline VF inverse_of(VF scale) {
+  const VI none = (scale == 0) | (scale != scale);
+  return none ? VF{} : 1.0f / scale;
+}
 
 // The scale from the bits of the largest magnitude: 0 for a block of zeros, NaN for one that is not finite. With
 // `quotient`, that in place of top / target.
@@ -78,6 +81,10 @@ static float norm_quotient(const nc_plan& plan, const Source& source, int64_t be
   return norm / plan.target * (1.0f / down);
 }
 
+static inline int store_size(int32_t store_as) {
+  return store_as == NC_STORE_FP32 ? 4 : store_as == NC_STORE_BF16 ? 2 : 1;
+}
+
 // A scale that has been rounded to what the plane holds, as number `index`.
 static inline void write_scale(int32_t store, float scale, uint8_t* plane, int64_t index) {
   const uint32_t bits = scale == scale ? bits_of(scale) : QUIET_NAN;
@@ -94,7 +101,7 @@ static inline void write_scale(int32_t store, float scale, uint8_t* plane, int64
 // Scales whose NaN is QUIET_NAN, from `first` on. There is room for a vector more.
 static void write_scales(int32_t store_as, const float* scales, int count, uint8_t* plane, int64_t first) {
   alignas(64) uint8_t bytes[4 * CHUNK / GROUP];
-  const int size = store_as == NC_STORE_FP32 ? 4 : store_as == NC_STORE_BF16 ? 2 : 1;
+  const int size = store_size(store_as);
   for (int i = 0; i < count; i += LANES) {
     const VU bits = load<VU>(scales + i);
     if (store_as == NC_STORE_FP32) store(bytes + 4 * i, bits);
@@ -104,17 +111,27 @@ static void write_scales(int32_t store_as, const float* scales, int count, uint8
   __builtin_memcpy(plane + size * first, bytes, size * count);
 }
 
-static inline float read_scale(int32_t store, const uint8_t* plane, int64_t index) {
-  if (store == NC_STORE_E8M0) return plane[index] == 255 ? float_of(QUIET_NAN) : power_of_two(plane[index] - 127);
-  uint32_t bits = 0;
-  if (store == NC_STORE_FP32) {
-    __builtin_memcpy(&bits, plane + 4 * index, 4);
-  } else {
-    uint16_t half;
-    __builtin_memcpy(&half, plane + 2 * index, 2);
-    bits = uint32_t(half) << 16;
-  }
-  return float_of(bits);
+static inline VF scales_of_exponents(VI code) {
+  const VI power = code == 0 ? all<VI>(0x400000) : code << 23;  // 2^-127 is subnormal
+  return (VF)(code == 255 ? all<VI>(int32_t(QUIET_NAN)) : power);
+}
+
+// LANES scales at p, the first of them.
+static inline VF load_scales(int32_t store_as, const uint8_t* p) {
+  if (store_as == NC_STORE_FP32) return load<VF>(p);
+  if (store_as == NC_STORE_BF16) return widen_bfloat16(reinterpret_cast<const uint16_t*>(p));
+  return scales_of_exponents(load_bytes(p));
+}
+
+// Scales first .. first + count - 1. There is room for a vector more.
+static inline void read_scales(int32_t store_as, const uint8_t* plane, int64_t first, int count, float* scales) {
+  const int size = store_size(store_as);
+  const uint8_t* p = plane + size * first;
+  int i = 0;
+  for (; i + LANES <= count; i += LANES, p += size * LANES) store(scales + i, load_scales(store_as, p));
+  uint8_t tail[4 * LANES] = {};
+  __builtin_memcpy(tail, p, size * (count - i));
+  if (i < count) store(scales + i, load_scales(store_as, tail));
 }
 
 }  // namespace nc::NC_ISA

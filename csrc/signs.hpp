@@ -73,7 +73,7 @@ static inline void pack_signs(const float* x, int count, bool finite, uint8_t* p
   }
 }
 
-// ---- LANES blocks at once, each of a power of two of values ----------------------------------------------------------
+// ---- LANES blocks at once, each of a power of two of values -------------------------------------------------------
 
 static inline VI negative_lanes(const float* x, int count) {
   VI found = {};
@@ -145,7 +145,7 @@ static SignSums sums_of_block(const nc_plan& plan, const Source& source, int64_t
   return sums;
 }
 
-// ---- chunks ----------------------------------------------------------------------------------------------------------
+// ---- chunks -------------------------------------------------------------------------------------------------------
 
 static void encode_large_signs(const EncodeJob& job, EncodeBuffers& buffers, int64_t begin, int64_t end) {
   const Source source = {job.x, job.dtype};

@@ -1,8 +1,8 @@
-// One vector of the widest kind this compilation has. gcc's vector types carry +, *, &, <, ?: for every instruction set;
-// intrinsics stand only where gcc does not find the instruction.
+// One vector of the widest kind this compilation has. gcc's vector types carry +, *, &, <, ?: for every instruction
+// set; intrinsics stand only where gcc does not find the instruction.
 //
-// Everything in the included files is static inside the namespace of the instruction set, and nothing of std:: is used: a
-// function that the linker merges across compilations could bring AVX-512 into the baseline.
+// Everything in the included files is static inside the namespace of the instruction set, and nothing of std:: is used:
+// a function that the linker merges across compilations could bring AVX-512 into the baseline.
 #pragma once
 
 #include <stdint.h>
@@ -52,6 +52,18 @@ static inline V load(const T* p) {
   V v;
   __builtin_memcpy(&v, p, sizeof v);
   return v;
+}
+
+// Lane i of the answer is lane number lane[i] of a followed by b.
+template <class V>
+static inline V shuffled(V a, V b, VI lane) {
+#if defined(__clang__)
+  V both[2] = {a, b}, found;
+  for (int i = 0; i < LANES; i++) found[i] = both[lane[i] / LANES][lane[i] % LANES];
+  return found;
+#else
+  return __builtin_shuffle(a, b, lane);
+#endif
 }
 
 template <class V, class T>
@@ -216,11 +228,11 @@ static inline V pieces(V a, V b) {
     const int piece = i / SIZE;
     lane[i] = (piece / 2 * 2 + ODD) * SIZE + i % SIZE + (piece % 2) * LANES;
   }
-  return __builtin_shuffle(a, b, lane);
+  return shuffled(a, b, lane);
 }
 
-// Lane j of the answer is the reduction of all lanes of vector(first + j * stride), by halves: lanes i and i + LANES / 2
-// first, neighbours last. Each shuffle serves many vectors.
+// Lane j of the answer is the reduction of all lanes of vector(first + j * stride), by halves: lanes i and
+// i + LANES / 2 first, neighbours last. Each shuffle serves many vectors.
 template <int N = LANES, class Vector, class Join>
 NC_INLINE auto reduce_lanes(const Vector& vector, const Join& join, int first = 0, int stride = 1) {
   if constexpr (N == 1) {
@@ -251,7 +263,8 @@ static inline void store_bytes(uint8_t* p, VI codes) {
   _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)codes));
 #elif defined(__AVX2__)
   codes &= 0xff;  // packing saturates
-  __m128i halves = _mm_packus_epi32(_mm256_castsi256_si128((__m256i)codes), _mm256_extracti128_si256((__m256i)codes, 1));
+  const __m128i upper = _mm256_extracti128_si256((__m256i)codes, 1);
+  const __m128i halves = _mm_packus_epi32(_mm256_castsi256_si128((__m256i)codes), upper);
   _mm_storel_epi64((__m128i*)p, _mm_packus_epi16(halves, halves));
 #elif defined(__SSE2__)
   codes &= 0xff;

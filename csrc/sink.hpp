@@ -47,7 +47,8 @@ inline void Sink::write(const float* values, int64_t begin, int count, float* sc
     if (accumulate) {
       add_to(to, values, count);
     } else if (streaming) {
-      stream_bytes(reinterpret_cast<uint8_t*>(to), reinterpret_cast<const uint8_t*>(values), int(sizeof(float)) * count);
+      stream_bytes(reinterpret_cast<uint8_t*>(to), reinterpret_cast<const uint8_t*>(values),
+                   int(sizeof(float)) * count);
     } else {
       __builtin_memcpy(to, values, sizeof(float) * count);
     }

@@ -1,7 +1,8 @@
 // Small floats: rounding is integer arithmetic on the pattern of the float32.
 //
-// At and above the smallest normal number, dropping the low 23 - man_bits bits of the pattern leaves the code (but for a
-// constant: the biases differ), and adding something below the dropped bits before rounds. Below it all steps are equal.
+// At and above the smallest normal number, dropping the low 23 - man_bits bits of the pattern leaves the code (but for
+// a constant: the biases differ), and adding a number below the first kept bit before that rounds. Below the smallest
+// normal number all steps are equal.
 #pragma once
 
 #include "narrowcast.h"

@@ -24,8 +24,8 @@ struct Source {
   const void* x;
   int32_t dtype;
 
-  // Values begin .. begin + count - 1 as float32, followed by zeros up to a multiple of GROUP: where they lie, or a copy
-  // in `buffer`.
+  // Values begin .. begin + count - 1 as float32, followed by zeros up to a multiple of GROUP: where they lie, or a
+  // copy in `buffer`.
   const float* read(int64_t begin, int count, float* buffer) const {
     if (dtype == NC_FLOAT32 && count % GROUP == 0) return static_cast<const float*>(x) + begin;
     return copy(begin, count, buffer);

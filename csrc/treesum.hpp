@@ -22,12 +22,12 @@ static inline void add_row(float* row, const float* other, int width) {
 static inline float sum_lanes(VF v) {
   VI lane;
   for (int i = 0; i < LANES; i++) lane[i] = i;
-  for (int width = LANES / 2; width > 0; width /= 2) v += __builtin_shuffle(v, lane ^ width);
+  for (int width = LANES / 2; width > 0; width /= 2) v += shuffled(v, v, lane ^ width);
   return v[0];
 }
 
-// The sum of n vectors, a power of two of them, first, first + stride, ...: in the halving order the last addition joins
-// those of even and of odd index. vector(index) is one.
+// The sum of n vectors, a power of two of them, first, first + stride, ...: in the halving order the last addition
+// joins those of even and of odd index. vector(index) is one.
 template <class Vector>
 NC_INLINE VF fold_four(const Vector& vector, int first, int stride) {
   return (vector(first) + vector(first + 2 * stride)) + (vector(first + stride) + vector(first + 3 * stride));

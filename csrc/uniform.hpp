@@ -7,7 +7,9 @@
 namespace nc::NC_ISA {
 
 // A size below 2^14 rounded away from zero with a probability that is its fraction, cut to 17 bits.
-static inline VI stochastic_integer(VF size, VU noise) { return (to_int(size * 131072.0f) + (VI)(2 * noise + 1)) >> 17; }
+static inline VI stochastic_integer(VF size, VU noise) {
+  return (to_int(size * 131072.0f) + (VI)(2 * noise + 1)) >> 17;
+}
 
 template <bool STOCHASTIC_ROUNDING>
 struct TwosComplement {
