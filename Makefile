@@ -89,7 +89,7 @@ $(VENV)/torch: constraints.txt
 $(VENV)/installed: $(VENV)/torch pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 	$(call system,command -v c++,g++,the package works through its plain reference and is slower)
 	@echo "== narrowcast"
-	@$(PIP) -e '.[cli]'
+	@$(PIP) -e '.[cli]' numpy  # torch warns at every start where numpy is missing
 	@rm -f src/narrowcast/kernels/libnarrowcast_cpu.*
 	@touch $@
 

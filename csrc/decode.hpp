@@ -21,21 +21,6 @@ struct DecodeBuffers {
   alignas(64) float scratch[CHUNK];
 };
 
-// Buffers at a place that suits an output written past the caches. A load waits for an older store whose address has the
-// same low 12 bits until that has left, and such stores leave slowly. A chunk of output fills a page, so its last stores
-// always lie at the end of one, seen from where the output begins; the next chunk's first loads must not. (Seen: half
-// the speed in every process whose stack happened to lie so.)
-template <class Buffers>
-class Placed {
-  static constexpr uintptr_t PAGE = 4096, LINE = 64;
-  alignas(LINE) uint8_t room[sizeof(Buffers) + PAGE];
-  uintptr_t offset;
-
- public:
-  explicit Placed(const void* out) : offset((uintptr_t(out) + 4 * LINE - uintptr_t(room)) % PAGE / LINE * LINE) {}
-  Buffers& buffers() { return *reinterpret_cast<Buffers*>(room + offset); }
-};
-
 // The codes of a chunk, one a byte, with room up to a multiple of GROUP.
 static const uint8_t* read_codes(const DecodeJob& job, DecodeBuffers& buffers, int64_t begin, int count) {
   const int bits = job.plan->format.bits;
@@ -104,7 +89,7 @@ static void decode_span(const DecodeJob& job, DecodeBuffers& buffers, int64_t be
 }
 
 static void decode_range(const DecodeJob& job, int64_t begin, int64_t end) {
-  Placed<DecodeBuffers> place(static_cast<const float*>(job.out) + begin);
+  Placed<DecodeBuffers> place(uintptr_t(job.out) + sizeof(float) * begin);
   DecodeBuffers& buffers = place.buffers();
   const nc_plan& plan = *job.plan;
   if (needs_planes(plan.format)) fill_planes(plan.format, buffers.planes);

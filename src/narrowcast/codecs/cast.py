@@ -10,6 +10,7 @@ from torch import Tensor
 
 from narrowcast.codecs.base import Codec
 from narrowcast.codecs.spec import Spec, write
+from narrowcast.kernels import ops
 
 DTYPES = {"as-is": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -38,6 +39,9 @@ class Cast(Codec):
     @property
     def block(self) -> int:
         return 1
+
+    def explain(self) -> list[ops.Choice]:
+        return [ops.Choice(op, "cpu", "torch", "") for op in ("encode", "decode")]
 
     @property
     def lossless(self) -> bool:

@@ -67,10 +67,10 @@ class TorchTransport:
         self.rank, self.world = dist.get_rank(chosen), dist.get_world_size(chosen)
         # attaching is collective, so all ranks count alike
         number = _MADE[chosen] = _MADE.get(chosen, 0) + 1
-        store = dist.distributed_c10d._get_process_group_store(chosen)
-        # a connection of our own: whoever waits on a store holds up all others that use it
-        self._store: Any = dist.PrefixStore(f"narrowcast/{number}", store).clone()  # type: ignore[attr-defined]
-        self._backend: Any = dist.ProcessGroupGloo(self._store, self.rank, self.world, self._timeout)
+        store, prefix = dist.distributed_c10d._get_process_group_store(chosen), f"narrowcast/{number}"
+        meeting = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
+        self._backend: Any = dist.ProcessGroupGloo(meeting, self.rank, self.world, self._timeout)
+        self._store: Any = dist.PrefixStore(prefix, _connection(chosen, store))  # type: ignore[attr-defined]
         self._shared = 0
 
     def isend(self, wire: Tensor, peer: int, tag: int) -> Pending:
@@ -168,6 +168,16 @@ def bounded(ask: Callable[[], Found], seconds: float) -> Found:
         raise TimeoutError(f"the group's store did not answer within {seconds:g} s")
     return found[0]
 
+
+def _connection(group: dist.ProcessGroup, store: Any) -> Any:
+    """A connection of our own to the group's store: whoever waits on one (we never do) holds up all that use it."""
+    if group not in _CONNECTIONS:
+        _CONNECTIONS[group] = store.clone()
+    return _CONNECTIONS[group]
+
+
+_CONNECTIONS: weakref.WeakKeyDictionary[dist.ProcessGroup, Any] = weakref.WeakKeyDictionary()
+"""One for each group, since connecting may take seconds where names are looked up."""
 
 _MADE: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
 """How many transports were made on each group: it names their keys in the store."""

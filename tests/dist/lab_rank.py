@@ -1,0 +1,50 @@
+"""A rank of the lab's fault tests: sums in a loop, says where it is, and ends with a hash or with what it saw."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import narrowcast as nc
+
+CUT_AFTER, PAUSE = 3, 2.0
+"""After this step there is time to cut the link, so that the next one begins on a cut one."""
+
+
+def values(rank: int, step: int) -> torch.Tensor:
+    return torch.randn(200_000, generator=torch.Generator().manual_seed(rank)) + step
+
+
+def main(timeout: float, steps: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    rank = dist.get_rank()
+    digest = hashlib.sha256()
+    began = time.monotonic()
+    try:
+        for step in range(steps):
+            began = time.monotonic()
+            y = values(rank, step)
+            nc.all_reduce(y, "int8/256")
+            digest.update(y.numpy().tobytes())
+            print(f"step {step}", flush=True)
+            time.sleep(PAUSE if step == CUT_AFTER else 0.0)
+    except RuntimeError as error:
+        print(
+            f"raised after {time.monotonic() - began:.2f} {type(error).__name__}: {error}".replace("\n", " "),
+            flush=True,
+        )
+        began = time.monotonic()
+    else:
+        print(f"hash {digest.hexdigest()}", flush=True)
+    dist.destroy_process_group()
+    print(f"ended {time.monotonic() - began:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), int(sys.argv[2]))

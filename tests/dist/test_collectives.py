@@ -1,0 +1,457 @@
+"""reduce_scatter, all_gather, all_to_all, broadcast, send, recv: values, identical bits, errors, work under way."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from dist.emulation import Setting, summed
+from dist.models import error_of
+from dist.pool import WORLDS, Pool
+from torch import Tensor
+
+import narrowcast as nc
+from narrowcast.collectives import Work, irecv, isend
+
+SPECS = ("as-is", "bf16", "int8/32", "int8", "e5m2+aps", "int4/16+sr", "nvfp4", "mxfp8", "uint8/16", "sign/32")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def values(rank: int, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(n, generator=torch.Generator().manual_seed(1000 + rank)).to(dtype)
+
+
+def lengths_of(world: int) -> list[int]:
+    """Uneven, with an empty one among them."""
+    return [(37 * rank) % 90 for rank in range(world)]
+
+
+def passage(spec: str, x: Tensor, rank: int, phase: int, offset: int, step: int, scale: Tensor | None = None) -> Tensor:
+    """What comes back of a part that is encoded by itself, in its own type."""
+    setting = Setting(nc.codec(spec), [x.numel()], x.dtype)
+    if not x.numel():
+        return x.clone()
+    stream = (step << 24) + (rank << 4) + phase
+    wire = setting.codec.encode(x, stream=stream, offset=-(-offset // 16) * 16, scale=scale)
+    return setting.codec.decode(wire, x.numel(), dtype=x.dtype)
+
+
+# ---- reduce_scatter --------------------------------------------------------------------------------------------------
+
+
+def scatter_all(group: dist.ProcessGroup) -> list[list[Tensor]]:
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    found = []
+    for spec in SPECS:
+        for dtype in DTYPES:
+            equal, uneven = torch.empty(20, dtype=dtype), torch.empty(lengths_of(world)[rank], dtype=dtype)
+            nc.reduce_scatter(equal, values(rank, 20 * world, dtype), spec, dist.ReduceOp.AVG, group, step=1)
+            parts = list(values(rank, sum(lengths_of(world)), dtype).split(lengths_of(world)))
+            nc.reduce_scatter(uneven, parts, spec, group=group, step=2)
+            found.append([equal, uneven])
+    return found
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_reduce_scatter_gives_each_rank_the_rank_order_sum_of_its_part(pool: Pool, world: int) -> None:
+    ranks = pool.run(world, scatter_all)
+    for number, (spec, dtype) in enumerate((s, d) for s in SPECS for d in DTYPES):
+        for lengths, step, divide, place in [([20] * world, 1, world, 0), (lengths_of(world), 2, 1, 1)]:
+            xs = [values(rank, sum(lengths), dtype) for rank in range(world)]
+            setting = Setting(nc.codec(spec), lengths, dtype, step=step, divide=divide)
+            scales = setting.scales(xs)
+            for owner, part in enumerate(setting.ranges):
+                parts = [setting.passage(x[slice(*part)], part, r, 0, scales[r]) for r, x in enumerate(xs)]
+                expected = setting.finish(summed(parts)).to(dtype)
+                assert torch.equal(ranks[owner][number][place], expected), f"{spec} {dtype} rank {owner}"
+
+
+# ---- all_gather ------------------------------------------------------------------------------------------------------
+
+
+def gather_all(group: dist.ProcessGroup) -> list[list[Tensor]]:
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    found = []
+    for spec in SPECS:
+        for dtype in DTYPES:
+            flat, uneven = (
+                torch.empty(20 * world, dtype=dtype),
+                [torch.empty(n, dtype=dtype) for n in lengths_of(world)],
+            )
+            nc.all_gather(flat, values(rank, 20, dtype), spec, group, step=1)
+            nc.all_gather(uneven, values(rank, lengths_of(world)[rank], dtype), spec, group, step=1)
+            found.append([flat, torch.cat(uneven)])
+    return found
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_all_gather_gives_everybody_the_same_bits_of_everybody(pool: Pool, world: int) -> None:
+    ranks = pool.run(world, gather_all)
+    for number, (spec, dtype) in enumerate((s, d) for s in SPECS for d in DTYPES):
+        for place, lengths in enumerate([[20] * world, lengths_of(world)]):
+            offsets = [sum(lengths[:rank]) for rank in range(world)]
+            sent = [passage(spec, values(r, lengths[r], dtype), r, 1, offsets[r], 1) for r in range(world)]
+            for rank in range(world):
+                assert torch.equal(ranks[rank][number][place], torch.cat(sent)), f"{spec} {dtype} rank {rank}"
+
+
+# ---- all_to_all ------------------------------------------------------------------------------------------------------
+
+
+def splits(source: int, target: int) -> int:
+    """How many values `source` sends to `target`; some pairs none."""
+    return (13 * source + 7 * target) % 29 * ((source + target) % 3 > 0)
+
+
+def exchange_all(group: dist.ProcessGroup) -> list[list[Tensor]]:
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    leaving, arriving = [splits(rank, p) for p in range(world)], [splits(p, rank) for p in range(world)]
+    found = []
+    for spec in SPECS:
+        for dtype in DTYPES:
+            x = values(rank, sum(leaving), dtype)
+            one, listed = torch.empty(sum(arriving), dtype=dtype), [torch.empty(n, dtype=dtype) for n in arriving]
+            options = {"output_split_sizes": arriving, "input_split_sizes": leaving}
+            nc.all_to_all(one, x, spec, group, step=1, **options)
+            nc.all_to_all(listed, list(x.split(leaving)), spec, group, step=1)
+            equal = torch.empty(4 * world, dtype=dtype)
+            nc.all_to_all(equal, values(rank, 4 * world, dtype), spec, group, step=1)
+            found.append([one, torch.cat(listed), equal])
+    return found
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_all_to_all_brings_part_p_to_rank_p(pool: Pool, world: int) -> None:
+    ranks = pool.run(world, exchange_all)
+    for number, (spec, dtype) in enumerate((s, d) for s in SPECS for d in DTYPES):
+        for target in range(world):
+            uneven, equal = [], []
+            for source in range(world):
+                sizes = [splits(source, p) for p in range(world)]
+                x, begin = values(source, sum(sizes), dtype), sum(sizes[:target])
+                uneven.append(passage(spec, x[begin : begin + sizes[target]], source, 0, begin, 1))
+                x = values(source, 4 * world, dtype)[4 * target : 4 * target + 4]
+                equal.append(passage(spec, x, source, 0, 4 * target, 1))
+            one, listed, even = ranks[target][number]
+            assert torch.equal(one, torch.cat(uneven)), f"{spec} {dtype} rank {target}"
+            assert torch.equal(listed, one)
+            assert torch.equal(even, torch.cat(equal))
+
+
+# ---- broadcast -------------------------------------------------------------------------------------------------------
+
+
+def broadcast_all(group: dist.ProcessGroup) -> list[Tensor]:
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    found = []
+    for spec in SPECS:
+        for root in {0, world - 1}:
+            x, parts = values(rank, 77).view(7, 11), [values(rank, 5), values(rank, 40)]
+            nc.broadcast(x, spec, group_src=root, group=group, step=4)
+            nc.broadcast(parts, spec, dist.get_global_rank(group, root), group, step=4)
+            found.append(torch.cat([x.flatten(), *parts]))
+    return found
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_broadcast_gives_everybody_what_the_codec_brings_back_the_sender_too(pool: Pool, world: int) -> None:
+    ranks = pool.run(world, broadcast_all)
+    roots = sorted({0, world - 1})
+    for number, (spec, root) in enumerate((s, r) for s in SPECS for r in roots):
+        whole = passage(spec, values(root, 77), root, 0, 0, 4)
+        setting = Setting(nc.codec(spec), [5, 40], step=4)
+        parts = setting.passage(torch.cat([values(root, 5), values(root, 40)]), (0, 45), root, 0)
+        for rank in range(world):
+            assert torch.equal(ranks[rank][number], torch.cat([whole, parts])), f"{spec} rank {rank}"
+
+
+# ---- send and recv ---------------------------------------------------------------------------------------------------
+
+
+def send_around(group: dist.ProcessGroup) -> list[Tensor]:
+    """Everybody sends to the next rank: blocking by turns, then all at once."""
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    right, left = (rank + 1) % world, (rank - 1) % world
+    found = []
+    for spec in SPECS:
+        x, y, z = values(rank, 66).view(6, 11), torch.empty(6, 11), [torch.empty(3), torch.empty(0), torch.empty(50)]
+        if rank % 2 == 0 and right != 0:
+            nc.send(x, spec, group_dst=right, group=group, step=1)
+        if rank % 2 == 1:
+            nc.recv(y, spec, group_src=left, group=group)
+        parts = [values(rank, 3), torch.empty(0), values(rank, 50)]
+        works = [
+            irecv(z, spec, group_src=left, group=group, tag=7),
+            isend(parts, spec, group_dst=right, group=group, tag=7, step=1),
+        ]
+        for work in works:
+            work.wait()
+        found.append([y, torch.cat(z)])
+    return found
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_what_is_sent_arrives_as_the_codec_brings_it_back(pool: Pool, world: int) -> None:
+    ranks = pool.run(world, send_around)
+    for number, spec in enumerate(SPECS):
+        for rank in range(world):
+            left = (rank - 1) % world
+            whole, parts = ranks[rank][number]
+            if rank % 2 == 1:
+                assert torch.equal(whole.flatten(), passage(spec, values(left, 66), left, 0, 0, 1)), f"{spec} {rank}"
+            setting = Setting(nc.codec(spec), [3, 0, 50], step=1)
+            x = torch.cat([values(left, 3), values(left, 50)])
+            assert torch.equal(parts, setting.passage(x, (0, 53), left, 0, setting.own_scales(x)))
+
+
+def many_in_flight(group: dist.ProcessGroup, count: int) -> list[float]:
+    """Messages with one tag, all started before one is waited for."""
+    rank = dist.get_rank(group)
+    received = [torch.empty(40) for _ in range(count)]
+    if rank == 0:
+        works = [isend(torch.full((40,), float(i)), "fp32", group_dst=1, group=group) for i in range(count)]
+    else:
+        works = [irecv(x, "fp32", group_src=0, group=group) for x in received]
+    for work in reversed(works):
+        work.wait()
+    return [float(x[0]) for x in received]
+
+
+def test_messages_with_one_tag_keep_their_order(pool: Pool) -> None:
+    assert pool.run(2, many_in_flight, 40)[1] == list(range(40))
+
+
+def by_tags(group: dist.ProcessGroup) -> list[float]:
+    rank, a, b = dist.get_rank(group), torch.empty(4), torch.empty(4)
+    if rank == 0:
+        works = [isend(torch.full((4,), float(tag)), "bf16", group_dst=1, group=group, tag=tag) for tag in (1, 2)]
+    else:
+        works = [irecv(x, "bf16", group_src=0, group=group, tag=tag) for x, tag in ((b, 2), (a, 1))]
+    for work in works:
+        work.wait()
+    return [float(a[0]), float(b[0])]
+
+
+def test_messages_with_different_tags_do_not_wait_for_each_other(pool: Pool) -> None:
+    assert pool.run(2, by_tags)[1] == [1.0, 2.0]
+
+
+def misfit(group: dist.ProcessGroup, spec: tuple[str, str], n: tuple[int, int]) -> str:
+    rank = dist.get_rank(group)
+    try:
+        if rank == 0:
+            nc.send(torch.ones(n[0]), spec[0], group_dst=1, group=group)
+        else:
+            nc.recv(torch.empty(n[1]), spec[1], group_src=0, group=group)
+    finally:
+        x = torch.ones(5)
+        nc.all_reduce(x, "as-is", group=group)
+        assert float(x[0]) == 2.0
+
+
+@pytest.mark.parametrize(
+    "spec, n", [(("int8/16", "int8/32"), (40, 40)), (("int8/16",) * 2, (40, 41)), (("int8/16",) * 2, (4000, 0))]
+)
+def test_a_sender_and_a_receiver_that_disagree_both_find_out_and_go_on(
+    pool: Pool, spec: tuple[str, str], n: tuple[int, int]
+) -> None:
+    sender, receiver = pool.outcomes(2, misfit, spec, n)
+    assert sender.error.startswith(f"DisagreementError: send: rank 1 expects something else than {n[0]} values")
+    assert receiver.error.startswith(f"DisagreementError: recv: rank 0 sends something else than {n[1]} values")
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "list too short": (lambda g: nc.all_gather([torch.empty(3)], torch.empty(3), "bf16", g), "list of 1 tensors for 2"),
+    "no whole parts": (
+        lambda g: nc.all_gather(torch.empty(3), torch.empty(1), "bf16", g),
+        "3 values do not divide into 2",
+    ),
+    "input too long": (lambda g: nc.all_gather(torch.empty(4), torch.empty(3), "bf16", g), "has 2 values, the tensor"),
+    "output too long": (lambda g: nc.reduce_scatter(torch.empty(3), torch.empty(4), "bf16", group=g), "has 2 values"),
+    "max": (lambda g: nc.reduce_scatter(torch.empty(2), torch.empty(4), "bf16", dist.ReduceOp.MAX, g), "is not a sum"),
+    "splits": (
+        lambda g: nc.all_to_all(torch.empty(4), torch.empty(4), "bf16", g, input_split_sizes=[1, 2]),
+        "must be 2 numbers that add up to 4",
+    ),
+    "noise": (lambda g: nc.all_gather(torch.empty(4), torch.empty(2), "int4/16+sr", g), "needs step="),
+    "noise, broadcast": (lambda g: nc.broadcast(torch.empty(4), "int4/16+sr", 0, g), "needs step="),
+    "noise, all_to_all": (lambda g: nc.all_to_all(torch.empty(4), torch.empty(4), "int4/16+sr", g), "needs step="),
+    "noise, send": (
+        lambda g: nc.send(torch.empty(4), "int4/16+sr", group=g, group_dst=1 - dist.get_rank(g)),
+        "needs step=",
+    ),
+    "no source": (lambda g: nc.broadcast(torch.empty(4), "bf16", group=g), "give either the global rank or its group_"),
+    "two sources": (lambda g: nc.broadcast(torch.empty(4), "bf16", 0, g, group_src=0), "give either the global rank"),
+    "no such peer": (lambda g: nc.send(torch.empty(4), "bf16", group=g, group_dst=2), "no rank 2 in a group of 2"),
+    "itself": (
+        lambda g: nc.send(torch.empty(4), "bf16", group=g, group_dst=dist.get_rank(g)),
+        "give another rank of the group",
+    ),
+    "tag": (lambda g: nc.send(torch.empty(4), "bf16", group=g, group_dst=1 - dist.get_rank(g), tag=-1), "tag must be"),
+    "root": (lambda g: nc.broadcast(torch.empty(4), "bf16", group=g, group_src=2), "no rank 2 in a group of 2"),
+    "double": (lambda g: nc.broadcast(torch.empty(4).double(), "bf16", 0, g), "got torch.float64; codecs take"),
+    "two dtypes": (lambda g: nc.all_gather(torch.empty(4), torch.empty(2).bfloat16(), "as-is", g), "one dtype"),
+}
+
+
+def wrong(group: dist.ProcessGroup, names: list[str]) -> list[str]:
+    found = [error_of(lambda name=name: WRONG[name][0](group)) for name in names]
+    x = torch.ones(3)
+    nc.all_reduce(x, "as-is", group=group)
+    assert float(x[0]) == 2
+    return found
+
+
+def test_wrong_arguments_are_refused_before_anything_is_sent(pool: Pool) -> None:
+    names = list(WRONG)
+    for messages in pool.run(2, wrong, names):
+        for name, message in zip(names, messages, strict=True):
+            assert WRONG[name][1] in message, name
+
+
+# ---- work under way --------------------------------------------------------------------------------------------------
+
+
+def waiting(group: dist.ProcessGroup) -> None:
+    x = torch.ones(100)
+    work = nc.all_reduce(x, "int8/16", group=group, async_op=True)
+    assert isinstance(work, Work)
+    assert work.wait()
+    assert work.is_completed()
+    assert work.wait(timedelta(seconds=1))
+    assert work.exception() is None
+    assert nc.all_reduce(x, "int8/16", group=group) is None
+    called = []
+    work.then(called.append)
+    assert called == [work]
+
+
+def test_a_work_can_be_waited_for_twice(pool: Pool) -> None:
+    pool.run(2, waiting)
+
+
+def late(group: dist.ProcessGroup) -> bool:
+    """Rank 0 starts at once, rank 1 when it is told to."""
+    x = torch.ones(10)
+    if dist.get_rank(group) == 1:
+        dist.barrier(group=group)
+        return nc.all_reduce(x, "int8/16", group=group, async_op=True).wait()
+    work = nc.all_reduce(x, "int8/16", group=group, async_op=True)
+    assert "wait again" in error_of(lambda: work.wait(timedelta(milliseconds=200)))
+    assert not work.is_completed()
+    dist.barrier(group=group)
+    return work.wait()
+
+
+def test_waiting_may_have_an_end_and_the_call_goes_on(pool: Pool) -> None:
+    assert pool.run(2, late) == [True, True]
+
+
+def several(group: dist.ProcessGroup) -> list[float]:
+    """Calls of all kinds in flight at once, with torch's own traffic on the same group between them."""
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    works, results = [], []
+    for i in range(20):
+        x, y, own = torch.full((70 + i,), float(i)), torch.empty(2 * world), torch.full((9,), float(rank))
+        works.append(nc.all_reduce(x, "int8/16", group=group, async_op=True))
+        handle = dist.all_reduce(own, group=group, async_op=True)
+        works.append(nc.all_gather(y, torch.full((2,), float(i + rank)), "bf16", group=group, async_op=True))
+        peer = torch.empty(3)
+        if rank < 2:
+            theirs = dist.irecv(peer, group=group, group_src=1 - rank, tag=5)
+            dist.isend(torch.full((3,), 5.0 + rank), group=group, group_dst=1 - rank, tag=5).wait()
+            theirs.wait()
+        handle.wait()
+        results += [x, y, own]
+    for work in works:
+        work.wait()
+    return [float(r.double().sum()) for r in results]
+
+
+def test_calls_in_flight_keep_their_order_and_user_traffic_does_not_get_between(pool: Pool) -> None:
+    for world in (2, 4):
+        found = pool.run(world, several)
+        expected = []
+        for i in range(20):
+            expected += [world * i * (70.0 + i), 2.0 * sum(i + r for r in range(world)), 9.0 * sum(range(world))]
+        assert all(rank == pytest.approx(expected, rel=1e-2) for rank in found)
+        assert len({tuple(rank) for rank in found}) == 1
+
+
+def failing(group: dist.ProcessGroup) -> list[str]:
+    """Calls whose ranks disagree: the error comes with wait(), and again."""
+    spec = "int8/16" if dist.get_rank(group) else "int8/32"
+    first = nc.all_reduce(torch.ones(64), spec, group=group, async_op=True)
+    x = torch.ones(64)
+    second = nc.all_reduce(x, "as-is", group=group, async_op=True)
+    found = [error_of(first.wait).partition(":")[0] for _ in range(2)]
+    assert type(first.exception()).__name__ == "DisagreementError"
+    second.wait()
+    assert float(x[0]) == dist.get_world_size(group)
+    return found
+
+
+def test_an_error_surfaces_in_wait_each_time(pool: Pool) -> None:
+    assert pool.run(3, failing) == [["DisagreementError"] * 2] * 3
+
+
+# ---- groups ----------------------------------------------------------------------------------------------------------
+
+
+def in_two_groups(group: dist.ProcessGroup) -> tuple[float, float, float]:
+    """Ranks 0 and 2 of 4 in one group, 1 and 3 in another, and all in the third, at the same time."""
+    pairs, four = [dist.new_group([0, 2]), dist.new_group([1, 3])], dist.new_group([0, 1, 2, 3])
+    rank = dist.get_rank()
+    if rank >= 4:
+        return ()
+    mine, other = pairs[rank % 2], pairs[1 - rank % 2]
+    x, y = torch.full((50,), 1.0 + rank), torch.full((50,), 1.0 + rank)
+    works = [nc.all_reduce(x, "as-is", group=mine, async_op=True), nc.all_reduce(y, "as-is", group=four, async_op=True)]
+    for work in works:
+        work.wait()
+    z = torch.full((10,), float(rank))
+    nc.broadcast(z, "bf16", src=2 + rank % 2, group=mine)
+    assert "no member" in error_of(lambda: nc.all_reduce(x, "as-is", group=other))
+    return float(x[0]), float(y[0]), float(z[0])
+
+
+def test_a_group_of_some_ranks_works_beside_the_whole(pool: Pool) -> None:
+    assert pool.run(8, in_two_groups)[:4] == [(4.0, 10.0, 2.0), (6.0, 10.0, 3.0)] * 2
+
+
+def threads_left(group: dist.ProcessGroup) -> int:
+    """Groups made, used and destroyed."""
+    before = threading.active_count()
+    for _ in range(5):
+        made = dist.new_group([0, 1])
+        if dist.get_rank() < 2:
+            nc.all_reduce(torch.ones(3), "as-is", group=made)
+            dist.destroy_process_group(made)
+        del made
+    gc.collect()
+    return threading.active_count() - before
+
+
+def test_a_group_that_is_gone_takes_its_thread_along(pool: Pool) -> None:
+    assert max(pool.run(8, threads_left)) <= 1
+
+
+def crossed(group: dist.ProcessGroup) -> None:
+    """New calls on two channels at once, on different ranks in different order: neither waits for the other's store."""
+    other = dist.new_group(range(8))
+    x, y = torch.ones(10), torch.ones(10)
+    for n in range(8):
+        order = [(x[n:], group), (y[n:], other)]
+        works = [nc.all_reduce(t, "fp32", group=g, async_op=True) for t, g in order[:: 1 - 2 * (dist.get_rank() % 2)]]
+        for work in works:
+            work.wait(timedelta(seconds=10))
+
+
+def test_two_groups_may_be_used_in_different_orders(pool: Pool) -> None:
+    pool.run(8, crossed)
