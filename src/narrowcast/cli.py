@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import platform
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 try:
@@ -17,7 +18,7 @@ import torch
 
 import narrowcast
 from narrowcast.bench import codecs as bench_codecs
-from narrowcast.bench import dettmers2016
+from narrowcast.bench import dettmers2016, nonfinite
 from narrowcast.bench.check import failure
 from narrowcast.bench.cli import app as bench_app
 from narrowcast.codecs import Codec, all_specs, error_report
@@ -120,15 +121,13 @@ def _codec_row(spec: str, x: torch.Tensor) -> dict[str, Any]:
 
 @app.command()
 def codecs(
-    table: Annotated[str | None, typer.Option(help="A published table to print instead: dettmers2016.")] = None,
+    table: Annotated[str | None, typer.Option(help="A table to print instead: dettmers2016 or nonfinite.")] = None,
     json_path: JsonPath = None,
 ) -> None:
     """List every codec: bits per value, error on normal data, and speed on this machine."""
-    if table == "dettmers2016":
-        _dettmers(json_path)
-        return
     if table is not None:
-        raise ValueError(f"codecs --table: unknown table {table!r}; there is dettmers2016")
+        _published(table)(json_path)
+        return
     x = bench_codecs.data(4 * LIST_VALUES)
     specs = all_specs()
     rows = [_codec_row(spec, x) for spec in progress(specs, len(specs), "codecs")]
@@ -142,6 +141,25 @@ def codecs(
         speeds = percent(row["encode_share"]), percent(row["decode_share"])
         shown.add_row(row["codec"], *numbers, *speeds, row["runs_on"], exempt)
     emit({"machine": bench_codecs.describe_machine(), "codecs": rows}, shown, json_path)
+
+
+def _published(name: str) -> Callable[[str | None], None]:
+    tables = {"dettmers2016": _dettmers, "nonfinite": _nonfinite}
+    if name not in tables:
+        raise ValueError(f"codecs --table: unknown table {name!r}; there are {', '.join(tables)}")
+    return tables[name]
+
+
+def _nonfinite(json_path: str | None) -> None:
+    rows = list(nonfinite.run())
+    columns = ("codec", "NaN ->", "Inf ->", "3.4e38 ->", "others lost", "kept", "exempt from")
+    shown = new_table("One NaN, one Inf and one 3.4e38 in 4096 values of N(0,1)", *columns)
+    for row in rows:
+        shown.add_row(
+            row.codec, row.nan, row.inf, row.huge, str(row.others_lost), "yes" if row.kept else "NO", row.exempt
+        )
+    shown.caption = "3.4e38 is sent by itself; the others lost are those that share a scale with the NaN or the Inf."
+    emit([row.as_dict() for row in rows], shown, json_path)
 
 
 def _dettmers(json_path: str | None) -> None:

@@ -100,12 +100,27 @@ def _run_once(rank: int, world: int, port: int, timeout: float, pipe: Connection
     pipe.send(time.monotonic() - began)
 
 
-class _Server:
-    """The store of a group, in the test's own process: it outlives any rank."""
+def _host(pipe: Connection) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    pipe.send(store.port)
+    pipe.poll(None)
 
-    def __init__(self, world: int) -> None:
-        self._store = dist.TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False)
-        self.port = self._store.port
+
+class _Server:
+    """The store of a group, in a process of its own: it outlives any rank, and its files are not the test's."""
+
+    def __init__(self) -> None:
+        self._pipe, theirs = _context.Pipe()
+        self._process = _context.Process(target=_host, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.port = _received(self._pipe, time.monotonic() + 60)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self._process.close()
+        self._pipe.close()
 
 
 def _received(pipe: Connection, until: float) -> Any:
@@ -122,7 +137,7 @@ class Pool:
     """Eight workers; a function may run on the first W of them, in a group of exactly those."""
 
     def __init__(self) -> None:
-        self._server = _Server(LARGEST)
+        self._server = _Server()
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(LARGEST):
@@ -168,6 +183,7 @@ class Pool:
             process.close()
         for pipe in self._pipes:
             pipe.close()
+        self._server.close()
         self.usable = False
 
 
@@ -175,7 +191,7 @@ class Crew:
     """Short-lived processes that run one function each; the test may do to them what it likes."""
 
     def __init__(self, world: int, function: Callable[..., Any], *args: Any, timeout: float = 5.0) -> None:
-        self._server = _Server(world)
+        self._server = _Server()
         self._pipes, self.processes = [], []
         for rank in range(world):
             ours, theirs = _context.Pipe()
@@ -209,6 +225,7 @@ class Crew:
             process.join()
             process.close()
             pipe.close()
+        self._server.close()
 
 
 @contextlib.contextmanager

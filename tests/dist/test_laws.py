@@ -125,14 +125,16 @@ class _All(nn.Module):
         return sum(part(x).tanh().square().mean() for part in self.parts.values())
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_all_ranks_are_bit_identical_after_200_steps_with_every_registered_codec(pool: Pool, world: int) -> None:
-    """On four ranks 10 steps: there one step costs five times as much."""
-    specs, steps = all_specs(), 200 if world == 2 else 10
-    for part in (specs[::2], specs[1::2]):
-        found = pool.run(world, trained, part, steps, timeout=100)
-        for number, spec in enumerate(part):
-            assert len({rank[number] for rank in found}) == 1, spec
+@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("world, steps", [(2, 200), (4, 10)])
+def test_all_ranks_are_bit_identical_after_200_steps_with_every_registered_codec(
+    pool: Pool, world: int, steps: int, part: int
+) -> None:
+    """In four parts, since it takes long; on four ranks 10 steps, for there one costs five times as much."""
+    specs = all_specs()[part::4]
+    found = pool.run(world, trained, specs, steps, timeout=100)
+    for number, spec in enumerate(specs):
+        assert len({rank[number] for rank in found}) == 1, spec
 
 
 # ---- law 8 -----------------------------------------------------------------------------------------------------------
@@ -240,7 +242,7 @@ def through_rebuild(group: dist.ProcessGroup) -> float:
     """Buckets are rebuilt after the first step; nothing of what is owed may be lost by it."""
     rank = dist.get_rank(group)
     model = wrapped(group)
-    handle = nc.attach(model, SPEC, min_values=1)
+    handle = nc.attach(model, SPEC, min_values=1, algorithm="two_shot")
     wanted = got = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
     for step in range(6):
         wanted = wanted + mean_of(group, local(model.module, rank, step))
@@ -261,7 +263,7 @@ def test_nothing_is_lost_when_ddp_rebuilds_its_buckets(pool: Pool, world: int) -
 def through_accumulation(group: dist.ProcessGroup) -> float:
     rank = dist.get_rank(group)
     model = wrapped(group)
-    handle = nc.attach(model, SPEC, min_values=1)
+    handle = nc.attach(model, SPEC, min_values=1, algorithm="two_shot")
     wanted = got = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
     for step in range(4):
         model.zero_grad()
@@ -284,7 +286,7 @@ def test_nothing_is_lost_when_gradients_accumulate(pool: Pool) -> None:
 def checkpointed(group: dist.ProcessGroup) -> dict[str, Tensor]:
     rank = dist.get_rank(group)
     model = wrapped(group)
-    handle = nc.attach(model, SPEC, min_values=1)
+    handle = nc.attach(model, SPEC, min_values=1, algorithm="two_shot")
     for step in range(3):
         model.zero_grad()
         loss(model, rank, step).backward()
@@ -297,7 +299,7 @@ def restarted(group: dist.ProcessGroup, state: dict[str, Tensor]) -> tuple[bool,
     """Another world size takes the state over: at once it owes the same, and the next step pays from it."""
     rank = dist.get_rank(group)
     model = wrapped(group)
-    handle = nc.attach(model, SPEC, min_values=1)
+    handle = nc.attach(model, SPEC, min_values=1, algorithm="two_shot")
     handle.load_state_dict(state)
     again = handle.state_dict()
     same = all(torch.allclose(again[name], state[name], rtol=1e-6, atol=0) for name in state)
@@ -318,7 +320,7 @@ def test_a_restart_with_another_world_size_owes_the_mean(pool: Pool, world: int)
     assert set(states[0]) == {name for name, _ in mlp().named_parameters()}
     for same, error in pool.run(world, restarted, states[0]):
         assert same
-        assert error < 1e-6 or world == 1
+        assert error < 1e-6
 
 
 def test_a_state_without_error_feedback_is_empty(pool: Pool) -> None:
@@ -339,7 +341,7 @@ def with_scaler(group: dist.ProcessGroup, skipped: list[int], scales: list[float
     """Steps with a loss scale each; in some an Inf makes the scaler skip. Did residuals change; was anything lost?"""
     rank = dist.get_rank(group)
     model, scaler = wrapped(group), torch.amp.GradScaler("cpu", init_scale=scales[0], growth_interval=10**6)
-    handle = nc.attach(model, SPEC, scaler=scaler, min_values=1)
+    handle = nc.attach(model, SPEC, scaler=scaler, min_values=1, algorithm="two_shot")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     numel = sum(p.numel() for p in model.parameters())
     wanted = got = before = torch.zeros(numel, dtype=torch.float64)
@@ -383,7 +385,7 @@ def scheduled(group: dist.ProcessGroup) -> float:
     """What is owed outlives a change of codec: int4 with feedback, then another block size."""
     rank = dist.get_rank(group)
     model = wrapped(group)
-    handle = nc.attach(model, nc.schedule({0: SPEC, 3: "int4/64+ef"}), min_values=1)
+    handle = nc.attach(model, nc.schedule({0: SPEC, 3: "int4/64+ef"}), min_values=1, algorithm="two_shot")
     wanted = got = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
     for step in range(6):
         wanted = wanted + mean_of(group, local(model.module, rank, step))
