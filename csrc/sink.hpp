@@ -8,10 +8,10 @@
 
 namespace nc::NC_ISA {
 
-// Buffers at a place that suits an output written past the caches. A load waits for an older store whose address has the
-// same low 12 bits until that has left, and such stores leave slowly. A chunk of output fills a page, so its last stores
-// always lie at the end of one, seen from where the output begins; the next chunk's first loads must not. (Seen: half
-// the speed in every process whose stack happened to lie so.)
+// Buffers at a place that suits an output written past the caches. A load waits for an older store whose address has
+// the same low 12 bits until that has left, and such stores leave slowly. A chunk of output fills a page, so its last
+// stores always lie at the end of one, seen from where the output begins; the next chunk's first loads must not. (Seen:
+// half the speed in every process whose stack happened to lie so.)
 template <class Buffers>
 class Placed {
   static constexpr uintptr_t PAGE = 4096, LINE = 64;

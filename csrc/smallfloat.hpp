@@ -50,7 +50,8 @@ struct SmallFloat {
   // A magnitude below the smallest normal, in steps.
   VI subnormal_steps(VI u, VU noise) const {
     if (!STOCHASTIC) return (VI)((VF)u + magic) - int32_t(bits_of(magic));
-    return (to_int((VF)u * to_steps * to_17_bits) + (VI)(2 * noise + 1)) >> 17;
+    // unsigned, since for a magnitude that is not below (whose result is not used) the integer may be anything
+    return (VI)((VU)to_int((VF)u * to_steps * to_17_bits) + 2 * noise + 1) >> 17;
   }
 
   // The rounded magnitude as a pattern; beyond the largest value too.

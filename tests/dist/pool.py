@@ -32,7 +32,8 @@ ROOT = str(Path(__file__).parents[2])
 """pytest calls the files here tests.dist.test_x; a function is sent by that name."""
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "narrowcast", "pytest"])
+# DDP imports torch._dynamo, which takes seconds
+_context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "narrowcast", "pytest"])
 
 
 @dataclass(frozen=True)
