@@ -2,22 +2,23 @@
 #include <string.h>
 
 #include <atomic>
-#include <thread>
 
 #include "kernels.hpp"
+#include "threads.hpp"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#include <xmmintrin.h>
 #endif
 
 namespace {
 
+using nc::DefaultFloats;
 using nc::Kernels;
+using nc::MAX_THREADS;
+using nc::Parts;
+using nc::run;
 
-constexpr int64_t BYTES_PER_THREAD = 1 << 20;   // less is not worth a thread
-constexpr int64_t STREAMING_BYTES = 4 << 20;    // outputs above this would only sweep the caches
-constexpr int MAX_THREADS = 64;
+constexpr int64_t STREAMING_BYTES = 4 << 20;  // outputs above this would only sweep the caches
 enum Refusal { NOT_SUPPORTED = -1, BAD_ARGUMENT = -2 };
 
 // ---- which instruction set ----------------------------------------------------------------------------------------
@@ -63,76 +64,6 @@ const Kernels& kernels() {
   static const Kernels* const best = find_kernels(nullptr);
   const Kernels* const chosen = forced.load(std::memory_order_relaxed);
   return chosen ? *chosen : *best;
-}
-
-// ---- floating-point environment -----------------------------------------------------------------------------------
-
-// Round to nearest even and no flushing of subnormals, whatever the calling thread has set.
-class DefaultFloats {
-#if defined(__x86_64__)
-  static constexpr unsigned DEFAULT = 0x1f80;
-  unsigned saved = _mm_getcsr();
-
- public:
-  DefaultFloats() { _mm_setcsr(DEFAULT); }
-  ~DefaultFloats() { _mm_setcsr(saved); }
-#elif defined(__aarch64__)
-  uint64_t saved;
-
- public:
-  DefaultFloats() {
-    asm volatile("mrs %0, fpcr" : "=r"(saved));
-    asm volatile("msr fpcr, %0" : : "r"(uint64_t(0)));
-  }
-  ~DefaultFloats() { asm volatile("msr fpcr, %0" : : "r"(saved)); }
-#else
- public:
-  DefaultFloats() {}
-#endif
-  DefaultFloats(const DefaultFloats&) = delete;
-};
-
-// ---- threads ------------------------------------------------------------------------------------------------------
-
-// How n values are cut into parts of whole grains, one for each thread.
-struct Parts {
-  int64_t n, per_part;
-  int count;
-
-  Parts(int64_t n, int64_t grain, int64_t bytes_per_value, int32_t threads) : n(n) {
-    const int64_t grains = (n + grain - 1) / grain;
-    int64_t parts = n * bytes_per_value / BYTES_PER_THREAD;
-    if (parts > threads) parts = threads;
-    if (parts > MAX_THREADS) parts = MAX_THREADS;
-    if (parts < 1) parts = 1;
-    per_part = (grains + parts - 1) / parts * grain;
-    count = int((n + per_part - 1) / per_part);
-  }
-
-  int64_t begin(int part) const { return part * per_part; }
-  int64_t end(int part) const { return part + 1 == count ? n : (part + 1) * per_part; }
-};
-
-// work(part, begin, end) for every part, each in its own thread, the first one in this. A thread that cannot be started
-// is not an error: its part is done here.
-template <class Work>
-void run(const Parts& parts, const Work& work) {
-  const auto one = [&](int part) {
-    const DefaultFloats floats;
-    work(part, parts.begin(part), parts.end(part));
-  };
-  std::thread threads[MAX_THREADS];
-  for (int part = 1; part < parts.count; part++) {
-    try {
-      threads[part] = std::thread(one, part);
-    } catch (...) {
-      one(part);
-    }
-  }
-  one(0);
-  for (std::thread& thread : threads) {
-    if (thread.joinable()) thread.join();
-  }
 }
 
 int64_t size_of(int32_t dtype) { return dtype == NC_FLOAT32 ? 4 : 2; }
@@ -190,6 +121,35 @@ NC_EXPORT int nc_decode(const nc_plan* plan, const uint8_t* codes, const uint8_t
   job.streaming = dtype == NC_FLOAT32 && !accumulate && n * size_of(dtype) >= STREAMING_BYTES;
   const Parts parts(n, chosen.grain(*plan), size_of(dtype), threads);
   run(parts, [&](int, int64_t begin, int64_t end) { chosen.decode(job, begin, end); });
+  return 0;
+}
+
+NC_EXPORT int nc_encode_owed(const nc_plan* plan, const void* x, int32_t dtype, int64_t n, float* residual, float unit,
+                             uint8_t* codes, uint8_t* scales, uint64_t seed, uint64_t stream, uint64_t offset,
+                             int32_t threads) {
+  if (n == 0) return 0;
+  if (!plan || !x || !codes || !residual || n < 0 || !is_dtype(dtype) || offset % 16 != 0) return BAD_ARGUMENT;
+  const Kernels& chosen = kernels();
+  if (!chosen.can_fuse(*plan)) return NOT_SUPPORTED;
+  nc::EncodeJob job = {plan, x, dtype, n, codes, scales, seed, stream, offset, {}};
+  if (plan->store == NC_STORE_NONE) job.tensor = chosen.tensor_scale(job, {}, nullptr);
+  const Parts parts(n, chosen.grain(*plan), sizeof(float), threads);
+  run(parts, [&](int, int64_t begin, int64_t end) { chosen.encode_owed(job, {residual, unit}, begin, end); });
+  return 0;
+}
+
+NC_EXPORT int nc_reduce(const nc_plan* plan, const uint8_t* const* wires, int32_t world, int64_t scales_at, int64_t n,
+                        float* residual, float unit, float divide, float multiply, uint8_t* codes, uint8_t* scales,
+                        void* out, int32_t dtype, uint64_t seed, uint64_t stream, uint64_t offset, int32_t threads) {
+  if (n == 0) return 0;
+  if (!plan || !wires || world < 1 || !codes || n < 0 || !is_dtype(dtype) || offset % 16 != 0) return BAD_ARGUMENT;
+  const Kernels& chosen = kernels();
+  if (!chosen.can_fuse(*plan)) return NOT_SUPPORTED;
+  nc::EncodeJob encode = {plan, nullptr, NC_FLOAT32, n, codes, scales, seed, stream, offset, {}};
+  if (plan->store == NC_STORE_NONE) encode.tensor = chosen.tensor_scale(encode, {}, nullptr);
+  const nc::ReduceJob job = {encode, wires, scales_at, world, divide, multiply, {residual, unit}, out, dtype};
+  const Parts parts(n, chosen.grain(*plan), sizeof(float), threads);
+  run(parts, [&](int, int64_t begin, int64_t end) { chosen.reduce(job, begin, end); });
   return 0;
 }
 

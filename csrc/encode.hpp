@@ -291,6 +291,12 @@ static void encode_small_blocks(const EncodeJob& job, EncodeBuffers& buffers, in
   for (int64_t at = begin; at < end; at += chunk) encode_blocks(job, buffers, at, int(smaller(chunk, end - at)));
 }
 
+// Where parts may be cut: chunks that hold whole blocks, or whole large blocks.
+static int64_t grain(const nc_plan& plan) {
+  if (plan.block == 0 || plan.store == NC_STORE_NONE) return CHUNK;
+  return plan.block <= CHUNK ? CHUNK / plan.block * plan.block : plan.block;
+}
+
 static void encode_levels(const EncodeJob& job, int64_t begin, int64_t end) {
   EncodeBuffers buffers;
   if (job.plan->block == 0 || job.plan->store == NC_STORE_NONE) {

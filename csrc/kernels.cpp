@@ -1,10 +1,8 @@
 // The kernels for one instruction set. Compiled once for each, with NC_ISA as the name of its namespace.
 #include "kernels.hpp"
 
-#include "decode.hpp"
-#include "encode.hpp"
+#include "fused.hpp"
 #include "round.hpp"
-#include "signs.hpp"
 
 namespace nc::NC_ISA {
 
@@ -29,9 +27,9 @@ static bool can_round(const nc_format& format) {
   return (format.kind == NC_UNIFORM && format.fraction_bits >= 0) || has_table(format);
 }
 
-static int64_t grain(const nc_plan& plan) {
-  if (plan.block == 0 || plan.store == NC_STORE_NONE) return CHUNK;
-  return plan.block <= CHUNK ? CHUNK / plan.block * plan.block : plan.block;
+static bool can_fuse(const nc_plan& plan) {
+  const bool whole = plan.block == 0 && plan.store != NC_STORE_NONE;
+  return can_code(plan) && !whole && plan.method != NC_NVFP4 && grain(plan) <= MAX_TILE;
 }
 
 // Largest magnitude of the blocks that are finite; of x, which holds count values.
@@ -80,15 +78,10 @@ static TensorScale tensor_scale(const EncodeJob& job, const Extremes& extremes, 
   return scale;
 }
 
-static void encode(const EncodeJob& job, int64_t begin, int64_t end) {
-  const bool signs = job.plan->method == NC_MEANS || job.plan->method == NC_SIGN;
-  (signs ? encode_signs : encode_levels)(job, begin, end);
-}
-
 #define NC_TEXT_OF(name) #name
 #define NC_TEXT(name) NC_TEXT_OF(name)
 
-const Kernels kernels = {NC_TEXT(NC_ISA), can_code, can_round,   grain,      extremes,
-                         tensor_scale,    encode,   decode_range, round_range};
+const Kernels kernels = {NC_TEXT(NC_ISA), can_code,    can_round, grain,    extremes,    tensor_scale,
+                         encode_part,     decode_range, round_range, can_fuse, encode_owed, reduce_range};
 
 }  // namespace nc::NC_ISA

@@ -30,6 +30,24 @@ struct EncodeJob {
   TensorScale tensor;  // NC_STORE_NONE, block == 0 and NC_NVFP4
 };
 
+// What error feedback still has to send: added to the values times `unit`, and renewed. No residual: none.
+struct Owed {
+  float* residual;
+  float unit;
+};
+
+// Decode `world` wires, add them in their order, encode the sum; `out` gets what the result decodes to, or is NULL.
+struct ReduceJob {
+  EncodeJob encode;
+  const uint8_t* const* wires;
+  int64_t scales_at;  // in each wire
+  int32_t world;
+  float divide, multiply;
+  Owed owed;
+  void* out;
+  int32_t out_dtype;
+};
+
 struct DecodeJob {
   const nc_plan* plan;
   const uint8_t* codes;
@@ -64,6 +82,10 @@ struct Kernels {
   void (*encode)(const EncodeJob& job, int64_t begin, int64_t end);
   void (*decode)(const DecodeJob& job, int64_t begin, int64_t end);
   void (*round)(const RoundJob& job, int64_t begin, int64_t end);
+  // Blocks or a constant scale, and no block beyond a tile; a scale for the whole tensor is not for these two.
+  bool (*can_fuse)(const nc_plan& plan);
+  void (*encode_owed)(const EncodeJob& job, const Owed& owed, int64_t begin, int64_t end);
+  void (*reduce)(const ReduceJob& job, int64_t begin, int64_t end);
 };
 
 namespace baseline {

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
 
 import narrowcast as nc
 from narrowcast.kernels import native
@@ -49,12 +50,40 @@ def train(device: str) -> list[torch.Tensor]:
     return [p.grad.cpu() for p in model.parameters() if p.grad is not None]
 
 
+def train_in_mixed_precision(wire: str | None) -> list[torch.Tensor]:
+    """DDP's own mixed precision, plain or attached: bfloat16 in the pass, float32 gradients at the end."""
+    torch.manual_seed(0)
+    half = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16)
+    model = DistributedDataParallel(torch.nn.Linear(256, 128).cuda(), mixed_precision=half)
+    handle = nc.attach(model, wire, min_values=0) if wire else None
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.randn(4, 256, generator=generator).cuda()).square().mean().backward()
+    torch.cuda.synchronize()
+    if handle is not None:
+        handle.check_ranks()
+        handle.detach()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def check_mixed_precision() -> None:
+    plain, lossless, few = (train_in_mixed_precision(wire) for wire in (None, "as-is", "int8/256"))
+    for a, b, c in zip(plain, lossless, few, strict=True):
+        assert a.dtype == b.dtype == c.dtype == torch.float32
+        # two ranks: one sum, so only the order of dividing and rounding to bfloat16 can differ
+        assert torch.allclose(a, b, rtol=2**-7, atol=0), "as-is"
+        assert float((a - c).norm() / a.norm()) < 0.05, "int8/256"
+
+
 def worker(rank: int, world: int, backend: str, port: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.cuda.set_device(0)
     dist.init_process_group(backend, rank=rank, world_size=world)
     check_all_reduce(rank)
     assert all(bool(g.isfinite().all()) for g in train("cuda"))
+    if world == 2:
+        check_mixed_precision()
     if rank == 0:
         print(f"{backend}, {world} ranks: ok", flush=True)
     dist.barrier()

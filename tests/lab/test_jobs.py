@@ -192,3 +192,14 @@ def test_a_lab_that_is_not_up_says_so() -> None:
         lab.run(["true"])
     with lab, pytest.raises(LabError, match="up already"):
         lab.__enter__()
+
+
+def test_an_owner_with_many_open_files_has_a_lab_too(needs_lab: None) -> None:
+    """The socket to the supervisor then has a high number, where the supervisor keeps its hosts."""
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(150)]
+    try:
+        with Lab(2) as lab:
+            assert len(environments(lab)) == 2
+    finally:
+        for fd in files:
+            os.close(fd)

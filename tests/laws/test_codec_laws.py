@@ -56,7 +56,7 @@ def test_every_exemption_names_a_law_and_has_a_reason(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_law_10_what_runs_on_a_slower_path_says_why(spec: str) -> None:
-    choices = nc.codec(spec).explain()
+    choices = [choice for choice in nc.codec(spec).explain() if choice.device == "cpu"]
     assert {choice.op for choice in choices} >= {"encode", "decode"}
     for choice in choices:
         # casts are torch's own, and that is their fastest path

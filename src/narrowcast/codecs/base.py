@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import ClassVar
@@ -10,9 +11,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from narrowcast.codecs import compiled
 from narrowcast.codecs.spec import Spec
 from narrowcast.kernels import ops
-from narrowcast.kernels.plan import Plan
+from narrowcast.kernels.plan import AnyPlan, OwnPlan, Plan
 from narrowcast.kernels.reference.packing import pack
 
 
@@ -30,7 +32,8 @@ class Law:
 class Codec(abc.ABC):
     """A frozen recipe. `str(codec)` is its spec; `nc.codec(str(codec)) == codec`.
 
-    A subclass supplies `examples`, `from_spec`, `__str__`, `block`, `bits_per_value`, `nbytes`, `_encode`, `_decode`.
+    A subclass supplies `examples`, `from_spec`, `__str__`, `block`, `bits_per_value`, `nbytes`, and what it does: a
+    kernel plan through `plan_for`, or code of its own in `_encode` and `_decode`, for contiguous CPU tensors.
     """
 
     examples: ClassVar[tuple[str, ...]] = ()
@@ -58,13 +61,29 @@ class Codec(abc.ABC):
     def nbytes(self, n: int, dtype: torch.dtype = torch.float32) -> int:
         """Size of the wire of n values. Only `as-is` looks at the dtype."""
 
-    @abc.abstractmethod
-    def _encode(self, x: Tensor, wire: Tensor, seed: int, stream: int, offset: int, scale: Tensor | None) -> None:
-        """Fill `wire` from flat contiguous `x`."""
+    def plan_for(self, dtype: torch.dtype) -> AnyPlan:
+        """What kernels do with values of this type."""
+        return OwnPlan(self._encode, self._decode)
 
-    @abc.abstractmethod
+    def _encode(self, x: Tensor, wire: Tensor, seed: int, stream: int, offset: int, scale: Tensor | None) -> None:
+        """Fill `wire` with the bytes of x, which is not empty."""
+        raise NotImplementedError(f"{type(self).__name__} has neither a plan nor code of its own")
+
     def _decode(self, wire: Tensor, n: int, out: Tensor, accumulate: bool) -> None:
-        """Fill flat contiguous `out`, or add to it."""
+        """Fill `out` with the n values of `wire`, or add them to it."""
+        raise NotImplementedError(f"{type(self).__name__} has neither a plan nor code of its own")
+
+    def __post_init__(self) -> None:
+        # torch.compile can read a plain attribute of a frozen value
+        object.__setattr__(self, "spec", str(self))
+        compiled.KNOWN[self.spec] = self
+
+    spec: ClassVar[str]
+    """What `str` says."""
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self.__post_init__()
 
     def __getstate__(self) -> dict[str, object]:
         # what was derived or cached stays in this process
@@ -91,7 +110,7 @@ class Codec(abc.ABC):
 
     def explain(self) -> list[ops.Choice]:
         """What runs this codec on this machine, and why nothing faster does."""
-        return ops.explain()
+        return ops.explain(self.plan_for(torch.float32))
 
     def encode(
         self,
@@ -101,24 +120,119 @@ class Codec(abc.ABC):
         stream: int = 0,
         offset: int = 0,
         scale: Tensor | None = None,
+        residual: Tensor | None = None,
+        unit: float = 1.0,
         out: Tensor | None = None,
     ) -> Tensor:
-        """The wire (uint8) of the values of `x` in row-major order.
+        """The wire (uint8) of the values of `x` in row-major order, on x's device.
 
         seed, stream, offset: where stochastic rounding takes its bits, see docs/wire-format.md; `offset` is the index
         of x's first value in the whole tensor, when x is a part of it. scale: one float32, used instead of the tensor's
-        own by codecs with one scale for the tensor. out: a uint8 tensor of `nbytes(x.numel())` to write into.
+        own by codecs with one scale for the tensor. residual: error feedback: n float32 that are added, times `unit`,
+        and then hold what rounding removed, in units; where that is not finite they stay as they were. out: a uint8
+        tensor of `nbytes(x.numel())` to write into.
         """
+        if torch.compiler.is_compiling():
+            return self._traced_encode(x, seed, stream, offset, scale, residual, unit, out)
         ops.check_floats(self, x)
         if seed or stream or offset:
             self._check_noise(seed, stream, offset)
         if scale is not None:
             self._check_scale(scale)
-        n = x.numel()
-        wire = self._checked_wire(self.nbytes(n, x.dtype), out)
+            ops.check_same_device(self, "scale", scale, x)
+        n, dtype = x.numel(), x.dtype
+        if residual is not None:
+            self._check_residual(residual, x)
+            dtype = torch.float32
+        wire = self._checked_wire(self.nbytes(n, dtype), out, x)
         if n:
-            self._encode(_flat(x), wire, seed, stream, offset, scale)
+            ops.encode(self.plan_for(dtype), _flat(x), wire, seed, stream, offset, scale, residual, unit)
         return wire
+
+    def _traced_encode(
+        self,
+        x: Tensor,
+        seed: int,
+        stream: int,
+        offset: int,
+        scale: Tensor | None,
+        residual: Tensor | None,
+        unit: float,
+        out: Tensor | None,
+    ) -> Tensor:
+        noise = compiled.signed(seed), compiled.signed(stream), offset, scale
+        if residual is None:
+            wire = torch.ops.narrowcast.encode(x, self.spec, *noise)
+        else:
+            wire = torch.ops.narrowcast.encode_owed(x, residual, self.spec, unit, *noise)
+        return wire if out is None else out.copy_(wire)
+
+    def reduce(
+        self,
+        wires: Tensor | Sequence[Tensor],
+        n: int,
+        *,
+        seed: int = 0,
+        stream: int = 0,
+        offset: int = 0,
+        scale: Tensor | None = None,
+        residual: Tensor | None = None,
+        unit: float = 1.0,
+        divide: float = 1.0,
+        multiply: float = 1.0,
+        out: Tensor | None = None,
+        decoded: Tensor | None = None,
+    ) -> Tensor:
+        """The wire of the sum of what W wires of n values hold, added in float32 in their order.
+
+        wires: one in each row of a uint8 tensor (`kernels.ops.aligned_rows` makes one), or a list. The sum is divided
+        by `divide` and multiplied by `multiply` before it is encoded. decoded: n values that get what the result
+        decodes to. The rest is as in `encode`. On a GPU all of it is one kernel, or two for one scale a tensor.
+        """
+        if torch.compiler.is_compiling():
+            noise = compiled.signed(seed), compiled.signed(stream), offset, scale
+            if not isinstance(wires, Tensor) or residual is not None or decoded is not None:
+                raise TypeError("reduce inside torch.compile: give wires as one tensor, without residual= and decoded=")
+            wire = torch.ops.narrowcast.reduce(wires, self.spec, n, divide, multiply, *noise)
+            return wire if out is None else out.copy_(wire)
+        first = self._checked_wires(wires, n)
+        self._check_noise(seed, stream, offset)
+        if scale is not None:
+            self._check_scale(scale)
+            ops.check_same_device(self, "scale", scale, first)
+        if residual is not None:
+            self._check_residual(residual, first, n)
+        wire = self._checked_wire(self.nbytes(n), out, first)
+        if n:
+            plan = self.plan_for(torch.float32)
+            noise = seed, stream, offset, scale
+            ops.reduce(plan, wires, n, wire, *noise, residual, unit, divide, multiply, decoded)
+        return wire
+
+    def _checked_wires(self, wires: Tensor | Sequence[Tensor], n: int) -> Tensor:
+        """The first wire, after all were looked at."""
+        if not len(wires):
+            raise ValueError(f"reduce with {self}: got no wires; give one for each rank")
+        if isinstance(wires, Tensor) and (wires.dim() != 2 or (wires.numel() and wires.stride(1) != 1)):
+            raise ValueError(
+                f"reduce with {self}: got a tensor of shape {tuple(wires.shape)}; give one wire in each row"
+            )
+        expected = self.nbytes(n)
+        for wire in wires if not isinstance(wires, Tensor) else wires[:1]:
+            if wire.dtype != torch.uint8 or wire.numel() != expected:
+                raise ValueError(
+                    f"reduce with {self}: {n} values take {expected} bytes, got {wire.numel()} of {wire.dtype}; "
+                    "pass whole wires and their own n"
+                )
+            ops.check_device(self, wire)
+        return wires[0]
+
+    def _check_residual(self, residual: Tensor, x: Tensor, n: int | None = None) -> None:
+        n = x.numel() if n is None else n
+        if residual.dtype != torch.float32 or residual.numel() != n or not residual.is_contiguous():
+            got = f"{residual.numel()} of {residual.dtype}" + ("" if residual.is_contiguous() else ", not contiguous")
+            raise ValueError(f"encode with {self}: the residual must be {n} contiguous float32, got {got}")
+        ops.check_same_device(self, "the residual", residual, x)
 
     def decode(
         self,
@@ -130,13 +244,22 @@ class Codec(abc.ABC):
         dtype: torch.dtype = torch.float32,
     ) -> Tensor:
         """The n values of a wire, flat, as `dtype`; or written into `out` (n values of any shape), or added to it."""
+        if torch.compiler.is_compiling():
+            return self._traced_decode(wire, n, out, accumulate, dtype)
         out = self._checked_output(wire, n, out, accumulate, dtype)
         if n:
             flat = _flat(out)
-            self._decode(wire.contiguous(), n, flat, accumulate)
+            ops.decode(self.plan_for(out.dtype), wire.contiguous(), n, flat, accumulate)
             if flat.data_ptr() != out.data_ptr():
                 out.detach().copy_(flat.view(out.shape))
         return out
+
+    def _traced_decode(self, wire: Tensor, n: int, out: Tensor | None, accumulate: bool, dtype: torch.dtype) -> Tensor:
+        if accumulate and out is not None:
+            torch.ops.narrowcast.decode_add(wire, self.spec, out)
+            return out
+        value = torch.ops.narrowcast.decode(wire, self.spec, n, dtype if out is None else out.dtype)
+        return value if out is None else out.copy_(value.view(out.shape))
 
     @property
     def takes_scale(self) -> bool:
@@ -158,24 +281,25 @@ class Codec(abc.ABC):
         if offset < 0 or offset % ops.NOISE_ALIGNMENT:
             raise ValueError(f"{what}: offset={offset}; cut between blocks, at a multiple of {ops.NOISE_ALIGNMENT}")
 
-    def _checked_wire(self, nbytes: int, out: Tensor | None) -> Tensor:
+    def _checked_wire(self, nbytes: int, out: Tensor | None, like: Tensor) -> Tensor:
         if out is None:
-            return torch.empty(nbytes, dtype=torch.uint8)
+            return torch.empty(nbytes, dtype=torch.uint8, device=like.device)
         if out.dtype != torch.uint8 or out.numel() != nbytes or not out.is_contiguous():
             got = f"{out.numel()} of {out.dtype}" + ("" if out.is_contiguous() else ", not contiguous")
             raise ValueError(f"encode with {self}: out must be {nbytes} contiguous uint8, got {got}")
-        ops.check_cpu(self, out)
+        ops.check_same_device(self, "out", out, like)
         return out
 
     def _checked_output(self, wire: Tensor, n: int, out: Tensor | None, accumulate: bool, dtype: torch.dtype) -> Tensor:
         if wire.dtype != torch.uint8:
             raise TypeError(f"decode with {self}: the wire is {wire.dtype}; give the uint8 tensor that encode returned")
-        ops.check_cpu(self, wire)
+        ops.check_device(self, wire)
         if out is None:
             if accumulate:
                 raise ValueError(f"decode with {self}: accumulate=True adds to out; give out=")
-            out = torch.empty(n, dtype=dtype)
+            out = torch.empty(n, dtype=dtype, device=wire.device)
         ops.check_floats(self, out)
+        ops.check_same_device(self, "out", out, wire)
         if out.numel() != n:
             raise ValueError(f"decode with {self}: out holds {out.numel()} values, not n={n}; give a tensor of {n}")
         expected = self.nbytes(n, out.dtype)
@@ -238,8 +362,5 @@ class PlanCodec(Codec):
         codes.copy_(eight.repeat(-(-n // 8))[: len(codes)])
         return changed
 
-    def _encode(self, x: Tensor, wire: Tensor, seed: int, stream: int, offset: int, scale: Tensor | None) -> None:
-        ops.encode(self.plan, x, wire, seed, stream, offset, scale)
-
-    def _decode(self, wire: Tensor, n: int, out: Tensor, accumulate: bool) -> None:
-        ops.decode(self.plan, wire, n, out, accumulate)
+    def plan_for(self, dtype: torch.dtype) -> AnyPlan:
+        return self.plan

@@ -120,6 +120,9 @@ class Scaled(PlanCodec):
 
     def tensor_scale(self, x: Tensor) -> Tensor:
         """The scale that `x` as a whole would get, from its finite values: give it to `encode` for parts of x."""
+        if x.is_cuda:
+            # by the kernel: torch's division on a GPU has other bits; nothing waits for the host
+            return self.encode(largest_finite(x).view(1))[self.plan.layout(1).scales :].view(torch.float32)
         return scaled.find_scales(self.plan, largest_finite(x).view(1, 1))
 
     @property
@@ -170,7 +173,9 @@ class Scaled(PlanCodec):
 def largest_finite(x: Tensor) -> Tensor:
     """Largest magnitude among the finite values, as a float32 scalar; 0 where there is none."""
     if not x.numel():
-        return torch.zeros(())
+        return torch.zeros((), device=x.device)
+    if x.is_cuda:
+        return torch.where(x.isfinite(), x, 0.0).abs().amax().float()
     # one pass, and far faster than a norm; a NaN or an Inf anywhere shows in the result
     low, high = torch.aminmax(x)
     top = torch.maximum(-low, high).float()

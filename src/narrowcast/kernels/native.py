@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
+from collections.abc import Sequence
 from ctypes import (
     POINTER,
     Structure,
@@ -31,7 +32,7 @@ from narrowcast.formats.integers import Coding, UniformFormat
 from narrowcast.kernels import search_table
 from narrowcast.kernels.plan import NVFP4_BLOCK_SCALE, Layout, Method, Plan, Rule, Store
 
-ABI = 1
+ABI = 2
 FLOAT32_BIAS = 127
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 OVERFLOWS = {"saturate": 0, "inf": 1, "nan": 2}
@@ -112,6 +113,12 @@ def _declare(library: ctypes.CDLL) -> None:
     noise = [c_uint64, c_uint64, c_uint64]
     library.nc_encode.argtypes = [c_void_p, c_void_p, c_int32, c_int64, *planes, c_void_p, *noise, c_int32]
     library.nc_decode.argtypes = [c_void_p, *planes, c_int64, c_void_p, c_int32, c_int32, c_int32]
+    owed: list[Any] = [c_void_p, c_float]
+    library.nc_encode_owed.argtypes = [c_void_p, c_void_p, c_int32, c_int64, *owed, *planes[:2], *noise, c_int32]
+    library.nc_reduce.argtypes = [
+        c_void_p, c_void_p, c_int32, c_int64, c_int64, *owed, c_float, c_float, *planes[:2], c_void_p, c_int32, *noise,
+        c_int32,
+    ]  # fmt: skip
     library.nc_round.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int64, c_int32, c_int32, c_uint64, c_int32]
     library.nc_isa.restype = c_char_p
     library.nc_set_isa.argtypes = [c_char_p]
@@ -277,6 +284,48 @@ def decode(plan: Plan, wire: Tensor, n: int, out: Tensor, accumulate: bool = Fal
         out.data_ptr(), DTYPES[out.dtype], accumulate, torch.get_num_threads(),
     )  # fmt: skip
     assert status == 0, f"nc_decode refused {plan} with {status}"
+
+
+def encode_owed(
+    plan: Plan, x: Tensor, wire: Tensor, residual: Tensor, unit: float, seed: int = 0, stream: int = 0, offset: int = 0
+) -> bool:
+    """Encode with error feedback in one pass; False where this plan needs separate ones."""
+    n, codes, layout = x.numel(), wire.data_ptr(), plan.layout(x.numel())
+    status = _library().nc_encode_owed(
+        ctypes.byref(_native_plan(plan)), x.data_ptr(), DTYPES[x.dtype], n, residual.data_ptr(), unit, codes,
+        codes + layout.scales, seed, stream, offset, torch.get_num_threads(),
+    )  # fmt: skip
+    if status == 0:
+        _clear_padding(plan, layout, wire, n)
+    return bool(status == 0)
+
+
+def reduce(
+    plan: Plan,
+    wires: Sequence[Tensor],
+    n: int,
+    wire: Tensor,
+    residual: Tensor | None,
+    unit: float,
+    divide: float,
+    multiply: float,
+    out: Tensor | None,
+    seed: int = 0,
+    stream: int = 0,
+    offset: int = 0,
+) -> bool:
+    """Sum wires and encode the sum in one pass; False where this plan needs separate ones."""
+    codes, layout = wire.data_ptr(), plan.layout(n)
+    starts = (ctypes.c_void_p * len(wires))(*(one.data_ptr() for one in wires))
+    status = _library().nc_reduce(
+        ctypes.byref(_native_plan(plan)), starts, len(wires), layout.scales, n,
+        None if residual is None else residual.data_ptr(), unit, divide, multiply, codes, codes + layout.scales,
+        None if out is None else out.data_ptr(), DTYPES[torch.float32 if out is None else out.dtype],
+        seed, stream, offset, torch.get_num_threads(),
+    )  # fmt: skip
+    if status == 0:
+        _clear_padding(plan, layout, wire, n)
+    return bool(status == 0)
 
 
 def round_to(x: Tensor, fmt: Format, rounding: str, overflow: str, rules: str, seed: int, out: Tensor) -> Tensor:

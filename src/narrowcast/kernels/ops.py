@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -11,8 +12,9 @@ from torch import Tensor
 from narrowcast.formats import Format
 from narrowcast.formats import format as format_named
 from narrowcast.formats.floats import FloatFormat, Specials
-from narrowcast.kernels import native, reference
-from narrowcast.kernels.plan import Plan
+from narrowcast.kernels import accelerator, composed, host, native, own, reference
+from narrowcast.kernels.plan import AnyPlan, CastPlan, OwnPlan
+from narrowcast.kernels.reference import cast
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 ROUNDINGS = ("nearest", "stochastic", "nearest-away", "toward-zero", "up", "down")
@@ -30,7 +32,10 @@ class Choice:
     why: str
 
 
-def _choose(reason_against_native: str | None) -> tuple[ModuleType, str]:
+DEVICES = ("cpu", "cuda")
+
+
+def _on_cpu(reason_against_native: str | None) -> tuple[ModuleType, str]:
     if not native.available():
         return reference, native.load()[1]
     if reason_against_native is not None:
@@ -38,16 +43,40 @@ def _choose(reason_against_native: str | None) -> tuple[ModuleType, str]:
     return native, ""
 
 
-def check_cpu(what: object, tensor: Tensor) -> None:
+def _on_cuda(reason_against_triton: str | None) -> tuple[ModuleType | None, str]:
+    """Triton, or None where the values must travel over the host."""
+    found, why = accelerator.load()
+    if found is None:
+        return None, why
+    return (None, reason_against_triton) if reason_against_triton is not None else (found, "")
+
+
+def _kernels(plan: AnyPlan) -> ModuleType:
+    """What runs a plan on the CPU."""
+    if isinstance(plan, CastPlan):
+        return cast
+    return own if isinstance(plan, OwnPlan) else _on_cpu(native.why_not(plan))[0]
+
+
+def check_device(what: object, tensor: Tensor) -> None:
     """`what` is who asks: a name, or a codec, written out only when something is wrong."""
-    if not tensor.is_cpu:
-        raise NotImplementedError(f"{what}: got a tensor on {tensor.device}; kernels run on the CPU, so move it there")
+    if tensor.device.type not in DEVICES:
+        raise NotImplementedError(
+            f"{what}: got a tensor on {tensor.device}; kernels run on CPUs and CUDA devices, so move it to one"
+        )
+
+
+def check_same_device(what: object, name: str, tensor: Tensor | None, like: Tensor) -> None:
+    if tensor is not None and tensor.device != like.device:
+        raise ValueError(
+            f"{what}: {name} is on {tensor.device} and the values on {like.device}; put both on one device"
+        )
 
 
 def check_floats(what: object, x: Tensor) -> None:
     if x.dtype not in FLOATS:
         raise TypeError(f"{what}: got {x.dtype}; give float32, float16 or bfloat16, for example x.float()")
-    check_cpu(what, x)
+    check_device(what, x)
 
 
 def check_seed(what: str, seed: int) -> None:
@@ -56,19 +85,87 @@ def check_seed(what: str, seed: int) -> None:
 
 
 def encode(
-    plan: Plan, x: Tensor, wire: Tensor, seed: int = 0, stream: int = 0, offset: int = 0, scale: Tensor | None = None
+    plan: AnyPlan,
+    x: Tensor,
+    wire: Tensor,
+    seed: int = 0,
+    stream: int = 0,
+    offset: int = 0,
+    scale: Tensor | None = None,
+    residual: Tensor | None = None,
+    unit: float = 1.0,
 ) -> None:
     """Turn the values of contiguous `x` into the `plan.layout(n).nbytes` bytes of `wire`.
 
     Random bits are those of elements offset .. offset + n - 1 under (seed, stream). `scale` (one float32) replaces the
-    tensor's own scale where the plan has one scale for the tensor.
+    tensor's own scale where the plan has one scale for the tensor. With `residual` (n float32, contiguous) what is
+    encoded is x + residual * unit, in float32, and afterwards residual holds (that - what comes back) / unit; where
+    this is not finite it stays as it was.
     """
-    _choose(native.why_not(plan))[0].encode(plan, x, wire, seed, stream, offset, scale)
+    if x.is_cuda:
+        found = _on_cuda(accelerator.why_not(plan))[0]
+        run = host.encode(_kernels(plan)) if found is None else found.encode
+        run(plan, x, wire, seed, stream, offset, scale, residual, unit)
+        return
+    composed.encode(_kernels(plan), plan, x, wire, (seed, stream, offset), scale, residual, unit)
 
 
-def decode(plan: Plan, wire: Tensor, n: int, out: Tensor, accumulate: bool = False) -> None:
+def decode(plan: AnyPlan, wire: Tensor, n: int, out: Tensor, accumulate: bool = False) -> None:
     """Write the n values of `wire` into contiguous `out`, or add them to it: two roundings, in float32."""
-    _choose(native.why_not(plan))[0].decode(plan, wire, n, out, accumulate)
+    if out.is_cuda:
+        found = _on_cuda(accelerator.why_not(plan))[0]
+        run = host.decode(_kernels(plan)) if found is None else found.decode
+        run(plan, wire, n, out, accumulate)
+        return
+    _kernels(plan).decode(plan, wire, n, out, accumulate)
+
+
+def reduce(
+    plan: AnyPlan,
+    wires: Tensor | Sequence[Tensor],
+    n: int,
+    wire: Tensor,
+    seed: int = 0,
+    stream: int = 0,
+    offset: int = 0,
+    scale: Tensor | None = None,
+    residual: Tensor | None = None,
+    unit: float = 1.0,
+    divide: float = 1.0,
+    multiply: float = 1.0,
+    out: Tensor | None = None,
+) -> None:
+    """Decode W wires of n values each, add them in float32 in their order, encode the sum into `wire`.
+
+    The sum starts as the first wire's values. Before it is encoded it is divided by `divide` and multiplied by
+    `multiply`, where these are not 1. seed to unit: as in `encode`. out (n values of any float type) gets what `wire`
+    decodes to. `wires` is a uint8 tensor with one wire in each row, or a list of wires; on a CUDA device rows that are
+    a multiple of 16 bytes apart are read fastest (`aligned_rows`), and a list is copied into one first.
+    """
+    if wire.is_cuda:
+        rows = wires if isinstance(wires, Tensor) else _stacked(wires)
+        found = _on_cuda(accelerator.why_not(plan))[0]
+        run = host.reduce(_kernels(plan)) if found is None else found.reduce
+        run(plan, rows, n, wire, seed, stream, offset, scale, residual, unit, divide, multiply, out)
+        return
+    noise = seed, stream, offset
+    composed.reduce(_kernels(plan), plan, wires, n, wire, noise, scale, residual, unit, divide, multiply, out)
+
+
+ROW_ALIGNMENT = 16
+
+
+def aligned_rows(world: int, nbytes: int, device: torch.device | str | None = None) -> Tensor:
+    """Uninitialised memory for `world` wires of nbytes, one a row, each row where loads are widest."""
+    stride = -(-nbytes // ROW_ALIGNMENT) * ROW_ALIGNMENT
+    return torch.empty(world, stride, dtype=torch.uint8, device=device)[:, :nbytes]
+
+
+def _stacked(wires: Sequence[Tensor]) -> Tensor:
+    rows = aligned_rows(len(wires), wires[0].numel(), wires[0].device)
+    for row, one in zip(rows, wires, strict=True):
+        row.copy_(one)
+    return rows
 
 
 def round_to(
@@ -94,11 +191,18 @@ def round_to(
     overflow = overflow if overflow is not None else fmt.default_overflow
     _check_rounding(fmt, rounding, overflow, rules, seed)
     out = _checked_out(x, out)
-    chosen = _choose(native.why_not_round(fmt, rounding, rules))[0]
     source = x.detach().contiguous()
     target = out if out.is_contiguous() else torch.empty_like(source)
-    chosen.round_to(source, fmt, rounding, overflow, rules, seed or 0, target)
+    _rounder(x, fmt, rounding, rules)(source, fmt, rounding, overflow, rules, seed or 0, target)
     return out if target is out else out.copy_(target)
+
+
+def _rounder(x: Tensor, fmt: Format, rounding: str, rules: str) -> Callable[..., Tensor]:
+    on_cpu = _on_cpu(native.why_not_round(fmt, rounding, rules))[0]
+    if not x.is_cuda:
+        return on_cpu.round_to
+    found = _on_cuda(accelerator.why_not_round(fmt, rounding, rules))[0]
+    return host.round_to(on_cpu) if found is None else found.round_to
 
 
 def _checked_out(x: Tensor, out: Tensor | None) -> Tensor:
@@ -132,12 +236,22 @@ def _check_cpd(fmt: Format, rounding: str, overflow: str) -> None:
         raise ValueError("round_to: CPD rounds to nearest and overflows to Inf; leave rounding and overflow alone")
 
 
-def explain(plan: Plan | None = None) -> list[Choice]:
-    """What runs each op on this machine, and why nothing faster does."""
-    why_codec = native.why_not(plan) if plan is not None else None
-    rows = []
-    for op, reason in (("encode", why_codec), ("decode", why_codec), ("round_to", None)):
-        module, why = _choose(reason)
-        name = f"native ({native.isa()})" if module is native else "reference"
-        rows.append(Choice(op, "cpu", name, why))
-    return rows
+OPS = ("encode", "decode", "decode and add", "encode with residual", "reduce", "round_to")
+
+
+def explain(plan: AnyPlan | None = None) -> list[Choice]:
+    """What runs each op on each device of this machine, and why nothing faster does."""
+    devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    return [_on(device, op, plan) for device in devices for op in OPS]
+
+
+def _on(device: str, op: str, plan: AnyPlan | None) -> Choice:
+    if isinstance(plan, CastPlan | OwnPlan):
+        on_cpu, why = ("torch" if isinstance(plan, CastPlan) else "the codec's own code"), ""
+    else:
+        module, why = _on_cpu(native.why_not(plan) if plan is not None and op != "round_to" else None)
+        on_cpu = f"native ({native.isa()})" if module is native else "reference"
+    if device == "cpu":
+        return Choice(op, device, on_cpu, why)
+    found, why = _on_cuda(accelerator.why_not(plan) if plan is not None and op != "round_to" else None)
+    return Choice(op, device, f"host copy, {on_cpu}" if found is None else accelerator.load()[1], why)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from narrowcast.formats import Format
 from narrowcast.formats import format as format_named
@@ -139,6 +141,8 @@ class Plan:
 
     def layout(self, n: int) -> Layout:
         """Where the planes of n values lie."""
+        if not isinstance(n, int):
+            return self._layout(n)  # a size that a compiler does not know yet
         known: dict[int, Layout] = self.__dict__.setdefault("_layouts", {})
         found = known.get(n)
         if found is None:
@@ -153,6 +157,40 @@ class Plan:
         if self.method is not Method.NVFP4 or n == 0:
             return Layout(scales, end, end)
         return Layout(scales, _aligned(end), _aligned(end) + Store.FP32.value)
+
+
+@dataclass(frozen=True)
+class CastPlan:
+    """A plain cast as kernels see it: one plane, the values as `dtype`."""
+
+    dtype: torch.dtype
+    store: Store = Store.FP32
+    """There are no scales."""
+
+    @property
+    def bits(self) -> int:
+        return 8 * self.dtype.itemsize
+
+    def n_scales(self, n: int) -> int:
+        return 0
+
+    def code_bytes(self, n: int) -> int:
+        return n * self.dtype.itemsize
+
+    def layout(self, n: int) -> Layout:
+        end = self.code_bytes(n)
+        return Layout(end, end, end)
+
+
+@dataclass(frozen=True)
+class OwnPlan:
+    """A codec that brings code of its own, for CPU tensors, instead of a plan."""
+
+    encode: Callable[[Tensor, Tensor, int, int, int, Tensor | None], None]
+    decode: Callable[[Tensor, int, Tensor, bool], None]
+
+
+AnyPlan = Plan | CastPlan | OwnPlan
 
 
 def _aligned(nbytes: int) -> int:

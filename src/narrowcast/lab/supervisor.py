@@ -252,7 +252,10 @@ def main() -> None:
     owner = os.pidfd_open(os.getppid())
     if os.getppid() != int(owner_pid):
         return  # the owner died first
-    to_owner = socket.socket(fileno=int(number))
+    # an owner with many open files hands over a high number, where the hosts' namespaces will be
+    low = os.dup(int(number))
+    os.close(int(number))
+    to_owner = socket.socket(fileno=low)
     channel = Channel(to_owner)
     try:
         kernel.unshare(HOST_FLAGS | kernel.NEWPID)

@@ -1,0 +1,262 @@
+"""Codec speed on a GPU: bytes read and written per second, as a share of a device-to-device copy in the same run.
+
+Every figure is the median over rounds in which all candidates take their turn, timed with events. Small tensors are
+timed as replays of a CUDA graph over several buffers, so that neither the launch nor the cache is what is measured.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
+
+import torch
+from torch import Tensor
+
+from narrowcast.bench.check import failure
+from narrowcast.codecs import Codec
+from narrowcast.codecs import codec as codec_named
+from narrowcast.kernels import accelerator, ops
+
+VALUES = 256 << 20
+BUCKET_BYTES = 25_000_000
+WORLD = 8
+ROUNDS = 9
+BUFFERS = 8
+"""Sets of buffers of a bucket, together larger than any cache."""
+MAX_LAUNCHES = 2
+BUCKET_FACTOR = 2.0
+"""A bucket may take so many times what its bytes need at the copy's rate."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Promised shares of the copy."""
+
+    encode: float
+    decode: float
+    reduce: float
+
+
+TARGETS = {
+    **dict.fromkeys(("int8/256", "e4m3fn/256", "e5m2/256", "mxfp8"), Target(0.92, 0.90, 0.70)),
+    **dict.fromkeys(("int4/128", "mxfp4", "nvfp4"), Target(0.85, 0.85, 0.65)),
+    **dict.fromkeys(("int8/256+sr", "int4/128+sr+ef"), Target(0.80, 0.85, 0.65)),
+    **dict.fromkeys(("dynamic8/256", "posit8.1/256"), Target(0.60, 0.85, 0.50)),
+    **dict.fromkeys(("dtree8", "e5m2", "e5m2+aps"), Target(0.40, 0.85, 0.32)),
+    **dict.fromkeys(("int3/64", "int6/64", "onebit/64"), Target(0.60, 0.70, 0.50)),
+}
+"""On one H200, 256 Mi float32."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One codec: shares of the copy; None where its check failed."""
+
+    codec: str
+    values: int
+    copy_gbs: float
+    encode: float | None = None
+    decode: float | None = None
+    reduce: float | None = None
+    encode_us: float | None = None
+    decode_us: float | None = None
+    reduce_us: float | None = None
+    spread: float | None = None
+    """Largest less smallest time over the median, of encode."""
+    target: Target | None = None
+    failed: str | None = None
+
+    @property
+    def missed(self) -> list[str]:
+        if self.failed or self.target is None:
+            return [self.failed] if self.failed else []
+        pairs = {name: (getattr(self, name), getattr(self.target, name)) for name in ("encode", "decode", "reduce")}
+        return [
+            f"{name} {got:.0%} < {want:.0%}" for name, (got, want) in pairs.items() if got is not None and got < want
+        ]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Encoding a gradient bucket of 25 MB."""
+
+    codec: str
+    copy_us: float
+    encode_us: float
+    factor: float
+    """Time over what its bytes need at the copy's rate."""
+    launches: int
+    call_us: float
+    """Of the host, to start one."""
+
+
+@dataclass
+class Results:
+    """Every row, and what they were measured on."""
+
+    machine: dict[str, str] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    buckets: list[Bucket] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, object]:
+        rows = [asdict(row) | {"missed": row.missed} for row in self.rows]
+        return {"machine": self.machine, "rows": rows, "buckets": [asdict(b) for b in self.buckets]}
+
+
+def require() -> None:
+    if not torch.cuda.is_available():
+        raise ValueError("bench --device cuda: torch sees no CUDA device here; run it on a machine with a GPU")
+
+
+def describe_machine() -> dict[str, str]:
+    major, minor = torch.cuda.get_device_capability()
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "capability": f"{major}.{minor}",
+        "cuda": str(torch.version.cuda),
+        "torch": torch.__version__,
+        "kernels": accelerator.load()[1],
+        "python": platform.python_version(),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+# ---- timing ----------------------------------------------------------------------------------------------------------
+
+
+def _milliseconds(call: Callable[[], object], calls: int) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / calls
+
+
+def interleaved(candidates: Mapping[str, Callable[[], object]], rounds: int, calls: int) -> dict[str, list[float]]:
+    """Seconds of each candidate in every round, after one that compiles and warms up."""
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for number in range(rounds + 1):
+        for name, call in candidates.items():
+            spent = _milliseconds(call, calls if number else 2)
+            if number:
+                seconds[name].append(spent / 1e3)
+    return seconds
+
+
+def graph_of(call: Callable[[int], object], buffers: int) -> torch.cuda.CUDAGraph:
+    """One graph that makes the call on each set of buffers."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call(0)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for number in range(buffers):
+            call(number)
+    return graph
+
+
+def count_launches(call: Callable[[], object]) -> int:
+    """Kernels, copies and fills that one call starts."""
+    from torch.profiler import ProfilerActivity, profile
+
+    call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        call()
+        torch.cuda.synchronize()
+    return sum(event.device_type.name == "CUDA" for event in profiled.events() or [])
+
+
+# ---- what is timed ---------------------------------------------------------------------------------------------------
+
+
+def _moved(codec: Codec, n: int) -> tuple[int, int, int]:
+    """Bytes that encode, decode and reduce must read and write."""
+    wire, owed = codec.nbytes(n), 8 * n if codec.feedback else 0
+    return 4 * n + wire + owed, 4 * n + wire, (WORLD + 1) * wire + owed
+
+
+def measure(spec: str, x: Tensor, copy_to: Tensor, rounds: int = ROUNDS, calls: int = 5) -> Row:
+    """Encode, decode and reduce beside a copy; error feedback where the codec has it."""
+    codec, n = codec_named(spec), x.numel()
+    why = failure(codec, x.device)
+    wire, out = torch.empty(codec.nbytes(n), dtype=torch.uint8, device=x.device), copy_to
+    residual = torch.zeros(n, device=x.device) if codec.feedback else None
+    # ranks differ by what is rolled: the same distribution, other values
+    wires = ops.aligned_rows(WORLD, wire.numel(), x.device)
+    candidates: dict[str, Callable[[], object]] = {"copy": lambda: copy_to.copy_(x)}
+    if why is None:
+        codec.encode(x, out=wire)
+        wires.copy_(wire.expand(WORLD, -1))
+        candidates["encode"] = lambda: codec.encode(x, residual=residual, out=wire)
+        candidates["decode"] = lambda: codec.decode(wire, n, out=out)
+        candidates["reduce"] = lambda: codec.reduce(wires, n, residual=residual, out=wire)
+    took = interleaved(candidates, rounds, calls)
+    copy = 8 * n / statistics.median(took["copy"])
+    if why is not None:
+        return Row(spec, n, copy / 1e9, failed=why)
+    median = {name: statistics.median(spent) for name, spent in took.items()}
+    moved = dict(zip(("encode", "decode", "reduce"), _moved(codec, n), strict=True))
+    encode, decode, reduce = (moved[name] / median[name] / copy for name in moved)
+    times = [1e6 * median[name] for name in moved]
+    spread = (max(took["encode"]) - min(took["encode"])) / median["encode"]
+    row = Row(spec, n, copy / 1e9, encode, decode, reduce, times[0], times[1], times[2], spread)
+    return replace(row, target=TARGETS.get(spec))
+
+
+def measure_bucket(spec: str, device: torch.device, rounds: int = ROUNDS) -> Bucket:
+    """A bucket of 25 MB, by replaying a graph over several of them."""
+    codec, n = codec_named(spec), BUCKET_BYTES // 4
+    xs = [torch.randn(n, device=device) for _ in range(BUFFERS)]
+    to = [torch.empty_like(x) for x in xs]
+    wires = [torch.empty(codec.nbytes(n), dtype=torch.uint8, device=device) for _ in xs]
+    owed = [torch.zeros(n, device=device) if codec.feedback else None for _ in xs]
+    graphs = {
+        "copy": graph_of(lambda i: to[i].copy_(xs[i]), BUFFERS),
+        "encode": graph_of(lambda i: codec.encode(xs[i], residual=owed[i], out=wires[i]), BUFFERS),
+    }
+    took = interleaved({name: graph.replay for name, graph in graphs.items()}, rounds, 10)
+    copy, encode = (statistics.median(took[name]) / BUFFERS for name in ("copy", "encode"))
+    needed = _moved(codec, n)[0] / (8 * n / copy)
+    small, small_wire = xs[0][:1024], torch.empty(codec.nbytes(1024), dtype=torch.uint8, device=device)
+    call = statistics.median(_host_seconds(lambda: codec.encode(small, out=small_wire), 200) for _ in range(5))
+    launches = count_launches(lambda: codec.encode(xs[0], residual=owed[0], out=wires[0]))
+    return Bucket(spec, 1e6 * copy, 1e6 * encode, encode / needed, launches, 1e6 * call)
+
+
+def _host_seconds(call: Callable[[], object], calls: int) -> float:
+    import time
+
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    spent = (time.perf_counter() - start) / calls
+    torch.cuda.synchronize()
+    return spent
+
+
+def data(n: int, device: torch.device) -> Tensor:
+    return torch.randn(n, device=device, generator=torch.Generator(device).manual_seed(0))
+
+
+def run(specs: list[str], values: int = VALUES, rounds: int = ROUNDS) -> Iterator[Row]:
+    """A row for each codec."""
+    device = torch.device("cuda")
+    x = data(values, device)
+    copy_to = torch.empty_like(x)
+    for spec in specs:
+        yield measure(spec, x, copy_to, rounds)
+
+
+def run_buckets(specs: list[str]) -> Iterator[Bucket]:
+    device = torch.device("cuda")
+    for spec in specs:
+        yield measure_bucket(spec, device)

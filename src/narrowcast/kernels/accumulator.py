@@ -1,0 +1,144 @@
+"""How a matrix product multiplies and adds: an `Accumulator` is a frozen value, written and read as a string.
+
+`SUMS[/BLOCK][+OPTION]...`, for example `bf16`, `fp16+kahan`, `e5m10/128+fma`, `fp32+pairwise`:
+
+| part | meaning |
+|---|---|
+| `SUMS` | format of every sum: a format's name, or `fp32` |
+| `/BLOCK` | K is cut into blocks; each is summed from zero, then the blocks are added in order |
+| `+mul=FORMAT` | format of every product; without it that of the sums |
+| `+outer=FORMAT` | with `/BLOCK`: format in which the blocks are added; without it that of the sums |
+| `+fma` | products are not rounded: one rounding for multiply and add |
+| `+kahan` | compensated sums, every step of them rounded |
+| `+pairwise` | neighbours are added in a tree |
+| `+sr` | stochastic rounding, of every product and every sum |
+| `+mogami` | multiplication by adding bit patterns (Mogami 2020) |
+| `+saturate` | overflow gives the largest number instead of each format's own rule |
+| `+sequential` | k = 0, 1, 2, ... This is how all but `fp32` sum; `fp32` alone means torch's own matmul, in its order |
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from narrowcast.kernels.number import FLOAT32, Number, number
+
+ORDERS = ("sequential", "blocked", "pairwise", "any")
+FLAGS = ("kahan", "fma", "pairwise", "sequential", "sr", "mogami", "saturate")
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """The rule of every product and sum. With R rounding once to the format and all else exact:
+
+    p = R_products(a[i,k] * b[k,j]);  s = R_sums(s + p)                   from s = 0
+    kahan:  y = R(p - c);  t = R(s + y);  c = R(R(t - s) - y);  s = t     from s = c = 0
+    fused:  p is not rounded
+    """
+
+    sums: str = FLOAT32
+    products: str | None = None
+    """None: as the sums."""
+    order: str = "sequential"
+    """"any": torch's own matmul, in whatever order it sums (float32 alone)."""
+    block: int = 0
+    outer: str | None = None
+    kahan: bool = False
+    fused: bool = False
+    stochastic: bool = False
+    multiply: str = "ieee"
+    saturate: bool = False
+    _numbers: tuple[Number, Number, Number] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._check()
+        names = self.products or self.sums, self.sums, self.outer or self.sums
+        object.__setattr__(self, "_numbers", tuple(self._number(name) for name in names))
+
+    def _number(self, name: str) -> Number:
+        return number(name, "saturate" if self.saturate and name != FLOAT32 else None)
+
+    def _check(self) -> None:
+        if self.order not in ORDERS:
+            raise ValueError(f"accumulator: unknown order {self.order!r}; take one of {', '.join(ORDERS)}")
+        if self.multiply not in ("ieee", "mogami"):
+            raise ValueError(f"accumulator: unknown multiply {self.multiply!r}; take 'ieee' or 'mogami'")
+        if (self.order == "blocked") != (self.block > 0):
+            raise ValueError(f"accumulator: a block goes with order='blocked', got {self.order!r} and {self.block}")
+        if self.outer is not None and self.order != "blocked":
+            raise ValueError("accumulator: outer= is the format in which blocks are added; give a block, as fp16/128")
+        if self.kahan and self.order == "pairwise":
+            raise ValueError("accumulator: Kahan's method follows a running sum; it does not go with pairwise")
+        if self.fused and self.products is not None:
+            raise ValueError("accumulator: a fused product is not rounded; leave either fma or mul= out")
+        if self.order == "any" and not self._is_plain_float32():
+            raise ValueError("accumulator: order 'any' is torch's own float32 matmul and goes with no other option")
+
+    def _is_plain_float32(self) -> bool:
+        options = self.kahan, self.fused, self.stochastic, self.saturate, self.multiply != "ieee"
+        return self.sums == FLOAT32 and self.products in (None, FLOAT32) and not any(options)
+
+    @property
+    def product_number(self) -> Number:
+        return self._numbers[0]
+
+    @property
+    def sum_number(self) -> Number:
+        return self._numbers[1]
+
+    @property
+    def outer_number(self) -> Number:
+        return self._numbers[2]
+
+    @property
+    def is_torch(self) -> bool:
+        """Whether torch's own matmul does it."""
+        return self.order == "any"
+
+    def __str__(self) -> str:
+        text = self.sums + (f"/{self.block}" if self.block else "")
+        text += f"+mul={self.products}" if self.products else ""
+        text += f"+outer={self.outer}" if self.outer else ""
+        pairwise = self.order == "pairwise"
+        # what a bare fp32 would mean otherwise
+        sequential = self.order == "sequential" and self._is_plain_float32()
+        flags = self.kahan, self.fused, pairwise, sequential, self.stochastic, self.multiply == "mogami", self.saturate
+        return text + "".join(f"+{flag}" for flag, on in zip(FLAGS, flags, strict=True) if on)
+
+
+_HEAD = re.compile(r"(?P<sums>[a-z][a-z0-9.]*)(?:/(?P<block>[1-9]\d*))?")
+
+
+@lru_cache(maxsize=256)
+def _parse(text: str) -> Accumulator:
+    head, *options = text.split("+")
+    match = _HEAD.fullmatch(head)
+    if match is None:
+        raise ValueError(
+            f"accumulator {text!r}: got {head!r}; write SUMS[/BLOCK][+OPTION]..., as fp16 or bf16/128+kahan"
+        )
+    values = dict(option.split("=", 1) for option in options if "=" in option)
+    flags = [option for option in options if "=" not in option]
+    unknown = [option for option in flags if option not in FLAGS] + [
+        key for key in values if key not in ("mul", "outer")
+    ]
+    if unknown or len(set(options)) != len(options):
+        wrong = f"unknown option {unknown[0]!r}" if unknown else "an option stands twice"
+        raise ValueError(f"accumulator {text!r}: {wrong}; options are mul=FORMAT, outer=FORMAT, {', '.join(FLAGS)}")
+    block = int(match["block"] or 0)
+    orders = ["blocked"] * bool(block) + [name for name in ("pairwise", "sequential") if name in flags]
+    if len(orders) > 1:
+        raise ValueError(f"accumulator {text!r}: {' and '.join(orders)} exclude one another")
+    is_torch = text == FLOAT32
+    return Accumulator(
+        match["sums"], values.get("mul"), "any" if is_torch else (orders or ["sequential"])[0], block,
+        values.get("outer"), "kahan" in flags, "fma" in flags, "sr" in flags,
+        "mogami" if "mogami" in flags else "ieee", "saturate" in flags,
+    )  # fmt: skip
+
+
+def accumulator(what: str | Accumulator) -> Accumulator:
+    """The accumulator that a string names; `str` of it gives the string back."""
+    return what if isinstance(what, Accumulator) else _parse(what)

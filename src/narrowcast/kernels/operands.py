@@ -1,0 +1,91 @@
+"""What the operands of a matrix product allow: float32 arithmetic, and no care for NaN and Inf.
+
+Kernels are told, so that they can leave out what cannot matter. The bits do not depend on it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from narrowcast.kernels.accumulator import Accumulator
+from narrowcast.kernels.number import Number
+
+NARROW_BITS = 12
+"""Operands with no more significant bits have products that float32 holds."""
+LARGEST_SUM = 2.0**100
+"""Below this nothing that a float32 kernel adds on the way overflows."""
+
+
+@dataclass(frozen=True)
+class How:
+    """single: float32 arithmetic gives the bits of the definition. careful: NaN and Inf need translation."""
+
+    single: bool
+    careful: bool
+
+
+@dataclass(frozen=True)
+class Range:
+    """What is in a matrix: largest and smallest nonzero magnitude, and whether 12 bits hold every significand."""
+
+    largest: float
+    smallest: float
+    narrow: bool
+
+    @classmethod
+    def of(cls, x: Tensor) -> Range:
+        x = x[:1] if x.stride(0) == 0 else x  # one matrix for the whole batch
+        size = x.abs()
+        narrow = not bool((x.contiguous().view(torch.int32) & ((1 << (24 - NARROW_BITS)) - 1)).any())
+        smallest = torch.where(size > 0, size, math.inf).amin()
+        return cls(float(size.amax()), float(smallest), narrow)
+
+
+def _same_specials(source: Number, target: Number) -> bool:
+    """Whether what is lost in `source`, or comes of it (Inf - Inf), needs no translation in `target`."""
+    if all(map(math.isfinite, source.lost)):
+        return True
+    return str(source.lost) == str(target.specials[:2]) and math.isnan(target.specials[2])
+
+
+def _agree_on_specials(rule: Accumulator) -> bool:
+    products, sums, outer = rule.product_number, rule.sum_number, rule.outer_number
+    return all(_same_specials(*pair) for pair in ((products, sums), (sums, sums), (sums, outer), (outer, outer)))
+
+
+def _serves_float32(number: Number) -> bool:
+    return number.by_arithmetic and number.precision < NARROW_BITS and number.min_exponent >= -126
+
+
+def _numbers_suit_float32(rule: Accumulator) -> bool:
+    """Whether sums of two numbers, rounded to float32 first, round to the same number (Figueroa: 2 p + 2 <= 24)."""
+    products, sums, outer = rule.product_number, rule.sum_number, rule.outer_number
+    if rule.stochastic or rule.fused or not all(map(_serves_float32, (products, sums, outer))):
+        return False
+    if products.even_steps != sums.even_steps or outer.even_steps != sums.even_steps:
+        return False
+    # a term wider than the sum may lie exactly between two sums, where a smaller one would decide
+    return products.precision <= sums.precision <= outer.precision
+
+
+def _products_suit_float32(a: Range, b: Range, terms: int, rule: Accumulator) -> bool:
+    if rule.multiply == "ieee" and not (a.narrow and b.narrow):
+        return False
+    largest, smallest = a.largest * b.largest, a.smallest * b.smallest
+    return largest * terms < LARGEST_SUM and smallest >= 4 * torch.finfo(torch.float32).tiny
+
+
+def how_to_compute(a_BMK: Tensor, b_BKN: Tensor, rule: Accumulator) -> How:
+    """Looks at every value once."""
+    if a_BMK.numel() == 0 or b_BKN.numel() == 0:
+        return How(single=False, careful=True)
+    a, b = Range.of(a_BMK), Range.of(b_BKN)
+    # float32 operands have finite products in float64, but Mogami's are float32 numbers
+    finite = a.largest * b.largest < (LARGEST_SUM if rule.multiply == "mogami" else math.inf)
+    careful = not (finite and _agree_on_specials(rule))
+    single = not careful and _numbers_suit_float32(rule) and _products_suit_float32(a, b, a_BMK.shape[2], rule)
+    return How(single, careful)

@@ -1,0 +1,12 @@
+"""The same bytes on GPUs, in Triton. Nothing here is imported before the first CUDA tensor comes.
+
+| file | what it holds |
+|---|---|
+| recipe.py | a plan as plain numbers: what a kernel is compiled for |
+| bits.py | floats as patterns, sums by a halving tree, random bits |
+| codes.py | a scaled value to its code, and back |
+| planes.py | codes and scales in the bytes of a wire |
+| scales.py | the scale of a block |
+| encode.py decode.py rounding.py | the kernels |
+| launch.py | what the ops call: shapes, grids, scratch memory |
+"""

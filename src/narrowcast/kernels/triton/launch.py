@@ -1,0 +1,457 @@
+"""What the ops call: the shape of tiles and grids, scratch memory, launches. Nothing here waits for a device."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from narrowcast.formats import Format, Kind
+from narrowcast.formats.integers import UniformFormat
+from narrowcast.kernels.plan import CastPlan, Layout, Plan
+from narrowcast.kernels.triton import decode as decoding
+from narrowcast.kernels.triton import encode as encoding
+from narrowcast.kernels.triton import rounding as rounding_kernels
+from narrowcast.kernels.triton.constants import INTERPRETED, constants
+from narrowcast.kernels.triton.recipe import (
+    AFFINE,
+    CONSTANT,
+    DTYPES,
+    MEANS,
+    NVFP4,
+    SCALED,
+    SIGN,
+    TABLE,
+    Codes,
+    Job,
+    Named,
+    Recipe,
+    RoundJob,
+    Tables,
+    describe,
+    describe_codes,
+)
+
+IN_TILE, WIDE, FREE = 0, 1, 2
+VERSION = f"triton {triton.__version__}"
+MAX_IN_TILE = 4096
+"""The largest block that one tile holds."""
+MAX_PARTS = 1024
+"""A first pass leaves at most this much for each block."""
+COLUMNS = 1024
+"""Sums that the first levels of a large tree leave."""
+COLUMN_GROUP = 16
+GROUPS = {1: (8, 1), 2: (4, 1), 3: (8, 3), 4: (2, 1), 5: (8, 5), 6: (4, 3), 7: (8, 7)}
+"""Width of a code -> codes in a group, and the bytes that they fill."""
+OVERFLOWS = {"saturate": 0, "inf": 1, "nan": 2}
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Values in a tile, and warps for each program. They change the speed and no bit."""
+
+    tile: int
+    warps: int
+
+
+DEFAULT = Tuning(2048, 4)
+ROUND = Tuning(2048, 4)
+
+OVERRIDES: dict[tuple[str, str], Tuning] = {
+    ("encode", "narrow"): Tuning(4096, 4),
+    ("encode", "noise"): Tuning(4096, 4),
+    ("encode", "table"): Tuning(1024, 4),
+    ("decode", ""): Tuning(1024, 4),
+    ("decode", "tensor table"): Tuning(8192, 16),
+    ("reduce", "narrow"): Tuning(4096, 4),
+    ("reduce", "noise"): Tuning(4096, 4),
+    ("reduce", "tensor"): Tuning(4096, 8),
+    ("reduce", "tensor table"): Tuning(8192, 16),
+}
+"""(op, kind of work) -> what is faster there; measured on an H200 by tests/gpu/tune.py."""
+
+
+def tuning_of(recipe: Recipe, op: str) -> Tuning:
+    """The tiles of an op."""
+    return OVERRIDES.get((op, work_of(recipe))) or OVERRIDES.get((op, "")) or DEFAULT
+
+
+def work_of(recipe: Recipe) -> str:
+    """What a tile costs beside its bytes."""
+    table = recipe.codes.kind == TABLE and recipe.method == SCALED
+    if _mode(recipe) == WIDE:
+        return "tensor table" if table else "tensor"
+    if table:
+        return "table"
+    if recipe.stochastic:
+        return "noise"
+    return "narrow" if recipe.bits < 8 and recipe.method == SCALED else "wide"
+
+
+# ---- shapes ----------------------------------------------------------------------------------------------------------
+
+
+def _pow2(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _mode(recipe: Recipe) -> int:
+    if recipe.store == CONSTANT:
+        return FREE
+    if recipe.method == NVFP4 or 0 < recipe.block <= MAX_IN_TILE:
+        return IN_TILE
+    return WIDE
+
+
+@lru_cache(maxsize=4096)
+def _shape(recipe: Recipe, n: int, aligned: bool, tile: int) -> Job:
+    """The tiles of n values."""
+    mode = _mode(recipe)
+    cols = _pow2(recipe.block) if mode == IN_TILE else tile
+    step = recipe.block if mode == IN_TILE else tile
+    rows = max(1, tile // cols) if mode == IN_TILE else 1
+    group, group_bytes = GROUPS.get(recipe.bits, (1, 1))
+    block = recipe.block if mode == WIDE and recipe.block else n
+    exact = cols == step and block % (rows * step) == 0 and n % block == 0
+    levels = cols.bit_length() - 1
+    starts = recipe.block if mode == WIDE else 0
+    words = aligned and cols == step and recipe.bits in (2, 4) and starts % 32 == 0
+    return Job(mode, rows, cols, step, levels, group, group_bytes, exact, aligned, words)
+
+
+def _shares_noise(recipe: Recipe, job: Job, offset: int) -> bool:
+    starts = recipe.block if job.mode == WIDE else 0
+    return job.cols == job.step and (job.rows * job.cols) % 128 == 0 and (offset | starts) % 128 == 0
+
+
+def _is_aligned(*tensors: Tensor | None) -> bool:
+    return all(t.data_ptr() % 4 == 0 and (t.dim() < 2 or t.stride(0) % 4 == 0) for t in tensors if t is not None)
+
+
+def _signed(word: int) -> int:
+    """64 bits as the signed integer that a kernel takes."""
+    return word - 2**64 if word >= 2**63 else word
+
+
+def _on(tensor: Tensor) -> AbstractContextManager[object]:
+    """Launches go to the current device: make it the tensor's own."""
+    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(tensor.device)
+
+
+# ---- launching -------------------------------------------------------------------------------------------------------
+
+FAST = not INTERPRETED and triton.__version__.startswith("3.6.")
+"""Versions on which a compiled kernel was seen to start when called by itself."""
+_COMPILED: dict[tuple[object, ...], Any] = {}
+
+
+def _launch(kernel: Any, programs: int, args: tuple[Any, ...], recipe: Named, job: Named, warps: int) -> None:
+    """Start `kernel`. Triton looks at every argument anew; what it found is kept for arguments of the same kinds."""
+    constant = constants(recipe), constants(job)
+    if not FAST:
+        kernel[(programs,)](*args, *constant, num_warps=warps, enable_fp_fusion=False)
+        return
+    key = (kernel, recipe.name, job.name, warps, *map(_kind, args))
+    compiled = _COMPILED.get(key)
+    if compiled is None:
+        _COMPILED[key] = kernel[(programs,)](*args, *constant, num_warps=warps, enable_fp_fusion=False)
+        return
+    compiled[(programs, 1, 1)](*args, *constant)
+
+
+def _kind(arg: Any) -> object:
+    """What Triton compiles for: alignment and type of a tensor, width and divisibility of an integer."""
+    if isinstance(arg, Tensor):
+        return arg.dtype, arg.data_ptr() % 16 == 0, arg.device.index
+    if isinstance(arg, int):
+        return -(2**31) <= arg < 2**31, arg % 16 == 0, arg == 1
+    return float
+
+
+# ---- encode ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Want:
+    """What tells one prepared launch from another, beside the recipe and n."""
+
+    aligned: bool
+    world: int = 0
+    x_dtype: int = 0
+    out_dtype: int = -1
+    residual: bool = False
+    unit: int = 0
+    divide: bool = False
+    multiply: bool = False
+    given: bool = False
+    offset: int = 0
+    """Modulo 128."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The launches of one encode or reduce, all but their tensors."""
+
+    first: Job | None
+    """The job of the first pass, where there is one."""
+    sums: Job | None
+    last: Job
+    warps: int
+    blocks: int
+    count: int
+    """Parts of each block."""
+    first_tiles: int
+    programs: int
+    tiles: int
+    chunks: int
+    part_words: int
+    sum_words: int
+
+
+@lru_cache(maxsize=8192)
+def _prepare(recipe: Recipe, n: int, want: Want) -> Prepared:
+    tuning = tuning_of(recipe, "reduce" if want.world else "encode")
+    shape = _shape(recipe, n, want.aligned, tuning.tile)
+    job = replace(
+        shape, world=want.world, x_dtype=want.x_dtype, residual=int(want.residual), unit=want.unit,
+        divide=want.divide, multiply=want.multiply, given=want.given,
+    )  # fmt: skip
+    two_passes = shape.mode == WIDE or recipe.method == NVFP4
+    has_sums = shape.mode == WIDE and (recipe.l2 or recipe.method in (MEANS, SIGN))
+    size = min(recipe.block, n) if shape.mode == WIDE and recipe.block else n
+    blocks, in_block = -(-n // size), -(-size // tuning.tile)
+    first_tiles = -(-in_block // MAX_PARTS)
+    count = -(-in_block // first_tiles)
+    first = replace(job, out=bool(want.world)) if two_passes else None
+    if two_passes:
+        job = replace(job, parts=_pow2(count))
+        if want.world:  # the first pass leaves the sum, with what is owed
+            job = replace(job, world=0, x_dtype=0, divide=False, multiply=False, residual=2 * want.residual)
+    columns = min(COLUMNS, recipe.tree_width) if has_sums else 1
+    heights = recipe.tree_width // columns
+    sums = None
+    if has_sums:
+        job = replace(job, columns=columns, column_levels=columns.bit_length() - 1)
+        sums = replace(job, rows=heights, cols=COLUMN_GROUP, levels=heights.bit_length() - 1)
+        sums = replace(sums, residual=int(job.residual == 1))
+    programs, tiles, chunks = _grid(recipe, shape, n, blocks, in_block)
+    shared = recipe.stochastic and _shares_noise(recipe, shape, want.offset)
+    has_out = want.out_dtype >= 0
+    last = replace(job, loop=tiles > 1, out=has_out, out_dtype=max(want.out_dtype, 0), shared_noise=shared)
+    kinds = 3 if recipe.method == AFFINE else 1
+    part_words = kinds * blocks * count if two_passes else 0
+    return Prepared(
+        first, sums, last, tuning.warps, blocks, count, first_tiles, programs, tiles, chunks,
+        part_words, 3 * blocks * columns if has_sums else 0,
+    )  # fmt: skip
+
+
+def _grid(recipe: Recipe, job: Job, n: int, blocks: int, in_block: int) -> tuple[int, int, int]:
+    """Programs, tiles for each, and programs for each large block."""
+    if job.mode == WIDE:
+        tiles = _tiles_for_each(in_block * blocks)
+        chunks = -(-in_block // tiles)
+        return blocks * chunks, tiles, chunks
+    all_tiles = -(-n // (job.rows * job.step))
+    tiles = _tiles_for_each(all_tiles) if recipe.method == NVFP4 else 1
+    return -(-all_tiles // tiles), tiles, 1
+
+
+def _tiles_for_each(tiles: int) -> int:
+    """Enough for each program that reading what the first pass left costs little, few enough to fill a device."""
+    return max(1, min(8, tiles // 2048))
+
+
+def _unit_kind(unit: float) -> int:
+    if unit == 1.0:
+        return 0
+    # then multiplying by the inverse is the same as dividing
+    return 1 if math.frexp(unit)[0] == 0.5 and 2.0**-126 <= unit <= 2.0**126 else 2
+
+
+def encode(
+    plan: Plan | CastPlan,
+    x: Tensor,
+    wire: Tensor,
+    seed: int = 0,
+    stream: int = 0,
+    offset: int = 0,
+    scale: Tensor | None = None,
+    residual: Tensor | None = None,
+    unit: float = 1.0,
+) -> None:
+    """See `kernels.ops.encode`."""
+    want = Want(
+        wire.data_ptr() % 4 == 0, 0, DTYPES[x.dtype], -1, residual is not None, _unit_kind(unit),
+        False, False, scale is not None, offset % 128,
+    )  # fmt: skip
+    _run(plan, x, x.numel(), wire, want, (seed, stream, offset), scale, residual, None, (1.0, 1.0, unit, 1.0 / unit))
+
+
+def reduce(
+    plan: Plan | CastPlan,
+    wires: Tensor,
+    n: int,
+    wire: Tensor,
+    seed: int = 0,
+    stream: int = 0,
+    offset: int = 0,
+    scale: Tensor | None = None,
+    residual: Tensor | None = None,
+    unit: float = 1.0,
+    divide: float = 1.0,
+    multiply: float = 1.0,
+    out: Tensor | None = None,
+) -> None:
+    """See `kernels.ops.reduce`."""
+    want = Want(
+        _is_aligned(wire, wires), wires.shape[0], 0, DTYPES[out.dtype] if out is not None else -1, residual is not None,
+        _unit_kind(unit), divide != 1.0, multiply != 1.0, scale is not None, offset % 128,
+    )  # fmt: skip
+    factors = divide, multiply, unit, 1.0 / unit
+    _run(plan, wires, n, wire, want, (seed, stream, offset), scale, residual, out, factors)
+
+
+Factors = tuple[float, float, float, float]
+"""divide, multiply, unit and its inverse"""
+
+
+def _run(
+    plan: Plan | CastPlan,
+    x: Tensor,
+    n: int,
+    wire: Tensor,
+    want: Want,
+    noise: tuple[int, int, int],
+    scale: Tensor | None,
+    residual: Tensor | None,
+    out: Tensor | None,
+    factors: Factors,
+) -> None:
+    if n == 0:
+        return
+    recipe, tables = describe(plan)
+    prepared = _prepare(recipe, n, want)
+    layout = plan.layout(n)
+    table = tables.on(wire.device)
+    with _on(wire):
+        parts = sums = wire
+        if prepared.first is not None:
+            x, parts = _first_pass(recipe, prepared, x, n, wire, residual, table, layout, factors)
+            if prepared.sums is not None:
+                sums = _sum_columns(recipe, prepared, x, n, wire, residual, parts, factors[2])
+        stride = x.stride(0) if prepared.last.world else 0
+        scales_end = layout.scales + plan.n_scales(n) * plan.store.value
+        args = (
+            x, wire, wire if residual is None else residual, wire if out is None else out, table, parts, sums,
+            wire if scale is None else scale, n, stride, layout.scales, layout.tensor_scale, plan.code_bytes(n),
+            scales_end, prepared.tiles, prepared.chunks, prepared.blocks, prepared.count, _signed(noise[0]),
+            _signed(noise[1]), noise[2], *factors,
+        )  # fmt: skip
+        _launch(encoding.encode_kernel, prepared.programs, args, recipe, prepared.last, prepared.warps)
+
+
+def _first_pass(
+    recipe: Recipe,
+    prepared: Prepared,
+    x: Tensor,
+    n: int,
+    wire: Tensor,
+    residual: Tensor | None,
+    table: Tensor,
+    layout: Layout,
+    factors: Factors,
+) -> tuple[Tensor, Tensor]:
+    """What the second pass reads, and what scales follow from. A sum of wires is kept: nothing is decoded twice."""
+    assert prepared.first is not None
+    parts = torch.empty(prepared.part_words, dtype=torch.int32, device=wire.device)
+    total = torch.empty(n, dtype=torch.float32, device=wire.device) if prepared.first.world else None
+    args = (
+        x, wire if residual is None else residual, wire if total is None else total, table, parts, n,
+        x.stride(0) if prepared.first.world else 0, layout.scales, layout.tensor_scale, prepared.first_tiles,
+        prepared.blocks, prepared.count, *factors,
+    )  # fmt: skip
+    _launch(encoding.parts_kernel, prepared.blocks * prepared.count, args, recipe, prepared.first, prepared.warps)
+    return (x if total is None else total), parts
+
+
+def _sum_columns(
+    recipe: Recipe,
+    prepared: Prepared,
+    x: Tensor,
+    n: int,
+    wire: Tensor,
+    residual: Tensor | None,
+    parts: Tensor,
+    unit: float,
+) -> Tensor:
+    """The first levels of the trees of blocks larger than a tile."""
+    assert prepared.sums is not None
+    sums = torch.empty(prepared.sum_words, dtype=torch.int32, device=wire.device)
+    programs = prepared.blocks * prepared.sums.columns // COLUMN_GROUP
+    owed = wire if residual is None else residual
+    args = (x, owed, parts, sums, n, prepared.blocks, prepared.count, unit)
+    _launch(encoding.sums_kernel, programs, args, recipe, prepared.sums, 8)
+    return sums
+
+
+# ---- decode ----------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=8192)
+def _prepare_decode(recipe: Recipe, n: int, aligned: bool, dtype: int, accumulate: bool) -> tuple[Job, int, int, int]:
+    """The job, programs, programs for each large block, warps."""
+    tuning = tuning_of(recipe, "decode")
+    job = replace(_shape(recipe, n, aligned, tuning.tile), out_dtype=dtype, accumulate=accumulate, words=False)
+    if job.mode != WIDE:
+        return job, -(-n // (job.rows * job.step)), 1, tuning.warps
+    size = min(recipe.block, n) if recipe.block else n
+    chunks = -(-size // job.cols)
+    return job, -(-n // size) * chunks, chunks, tuning.warps
+
+
+def decode(plan: Plan | CastPlan, wire: Tensor, n: int, out: Tensor, accumulate: bool = False) -> None:
+    """See `kernels.ops.decode`."""
+    if n == 0:
+        return
+    recipe, tables = describe(plan)
+    aligned = wire.data_ptr() % 4 == 0
+    job, programs, chunks, warps = _prepare_decode(recipe, n, aligned, DTYPES[out.dtype], accumulate)
+    layout = plan.layout(n)
+    with _on(out):
+        args = (wire, out, tables.on(out.device), n, layout.scales, layout.tensor_scale, chunks)
+        _launch(decoding.decode_kernel, programs, args, recipe, job, warps)
+
+
+# ---- round_to --------------------------------------------------------------------------------------------------------
+
+
+def _round_codes(fmt: Format) -> tuple[Codes, Tables]:
+    found: tuple[Codes, Tables] | None = fmt.__dict__.get("_triton_round")
+    if found is None:
+        found = fmt.__dict__["_triton_round"] = describe_codes(fmt, fmt.values, by_value=True)
+    return found
+
+
+def round_to(x: Tensor, fmt: Format, rounding: str, overflow: str, rules: str, seed: int, out: Tensor) -> Tensor:
+    """See `kernels.ops.round_to`."""
+    assert rules == "ieee"
+    n = x.numel()
+    if n == 0:
+        return out
+    codes, tables = _round_codes(fmt)
+    steps = float(fmt.steps_per_unit) if isinstance(fmt, UniformFormat) and fmt.kind is Kind.UNIFORM else 1.0
+    stochastic = rounding == "stochastic"
+    job = RoundJob(ROUND.tile, DTYPES[x.dtype], n % ROUND.tile == 0, stochastic, OVERFLOWS[overflow], steps)
+    with _on(out):
+        args = (x, out, tables.on(x.device), n, _signed(seed))
+        _launch(rounding_kernels.round_kernel, -(-n // ROUND.tile), args, codes, job, ROUND.warps)
+    return out

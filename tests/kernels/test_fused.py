@@ -1,0 +1,113 @@
+"""Error feedback and reduction in one pass equal the separate steps, bit for bit, on every instruction set."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from laws.inputs import hard_values, normal, with_specials
+from torch import Tensor
+
+import narrowcast as nc
+from narrowcast.codecs import all_specs
+from narrowcast.codecs.base import PlanCodec
+from narrowcast.kernels import composed, native, reference
+
+pytestmark = pytest.mark.usefixtures("native_library")
+
+SPECS = [spec for spec in all_specs() if isinstance(nc.codec(spec), PlanCodec)]
+SIZES = (1, 17, 256, 1000, 20_011)
+WORLD = 3
+
+
+def instruction_sets() -> list[str]:
+    found = []
+    for name in ("avx512", "avx2", "baseline"):
+        try:
+            native.set_isa(name)
+        except ValueError:
+            continue
+        found.append(name)
+    return found
+
+
+def bits(x: Tensor) -> Tensor:
+    return torch.where(x.isnan(), -1, x.view({2: torch.int16, 4: torch.int32}[x.element_size()]))
+
+
+def noise_of(spec: str) -> tuple[int, int, int]:
+    return (5, 3, 32) if nc.codec(spec).stochastic else (0, 0, 0)
+
+
+def cases(spec: str, n: int) -> tuple[list[Tensor], Tensor]:
+    """What W ranks have, and what is owed: hard values in both."""
+    ranks = [normal(n, seed=7 + rank) for rank in range(WORLD)]
+    block = nc.codec(spec).block or 256
+    ranks[1] = with_specials(hard_values(block, n), every=3 * block)
+    return ranks, normal(n, seed=3) * 1e-3
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_encoding_what_is_owed_equals_the_separate_steps(spec: str) -> None:
+    plan, noise = nc.codec(spec).plan, noise_of(spec)
+    if native.why_not(plan) is not None:
+        pytest.skip("the reference alone has it")
+    for n in SIZES:
+        (_, hard, _), owed = cases(spec, n)
+        for x, unit in ((hard, 1.0), (hard.to(torch.bfloat16), 1024.0)):
+            wires = [torch.empty(plan.layout(n).nbytes, dtype=torch.uint8) for _ in range(2)]
+            wanted = owed.clone()
+            composed.encode(reference, plan, x, wires[0], noise, None, wanted, unit)
+            for name in instruction_sets():
+                native.set_isa(name)
+                got = owed.clone()
+                composed.encode(native, plan, x, wires[1], noise, None, got, unit)
+                assert torch.equal(wires[0], wires[1]), (name, n, unit)
+                assert torch.equal(bits(got), bits(wanted)), (name, n, unit)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_reduction_equals_the_separate_steps(spec: str) -> None:
+    codec, noise = nc.codec(spec), noise_of(spec)
+    plan = codec.plan
+    if native.why_not(plan) is not None:
+        pytest.skip("the reference alone has it")
+    for n, dtype, owing in ((1, torch.float32, False), (1000, torch.bfloat16, True), (20_011, torch.float32, True)):
+        ranks, owed = cases(spec, n)
+        wires = [codec.encode(x, seed=noise[0], stream=rank) for rank, x in enumerate(ranks)]
+        found = []
+        for kernels in (reference, *instruction_sets()):
+            if isinstance(kernels, str):
+                native.set_isa(kernels)
+                kernels = native
+            wire, out = torch.empty(plan.layout(n).nbytes, dtype=torch.uint8), torch.empty(n, dtype=dtype)
+            residual = owed.clone() if owing else None
+            composed.reduce(kernels, plan, wires, n, wire, noise, None, residual, 2.0, 3.0, 0.5, out)
+            found.append((wire, bits(out), bits(residual) if owing else torch.empty(0)))
+        for other in found[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True)), (n, dtype)
+
+
+def test_which_plans_go_in_one_pass() -> None:
+    """A test that compares the separate steps with themselves would show nothing."""
+
+    def fused(spec: str) -> bool:
+        plan, x = nc.codec(spec).plan, torch.ones(64)
+        return native.encode_owed(plan, x, torch.empty(plan.layout(64).nbytes, dtype=torch.uint8), torch.zeros(64), 1.0)
+
+    one_pass = ("int8/256", "int4/128+sr", "e4m3fn/256", "mxfp4", "uint8/512", "onebit/64", "e4m3@1", "dynamic8/4096")
+    assert [spec for spec in one_pass if not fused(spec)] == []
+    assert [spec for spec in ("int8", "e5m2+aps", "nvfp4", "dtree8") if fused(spec)] == []
+
+
+def test_threads_make_no_difference() -> None:
+    n, plan = 1 << 20, nc.codec("int4/128").plan
+    x, owed = normal(n, seed=1), normal(n, seed=2)
+    found = []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        wire, residual = torch.empty(plan.layout(n).nbytes, dtype=torch.uint8), owed.clone()
+        composed.encode(native, plan, x, wire, (0, 0, 0), None, residual, 1.0)
+        out = torch.empty(n)
+        composed.reduce(native, plan, [wire, wire], n, wire.clone(), (0, 0, 0), None, residual, 1.0, 2.0, 1.0, out)
+        found.append((wire, residual, out))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

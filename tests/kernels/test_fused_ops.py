@@ -1,0 +1,94 @@
+"""`reduce` and `encode` with a residual on the CPU: what error feedback and a two-shot all-reduce do by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from laws.inputs import hard_values, normal, with_specials
+
+import narrowcast as nc
+from narrowcast.codecs.feedback import ErrorFeedback
+from narrowcast.collectives.feedback import Residuals
+from narrowcast.kernels import ops
+
+SPECS = ("int8/256", "int4/128+sr", "e5m2", "nvfp4", "onebit/64", "uint8/512", "bf16", "fp32", "dtree8")
+N = 1001
+
+
+@pytest.mark.parametrize("unit", [1.0, 1024.0, 3.0])
+@pytest.mark.parametrize("spec", SPECS)
+def test_encoding_with_a_residual_is_what_collectives_do_by_hand(spec: str, unit: float) -> None:
+    codec, x = nc.codec(spec), with_specials(hard_values(64, N), 300)
+    by_hand = Residuals(0.01 * normal(N, 1), torch.zeros(N), unit)
+    residual = by_hand.first.clone()
+    wanted = by_hand.wanted(x, 0, (0, N))
+    wire = codec.encode(wanted, seed=3)
+    by_hand.owe(0, (0, N), wanted, codec.decode(wire, N))
+    assert torch.equal(codec.encode(x, seed=3, residual=residual, unit=unit), wire)
+    assert torch.equal(residual, by_hand.first)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_encoding_with_a_residual_is_what_error_feedback_does(spec: str) -> None:
+    codec, memory = nc.codec(spec), ErrorFeedback(nc.codec(spec))
+    residual = torch.zeros(N)
+    for step in range(3):
+        x = normal(N, step)
+        assert torch.equal(codec.encode(x, seed=step, residual=residual), memory.encode(x, seed=step))
+        assert torch.equal(residual, memory.residual)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_reduce_is_decode_and_add_in_order_then_encode(spec: str) -> None:
+    codec = nc.codec(spec)
+    wires = [codec.encode(normal(N, rank), seed=rank) for rank in range(4)]
+    total = codec.decode(wires[0], N)
+    for wire in wires[1:]:
+        codec.decode(wire, N, out=total, accumulate=True)
+    total = total.div_(4.0).mul_(0.5)
+    wanted, decoded = codec.encode(total, seed=9, stream=2), torch.empty(N, dtype=torch.bfloat16)
+    rows = ops.aligned_rows(4, codec.nbytes(N))
+    for row, wire in zip(rows, wires, strict=True):
+        row.copy_(wire)
+    for given in (wires, rows):
+        got = codec.reduce(given, N, seed=9, stream=2, divide=4.0, multiply=0.5, decoded=decoded)
+        assert torch.equal(got, wanted)
+        assert torch.equal(decoded, codec.decode(wanted, N, dtype=torch.bfloat16))
+
+
+def test_the_first_wire_starts_the_sum() -> None:
+    codec, zero = nc.codec("e5m2/64"), torch.full((64,), -0.0)
+    out = torch.empty(64)
+    codec.reduce([codec.encode(zero)], 64, decoded=out)
+    assert bool(torch.signbit(out).all())  # 0 + -0 would be +0
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda c: c.reduce([], 64), "got no wires"),
+        (lambda c: c.reduce(torch.zeros(72, dtype=torch.uint8), 64), "one wire in each row"),
+        (lambda c: c.reduce([torch.zeros(7, dtype=torch.uint8)], 64), "64 values take 68 bytes, got 7"),
+        (lambda c: c.encode(torch.zeros(64), residual=torch.zeros(63)), "must be 64 contiguous float32"),
+        (lambda c: c.encode(torch.zeros(64), residual=torch.zeros(64).double()), "got 64 of torch.float64"),
+    ],
+)
+def test_wrong_arguments_are_named(call: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(nc.codec("int8/64"))  # type: ignore[operator]
+
+
+def test_rows_for_wires_begin_where_loads_are_widest() -> None:
+    rows = ops.aligned_rows(3, 17)
+    assert rows.shape == (3, 17)
+    assert rows.stride(0) % 16 == 0
+
+
+@pytest.mark.parametrize("spec", ["e5m2", "e5m2+aps", "int8", "dtree8", "posit8.1", "linear8"])
+def test_the_scale_of_a_tensor_is_that_of_its_largest_value_alone(spec: str) -> None:
+    """What a GPU takes it from, since it must not wait for the host."""
+    codec = nc.codec(spec)
+    for x in (hard_values(0, N), torch.zeros(5), normal(N) * 1e37, normal(N) * 1e-30):
+        top = x.abs().amax().view(1)
+        scale = codec.encode(top)[codec.plan.layout(1).scales :].view(torch.float32)
+        assert torch.equal(scale, codec.tensor_scale(x))

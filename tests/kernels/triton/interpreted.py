@@ -1,0 +1,237 @@
+"""Every Triton kernel on CPU tensors, in Triton's interpreter, against the reference. A process of its own runs this:
+
+    TRITON_INTERPRET=1 python interpreted.py GROUP
+
+since the variable must be set before Triton is imported. Prints what differs; ends with 1 where anything does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import torch
+from laws.inputs import hard_values, normal, unaligned, with_specials
+from torch import Tensor
+
+import narrowcast as nc
+from narrowcast.codecs import all_specs
+from narrowcast.formats import all_formats
+from narrowcast.kernels import accelerator, composed, ops, reference
+from narrowcast.kernels.plan import CastPlan, Plan
+from narrowcast.kernels.reference import cast
+from narrowcast.kernels.triton import launch
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SIZES = (4099, 1001, 300, 17, 4096, 1)
+FUSED = (
+    "int8/256",
+    "int4/128+sr+ef",
+    "e4m3fn/256",
+    "dtree8",
+    "nvfp4+sr",
+    "mxfp4",
+    "onebit/64",
+    "sign/64",
+    "uint3/64+sr",
+)
+FUSED += ("uint8", "qsgd4/512+l2", "int3/64", "int6/48", "e5m2+aps", "e4m3@1+cpd", "dynamic8/256+sr")
+FUSED += ("int8/128+sbf16",)
+WIDE = ("int8/8192", "sign/8192", "onebit/5008", "qsgd4/8192+l2", "uint8/5008", "int4/6000+sr")
+faults: list[str] = []
+
+
+def bits(x: Tensor) -> Tensor:
+    if x.dtype is torch.uint8:
+        return x
+    pattern = x.view({2: torch.int16, 4: torch.int32}[x.element_size()])
+    return torch.where(x.isnan(), -1, pattern)
+
+
+def same(got: Tensor, wanted: Tensor, what: str) -> None:
+    got, wanted = bits(got), bits(wanted)
+    if not torch.equal(got, wanted):
+        where = (got != wanted).nonzero().flatten()
+        at = int(where[0])
+        faults.append(f"{what}: {len(where)} of {len(got)} differ, first at {at}: {got[at]} not {wanted[at]}")
+
+
+def oracle(plan: Plan | CastPlan) -> Any:
+    return cast if isinstance(plan, CastPlan) else reference
+
+
+def poisoned(plan: Plan | CastPlan, n: int) -> Tensor:
+    return torch.full((plan.layout(n).nbytes,), 0xA5, dtype=torch.uint8)
+
+
+def inputs(plan: Plan | CastPlan, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Hard values, the last third of the blocks with NaN and Inf here and there."""
+    block = plan.block if isinstance(plan, Plan) else 0
+    if dtype != torch.float32:
+        return (normal(n, 7) * torch.exp(2 * normal(n, 8))).to(dtype)
+    x = hard_values(block, n)
+    return torch.cat([x[: 2 * n // 3], with_specials(x[2 * n // 3 :], every=90)]) if n > 1000 else x
+
+
+def check_encode(plan: Plan | CastPlan, x: Tensor, noise: tuple[int, int, int], what: str) -> Tensor:
+    wanted, got = poisoned(plan, x.numel()), poisoned(plan, x.numel())
+    oracle(plan).encode(plan, x, wanted, *noise)
+    launch.encode(plan, x, got, *noise)
+    if isinstance(plan, CastPlan):
+        same(got.view(plan.dtype), wanted.view(plan.dtype), f"encode {what}")
+    else:
+        same(got, wanted, f"encode {what}")
+    return wanted
+
+
+def check_decode(plan: Plan | CastPlan, wire: Tensor, n: int, dtype: torch.dtype, add: bool, what: str) -> None:
+    wanted = normal(n, 4).to(dtype)
+    got = wanted.clone()
+    oracle(plan).decode(plan, wire, n, wanted, add)
+    launch.decode(plan, wire, n, got, add)
+    same(got, wanted, f"decode {what} to {dtype}{' adding' if add else ''}")
+
+
+def check_owed(plan: Plan | CastPlan, x: Tensor, unit: float, what: str) -> None:
+    n = x.numel()
+    wanted, got, left = poisoned(plan, n), poisoned(plan, n), 0.01 * normal(n, 9)
+    kept = left.clone()
+    composed.encode(oracle(plan), plan, x, wanted, (7, 8, 128), None, left, unit)
+    launch.encode(plan, x, got, 7, 8, 128, None, kept, unit)
+    if not isinstance(plan, CastPlan):
+        same(got, wanted, f"wire of {what} with residual, unit {unit}")
+    same(kept, left, f"residual of {what}, unit {unit}")
+
+
+def check_reduce(plan: Plan | CastPlan, n: int, world: int, number: int, what: str) -> None:
+    block = plan.block if isinstance(plan, Plan) else 0
+    rows = ops.aligned_rows(world, plan.layout(n).nbytes)
+    for rank, row in enumerate(rows):
+        oracle(plan).encode(plan, hard_values(block, n) if rank == 1 else normal(n, rank), row, rank)
+    unit, divide, multiply = ((1.0, 1.0, 1.0), (1024.0, 3.0, 1.0), (3.0, 1.0, 0.3))[number % 3]
+    dtype, keeps = DTYPES[number % 3], number % 2 == 0
+    found = []
+    for run in (composed_reduce, launch.reduce):
+        wire, out = poisoned(plan, n), torch.zeros(n, dtype=dtype)
+        owed = 0.01 * normal(n, 9) if keeps else None
+        run(plan, rows, n, wire, 1, 2, 0, None, owed, unit, divide, multiply, out)
+        found.append((wire, out, owed if owed is not None else torch.zeros(1)))
+    for wanted, got, name in zip(*found, ("wire", "values", "residual"), strict=True):
+        same(got, wanted, f"{name} of reduce {what}")
+
+
+def composed_reduce(plan: Plan | CastPlan, rows: Tensor, n: int, wire: Tensor, *rest: Any) -> None:
+    seed, stream, offset, *more = rest
+    composed.reduce(oracle(plan), plan, rows.unbind(), n, wire, (seed, stream, offset), *more)
+
+
+# ---- groups ----------------------------------------------------------------------------------------------------------
+
+
+def codecs(specs: list[str]) -> None:
+    """Encode and decode of every listed codec, at sizes, types, offsets and addresses by turns."""
+    for number, spec in enumerate(specs):
+        plan = nc.codec(spec).plan_for(torch.float32)
+        if accelerator.why_not(plan) is not None:
+            continue
+        n = SIZES[number % len(SIZES)]
+        noise = (2**64 - 1, 2**63 + 1, 16 * number) if number % 2 else (5, 6, 0)
+        wire = check_encode(plan, inputs(plan, n), noise, f"{spec}, {n} values")
+        dtype = DTYPES[number % 3]
+        check_encode(plan, inputs(plan, 300, dtype), (3, 0, 2**35), f"{spec}, 300 of {dtype}")
+        if isinstance(plan, Plan):
+            codes = wire[: plan.code_bytes(n)]
+            codes.copy_(torch.randint(0, 256, codes.shape, generator=torch.Generator().manual_seed(4)))
+        check_decode(plan, wire, n, dtype, number % 2 == 0, spec)
+
+
+def fused() -> None:
+    for number, spec in enumerate(FUSED):
+        plan = nc.codec(spec).plan
+        check_owed(plan, inputs(plan, 1001), (1.0, 1024.0, 3.0)[number % 3], spec)
+        check_reduce(plan, (1001, 2048)[number % 2], 3 if number % 4 else 17, number, spec)
+
+
+def casts() -> None:
+    for stored in DTYPES:
+        for dtype in DTYPES:
+            plan = CastPlan(stored)
+            wire = check_encode(plan, inputs(plan, 1001, dtype), (0, 0, 0), f"{stored} from {dtype}")
+            check_decode(plan, wire, 1001, dtype, stored is dtype, f"{stored}")
+        check_owed(plan, inputs(plan, 1001), 1024.0, str(stored))
+        check_reduce(plan, 1001, 3, 1, str(stored))
+
+
+def wide() -> None:
+    """Blocks larger than a tile, scales that are given, and addresses that are multiples of nothing."""
+    for number, spec in enumerate(WIDE):
+        plan = nc.codec(spec).plan
+        wire = check_encode(plan, inputs(plan, 20_011), (5, 6, 48), spec)
+        check_decode(plan, wire, 20_011, torch.float32, False, spec)
+        check_owed(plan, inputs(plan, 20_011), 3.0, spec)
+        if number % 2:
+            check_reduce(plan, 20_011, 2, number, spec)
+    for spec in ("e5m2+aps", "int8", "dtree8"):
+        plan, x, given = nc.codec(spec).plan, inputs(nc.codec(spec).plan, 1001), torch.tensor([0.3])
+        for some in (x, torch.nan_to_num(x, 1.0, 2.0, 3.0)):
+            wanted, got = poisoned(plan, 1001), poisoned(plan, 1001)
+            reference.encode(plan, some, wanted, scale=given)
+            launch.encode(plan, some, got, scale=given)
+            same(got, wanted, f"{spec} with a given scale")
+    for spec in ("int8/256", "int4/128", "mxfp4", "nvfp4", "uint8/512", "int3/64", "int8/128+sbf16"):
+        plan, x = nc.codec(spec).plan, normal(1001)
+        wanted, got = poisoned(plan, 1001), torch.empty(plan.layout(1001).nbytes + 1, dtype=torch.uint8)[1:]
+        reference.encode(plan, x, wanted)
+        launch.encode(plan, unaligned(x), got)
+        same(got.clone(), wanted, f"unaligned {spec}")
+        check_decode(plan, got, 1001, torch.float32, False, f"unaligned {spec}")
+
+
+def rounding() -> None:
+    x = with_specials(hard_values(64, 2500), 400)
+    for number, fmt in enumerate(all_formats()):
+        if accelerator.why_not_round(fmt, "nearest", "ieee") is not None:
+            continue
+        for mode in ("nearest", "stochastic"):
+            for overflow in fmt.overflows:
+                y = x.to(DTYPES[number % 3]) if mode == "nearest" and overflow == fmt.overflows[0] else x
+                wanted, got = torch.empty_like(y), torch.empty_like(y)
+                reference.round_to(y, fmt, mode, overflow, "ieee", 7, wanted)
+                launch.round_to(y, fmt, mode, overflow, "ieee", 7, got)
+                same(got, wanted, f"round_to {fmt} {mode} {overflow} {y.dtype}")
+
+
+def empty() -> None:
+    for spec in ("int8/256", "dtree8", "nvfp4", "bf16"):
+        codec = nc.codec(spec)
+        nothing, plan = torch.empty(0), codec.plan_for(torch.float32)
+        wire = torch.empty(codec.nbytes(0), dtype=torch.uint8)
+        launch.encode(plan, nothing, wire)
+        launch.decode(plan, wire, 0, nothing)
+        launch.reduce(plan, wire.expand(3, 0), 0, wire)
+    launch.round_to(nothing, nc.format("e5m2"), "nearest", "inf", "ieee", 0, nothing)
+
+
+def groups() -> Iterator[tuple[str, Callable[[], None]]]:
+    specs = all_specs()
+    yield "codecs-0", lambda: codecs(specs[0::2])
+    yield "codecs-1", lambda: codecs(specs[1::2])
+    yield "fused", lambda: (fused(), empty())[0]
+    yield "wide", lambda: (wide(), casts())[0]
+    yield "rounding", rounding
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    assert launch.INTERPRETED, "set TRITON_INTERPRET=1 before Triton is imported"
+    dict(groups())[sys.argv[1]]()
+    print("\n".join(faults[:20]))
+    sys.exit(bool(faults))
+
+
+if __name__ == "__main__":
+    main()

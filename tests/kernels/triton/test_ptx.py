@@ -1,0 +1,78 @@
+"""Compiled for a GPU that need not be there, no kernel holds an instruction that rounds otherwise than the CPU."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+SCRIPT = """
+import re, sys
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+import narrowcast as nc
+from narrowcast.kernels.triton import launch
+
+launch.FAST = False
+TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.uint8: "*u8", torch.int32: "*i32"}
+seen = []
+JITFunction.run = lambda self, *args, **options: seen.append((self, args, options))
+
+def compiled(kernel, args, options):
+    signature, constants = {}, {}
+    for name, value in zip(kernel.arg_names, args):
+        if isinstance(value, torch.Tensor):
+            signature[name] = TYPES[value.dtype]
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        elif isinstance(value, int):
+            signature[name] = "i32"
+        else:
+            signature[name], constants[name] = "constexpr", value
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    chosen = {k: options[k] for k in ("num_warps", "enable_fp_fusion")}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=chosen).asm["ptx"]
+
+n = 5000
+for spec in sys.argv[1:]:
+    codec = nc.codec(spec)
+    x, wire = torch.empty(n), torch.empty(codec.nbytes(n), dtype=torch.uint8)
+    launch.encode(codec.plan, x, wire, residual=torch.empty(n), unit=3.0)
+    launch.decode(codec.plan, wire, n, x, True)
+    launch.reduce(codec.plan, torch.empty(2, codec.nbytes(n), dtype=torch.uint8), n, wire, divide=3.0)
+for kernel, args, options in seen:
+    names = re.findall(r"^\\s+(?:@!?%p\\d+ )?([a-z]\\S*)", compiled(kernel, args, options), re.M)
+    print(kernel.__name__, *sorted(set(names)))
+"""
+
+SPECS = ("int8/256+sr", "e4m3fn/256", "uint8/512", "qsgd4/512+l2", "onebit/64", "nvfp4")
+
+
+def test_nothing_is_fused_approximated_or_flushed(tmp_path: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SCRIPT, *SPECS],
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    assert len(lines) > 3 * len(SPECS)
+    for line in lines:
+        kernel, *instructions = line.split()
+        wrong = [name for name in instructions if re.search(r"fma|approx|div\.full|\.ftz", name)]
+        assert wrong == [], kernel
+    assert any("mul.rn.f32" in line and "add.rn.f32" in line for line in lines)
+    assert any("div.rn.f32" in line for line in lines)
+    assert any("sqrt.rn.f32" in line for line in lines)
