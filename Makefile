@@ -11,7 +11,7 @@ CMAKE = $$(command -v $(CURDIR)/$(BIN)/cmake || command -v cmake)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help study test lint docs bench test-large native native-aarch64 clean
+.PHONY: help study test lint docs bench validate test-large test-extras native native-aarch64 clean
 MAKEFLAGS += --no-print-directory
 
 # $(call system,TEST,PACKAGE,CONSEQUENCE): where TEST fails, install the Debian package if that can be done here, and
@@ -53,8 +53,15 @@ docs: $(VENV)/installed $(VENV)/dev  ## build the docs site into site/; a broken
 bench: $(VENV)/installed $(VENV)/bench  ## speed of every codec as a share of copy_, beside its peers
 	@$(BIN)/narrowcast bench codecs
 
+validate: $(VENV)/installed  ## the predictor against published and measured data; fails where a promised figure is not reached
+	@$(BIN)/narrowcast validate
+
 test-large: $(VENV)/installed $(VENV)/dev  ## tensors of more than 2^31 elements (about 20 GB of memory)
 	@$(BIN)/python -m pytest -q -m large $(PYTEST_ARGS)
+
+test-extras: $(VENV)/installed $(VENV)/dev  ## the examples for Lightning, Accelerate and TensorBoard, which it installs
+	@$(PIP) -e '.[extras]'
+	@$(BIN)/python -m pytest -q -m extras $(PYTEST_ARGS)
 
 native:  ## build the CPU library into the source tree, for use without an install
 	$(call system,command -v c++,g++,no C++ compiler)

@@ -16,12 +16,12 @@ FILES = sorted(SRC.rglob("*.py"))
 
 SPINE = ("formats", "kernels", "codecs", "collectives", "parallel")
 # Built on the spine; nothing in the spine imports them.
-ABOVE = ("simulate", "predict", "lab", "study", "bench", "console", "cli")
+ABOVE = ("data", "simulate", "predict", "lab", "study", "bench", "console", "cli")
 
-CONSOLE = ("cli", "console", "bench.cli", "lab.cli")
+CONSOLE = ("cli", "console", "bench.cli", "lab.cli", "data.cli", "simulate.cli", "predict.cli", "study.cli")
 # Third-party packages beside torch: where they may be imported, and whether only inside a function.
 EXTRAS_AT_THE_TOP = {"typer": CONSOLE, "rich": CONSOLE, "triton": ("kernels.triton",)}
-EXTRAS_IN_FUNCTIONS = ("bench", "collectives.mpi", "parallel.integrations")
+EXTRAS_IN_FUNCTIONS = ("bench", "collectives.mpi", "parallel.integrations", "data", "study")
 
 MAX_FILE = 400
 MAX_MEDIAN_FUNCTION = 8

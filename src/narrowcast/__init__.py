@@ -6,6 +6,8 @@ from narrowcast import formats as formats
 from narrowcast import kernels as kernels
 from narrowcast import lab as lab
 from narrowcast import parallel as parallel
+from narrowcast import predict as predict
+from narrowcast import simulate as simulate
 from narrowcast.codecs import Codec as Codec
 from narrowcast.codecs import ErrorFeedback as ErrorFeedback
 from narrowcast.codecs import ErrorReport as ErrorReport
@@ -23,6 +25,7 @@ from narrowcast.formats import Format as Format
 from narrowcast.formats import format as format
 from narrowcast.kernels.ops import round_to as round_to
 from narrowcast.parallel import DDPState as DDPState
+from narrowcast.parallel import LocalSGD as LocalSGD
 from narrowcast.parallel import attach as attach
 from narrowcast.parallel import ddp_hook as ddp_hook
 from narrowcast.parallel import schedule as schedule
@@ -34,6 +37,7 @@ __all__ = [
     "Codec",
     "DDPState",
     "ErrorFeedback",
+    "LocalSGD",
     "all_gather",
     "all_reduce",
     "all_to_all",
@@ -44,11 +48,13 @@ __all__ = [
     "error_report",
     "format",
     "lab",
+    "predict",
     "recv",
     "reduce_scatter",
     "round_to",
     "schedule",
     "send",
+    "simulate",
 ]
 
 

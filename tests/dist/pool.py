@@ -33,7 +33,16 @@ ROOT = str(Path(__file__).parents[2])
 
 _context = multiprocessing.get_context("forkserver")
 # DDP imports torch._dynamo, which takes seconds
-_context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "narrowcast", "pytest"])
+_context.set_forkserver_preload(
+    [
+        "torch",
+        "torch.distributed.tensor.parallel",
+        "torch.distributed.pipelining",
+        "torch._dynamo",
+        "narrowcast",
+        "pytest",
+    ]
+)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dist.pool import WORLDS, Pool
 from torch import Tensor
 
 import narrowcast as nc
-from narrowcast.collectives import Work, irecv, isend
+from narrowcast.collectives import Residuals, Work, irecv, isend
 
 SPECS = ("as-is", "bf16", "int8/32", "int8", "e5m2+aps", "int4/16+sr", "nvfp4", "mxfp8", "uint8/16", "sign/32")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -455,3 +455,44 @@ def crossed(group: dist.ProcessGroup) -> None:
 
 def test_two_groups_may_be_used_in_different_orders(pool: Pool) -> None:
     pool.run(8, crossed)
+
+
+# ---- error feedback is all_reduce's alone ----------------------------------------------------------------------------
+
+
+def ask_for_feedback(group: dist.ProcessGroup) -> list[str]:
+    x, spec = torch.ones(8), "int8/32+ef"
+    calls = (
+        lambda: nc.reduce_scatter(torch.empty(4), x, spec, group=group),
+        lambda: nc.all_gather(torch.empty(16), x, spec, group=group),
+        lambda: nc.all_to_all([torch.empty(4), torch.empty(4)], [x[:4], x[4:]], spec, group=group),
+        lambda: nc.broadcast(x, spec, group_src=0, group=group),
+        lambda: nc.send(x, spec, group_dst=1, group=group),
+        lambda: nc.recv(x, spec, group_src=0, group=group),
+    )
+    return [error_of(call) for call in calls]
+
+
+def test_calls_that_keep_nothing_refuse_error_feedback(pool: Pool) -> None:
+    for told in pool.run(2, ask_for_feedback):
+        assert len(told) == 6
+        assert all("leave out +ef" in text for text in told)
+
+
+def pay_out(group: dist.ProcessGroup, spec: str, steps: int) -> float:
+    """Gradients once, then zeros: what was owed must still arrive, though a scale for zeros alone would flush it."""
+    rank, residuals = dist.get_rank(group), Residuals.zeros(300)
+    wanted, got = torch.zeros(300), torch.zeros(300)
+    for step in range(steps):
+        x = torch.randn(300, generator=torch.Generator().manual_seed(rank)) if step == 0 else torch.zeros(300)
+        if step == 0:
+            wanted = sum(torch.randn(300, generator=torch.Generator().manual_seed(r)) for r in range(2))
+        nc.all_reduce(x, spec, group=group, residuals=residuals, algorithm="two_shot")
+        got += x
+    return float((got - wanted).abs().max())
+
+
+@pytest.mark.parametrize("spec", ["int2+ef", "e5m2+aps+ef", "dtree8+ef"])
+def test_what_is_owed_is_paid_out_under_one_scale_for_a_tensor(pool: Pool, spec: str) -> None:
+    once, often = pool.run(2, pay_out, spec, 1), pool.run(2, pay_out, spec, 80)
+    assert all(error < 1e-3 * first for error, first in zip(often, once, strict=True)), (once, often)

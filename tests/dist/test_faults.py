@@ -58,7 +58,7 @@ def training(group: dist.ProcessGroup, fault: str) -> tuple[str, float]:
             "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
             "memory": out_of_memory,
         }
-        at_encode(5, acts[fault])
+        at_encode(3, acts[fault])
     began = time.monotonic()
     try:
         loss(model, rank, 1).backward()

@@ -25,7 +25,7 @@ Tensors = Tensor | Sequence[Tensor]
 Spec = str | Codec
 
 
-def _reduction(op: Any, world: int) -> Reduction:
+def reduction_of(op: Any, world: int) -> Reduction:
     """What an op of torch.distributed means for a float32 sum."""
     kind = op.op if hasattr(op, "op") else op
     if kind == dist.ReduceOp.SUM:
@@ -82,7 +82,7 @@ def _plain_codec(what: str, spec: Spec) -> Codec:
     return codec
 
 
-def _noise(what: str, codec: Codec, seed: int, step: int | None) -> Noise:
+def noise_of(what: str, codec: Codec, seed: int, step: int | None) -> Noise:
     if codec.stochastic and step is None:
         raise ValueError(
             f"{what} with {codec}: stochastic rounding needs step=, the number of this call; "
@@ -141,7 +141,7 @@ def all_reduce(
     chosen = algorithms.choose(algorithm, codec, flat.x.numel(), channel.world, bool(nodes))
     algorithms.check(chosen, codec, channel.world, nodes)
     _check_options(codec, chosen, accumulator, residuals)
-    reduction, noise = _reduction(op, channel.world), _noise("all_reduce", codec, seed, step)
+    reduction, noise = reduction_of(op, channel.world), noise_of("all_reduce", codec, seed, step)
     inside = codec_named(inner)
     _check_inner(inside, step)
 
@@ -168,7 +168,7 @@ def _check_options(codec: Codec, algorithm: str, accumulator: str, residuals: Re
 
 
 def _check_inner(inner: Codec, step: int | None) -> None:
-    _noise("all_reduce inside a node", inner, 0, step)
+    noise_of("all_reduce inside a node", inner, 0, step)
     if inner.feedback:
         raise ValueError(f"all_reduce: inner={inner}; there is no error feedback inside a node, leave out +ef")
 
@@ -189,7 +189,7 @@ def reduce_scatter(
     flat, target = _Flat(_checked("reduce_scatter", input, output)), _Flat(_checked("reduce_scatter", output))
     lengths = _parts("reduce_scatter", flat, isinstance(input, Tensor), channel.world)
     _expect("reduce_scatter", target, lengths[channel.rank])
-    noise, reduction = _noise("reduce_scatter", codec, seed, step), _reduction(op, channel.world)
+    noise, reduction = noise_of("reduce_scatter", codec, seed, step), reduction_of(op, channel.world)
 
     def job(exchange: Exchange) -> None:
         call = Call(flat.x, codec, exchange, lengths, reduction, noise)
@@ -214,7 +214,7 @@ def all_gather(
     flat, source = _Flat(_checked("all_gather", output, input)), _Flat(_checked("all_gather", input))
     lengths = _parts("all_gather", flat, isinstance(output, Tensor), channel.world)
     _expect("all_gather", source, lengths[channel.rank])
-    noise = _noise("all_gather", codec, seed, step)
+    noise = noise_of("all_gather", codec, seed, step)
 
     def job(exchange: Exchange) -> None:
         call = Call(flat.x, codec, exchange, lengths, noise=noise)
@@ -240,7 +240,7 @@ def all_to_all(
     target, source = _Flat(_checked("all_to_all", output, input)), _Flat(_checked("all_to_all", input))
     arriving = _split_sizes("all_to_all", target, isinstance(output, Tensor), output_split_sizes, channel.world)
     leaving = _split_sizes("all_to_all", source, isinstance(input, Tensor), input_split_sizes, channel.world)
-    noise = _noise("all_to_all", codec, seed, step)
+    noise = noise_of("all_to_all", codec, seed, step)
 
     def job(exchange: Exchange) -> None:
         sending = Call(source.x, codec, exchange, leaving, noise=noise)
@@ -266,7 +266,7 @@ def broadcast(
     """Everybody gets what rank `src` has, as the codec brings it back: `src` itself, too."""
     codec, flat, channel = _plain_codec("broadcast", spec), _Flat(_checked("broadcast", tensor)), channel_of(group)
     root = _group_rank("broadcast", channel, group, src, group_src)
-    noise = _noise("broadcast", codec, seed, step)
+    noise = noise_of("broadcast", codec, seed, step)
 
     def job(exchange: Exchange) -> None:
         phases.broadcast(Call(flat.x, codec, exchange, flat.lengths, noise=noise), root)
@@ -316,7 +316,7 @@ def isend(
 ) -> Work:
     """`send` without waiting. The tensor is encoded before this returns."""
     codec, flat, channel = _plain_codec("send", spec), _Flat(_checked("send", tensor)), channel_of(group)
-    peer, noise = _peer("send", channel, group, dst, group_dst), _noise("send", codec, seed, step)
+    peer, noise = _peer("send", channel, group, dst, group_dst), noise_of("send", codec, seed, step)
     coder = Coder(codec, flat.lengths, flat.x.dtype, noise)
     wire = point.outgoing(coder, flat.x, noise.stream(channel.rank, 0))
     return _in_line(channel, ("send", peer, tag), lambda: point.send(channel.transport, coder, wire, peer, tag))

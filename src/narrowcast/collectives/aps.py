@@ -38,9 +38,10 @@ def agreed_scales(call: Call, x: Tensor) -> list[Tensor | None]:
     ranges = segment_ranges(call.segments)
     exponents = torch.tensor([exponent(x[low:high], call.exchange.world) for low, high in ranges], dtype=torch.int32)
     call.exchange.max_(exponents)
-    return [_scale(call.codec.plan, value) for value in exponents.tolist()]
+    return [scale_of(call.codec.plan, value) for value in exponents.tolist()]
 
 
-def _scale(plan: Plan, largest: int) -> Tensor:
+def scale_of(plan: Plan, largest: int) -> Tensor:
+    """The scale for the largest exponent of all ranks; 0 where all have zeros."""
     low, high = plan.exponents
     return torch.tensor([0.0 if largest == NOTHING else 2.0 ** min(max(largest - plan.top_exponent, low), high)])

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ from narrowcast.codecs.scaled import Scaled
 from narrowcast.kernels.ops import NOISE_ALIGNMENT
 
 Range = tuple[int, int]
+Owed = tuple[Tensor, float]
+"""A residual and its unit: added to what is encoded, and renewed."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,14 @@ def concrete(codec: Codec, dtype: torch.dtype) -> Codec:
     return codec_named({torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype])
 
 
+class _Piece(NamedTuple):
+    """Where a piece lies among the values and bytes of its message, and how it is encoded."""
+
+    values: slice
+    bytes: slice
+    options: dict[str, Any]
+
+
 class Coder:
     """One codec on one flat tensor of `numel` values of type `dtype`, cut into `segments`."""
 
@@ -92,23 +103,60 @@ class Coder:
         return sum(self.codec.nbytes(high - low) for _, (low, high) in self.pieces(part))
 
     def encode(
-        self, values: Tensor, part: Range, wire: Tensor, stream: int, scales: Sequence[Tensor | None] | None = None
+        self,
+        values: Tensor,
+        part: Range,
+        wire: Tensor,
+        stream: int,
+        scales: Sequence[Tensor | None] | None = None,
+        owed: Owed | None = None,
     ) -> None:
-        """Write the message of `part`; `values` holds that part alone. scales: one for each segment, or None."""
-        at, start = 0, time.perf_counter()
-        for number, (low, high) in self.pieces(part):
-            size = self.codec.nbytes(high - low)
-            piece = values[low - part[0] : high - part[0]]
-            self.codec.encode(
-                piece,
-                seed=self.noise.seed,
-                stream=stream,
-                offset=-(-low // NOISE_ALIGNMENT) * NOISE_ALIGNMENT,
-                scale=scales[number] if scales else None,
-                out=wire[at : at + size],
-            )
-            at += size
+        """Write the message of `part`; `values` and `owed` hold that part alone. scales: one for each segment."""
+        start = time.perf_counter()
+        for piece in self._places(part, stream, scales, owed):
+            self.codec.encode(values[piece.values], out=wire[piece.bytes], **piece.options)
         self.times.encode += time.perf_counter() - start
+
+    def reduce(
+        self,
+        wires: Sequence[Tensor],
+        part: Range,
+        wire: Tensor,
+        stream: int,
+        scales: Sequence[Tensor | None] | None = None,
+        owed: Owed | None = None,
+        divide: float = 1.0,
+        multiply: float = 1.0,
+        out: Tensor | None = None,
+    ) -> None:
+        """Add the messages of all ranks in their order, write that of the sum; `out` gets what it decodes to."""
+        start = time.perf_counter()
+        for piece in self._places(part, stream, scales, owed):
+            self.codec.reduce(
+                [one[piece.bytes] for one in wires],
+                piece.values.stop - piece.values.start,
+                divide=divide,
+                multiply=multiply,
+                out=wire[piece.bytes],
+                decoded=None if out is None else out[piece.values],
+                **piece.options,
+            )
+        self.times.decode += time.perf_counter() - start
+
+    def _places(
+        self, part: Range, stream: int, scales: Sequence[Tensor | None] | None, owed: Owed | None
+    ) -> Iterator[_Piece]:
+        at = 0
+        for number, (low, high) in self.pieces(part):
+            size, values = self.codec.nbytes(high - low), slice(low - part[0], high - part[0])
+            # the noise of a message is that of its place in the whole
+            options: dict[str, Any] = {"seed": self.noise.seed, "stream": stream}
+            options["offset"] = -(-low // NOISE_ALIGNMENT) * NOISE_ALIGNMENT
+            options["scale"] = scales[number] if scales else None
+            if owed is not None:
+                options |= {"residual": owed[0][values], "unit": owed[1]}
+            yield _Piece(values, slice(at, at + size), options)
+            at += size
 
     def decode(self, wire: Tensor, part: Range, out: Tensor, accumulate: bool = False) -> None:
         """Read a message of `part` into `out`, which holds that part alone."""

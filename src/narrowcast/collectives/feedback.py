@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from narrowcast.collectives.coder import Range
+from narrowcast.collectives.coder import Owed, Range
 
 
 @dataclass
@@ -22,8 +22,13 @@ class Residuals:
     unit: float = 1.0
 
     @classmethod
-    def zeros(cls, numel: int) -> Residuals:
-        return cls(torch.zeros(numel), torch.zeros(numel))
+    def zeros(cls, numel: int, shots: int = 2) -> Residuals:
+        """Nothing owed. A call with one shot (a reduce-scatter) needs no `second`."""
+        return cls(torch.zeros(numel), torch.zeros(numel if shots == 2 else 0))
+
+    def owed(self, shot: int, part: Range) -> Owed:
+        """What a part's encoding takes in and renews."""
+        return self._owed(shot, part), self.unit
 
     def wanted(self, values: Tensor, shot: int, part: Range) -> Tensor:
         """What should be sent: the values of `part` and what is owed there, in float32."""

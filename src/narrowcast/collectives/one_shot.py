@@ -20,17 +20,13 @@ def one_shot(call: Call, scales: list[Tensor | None] | None = None) -> None:
     size = coder.nbytes(whole)
     incoming = {peer: exchange.receive(size, peer, 0) for peer in exchange.others()}
     wire = torch.empty(size, dtype=torch.uint8)
-    wanted = call.x if call.residuals is None else call.residuals.wanted(call.x, 0, whole)
-    coder.encode(wanted, whole, wire, call.stream(0), scales)
+    owed = None if call.residuals is None else call.residuals.owed(0, whole)
+    coder.encode(call.x, whole, wire, call.stream(0), scales, owed)
     for peer in exchange.others():
         exchange.send(wire, peer, 0)
     total = torch.empty(call.x.numel())
     for rank in range(exchange.world):
         coder.decode(wire if rank == exchange.rank else incoming[rank].get(), whole, total, accumulate=rank > 0)
-    if call.residuals is not None:
-        sent = torch.empty_like(wanted)
-        coder.decode(wire, whole, sent)
-        call.residuals.owe(0, whole, wanted, sent)
     store(call.x, call.reduction.finish(total))
     exchange.finish()
 

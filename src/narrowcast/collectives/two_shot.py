@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.collectives.call import Call, take
-from narrowcast.collectives.coder import Coder, Range, split
+from narrowcast.collectives.coder import Coder, Owed, Range, split
 from narrowcast.collectives.exchange import Incoming
 
 FIRST, SECOND = 0, 1
@@ -23,7 +23,7 @@ class TwoShot:
         self.coder: Coder = call.coder()
         self.agreed = scales is not None and is_agreed(call)
         shards = split((0, call.x.numel()), self.exchange.world, self.coder.align)
-        self.chunks = _chunks(shards, self.coder)
+        self.chunks = chunks_of(shards, self.coder)
         self.count = len(self.chunks[0])
         self.own: dict[int, Tensor] = {}
         mine = self.chunks[self.exchange.rank]
@@ -43,37 +43,38 @@ class TwoShot:
         """Encode chunk c of every shard and send it to the shard's owner."""
         for peer in [*self.exchange.others(), self.exchange.rank]:
             part = self.chunks[peer][c]
-            wire = self._encode(take(self.call.x, part), part, FIRST, self.scales)
+            wire = torch.empty(self.coder.nbytes(part), dtype=torch.uint8)
+            values, stream = take(self.call.x, part), self.call.stream(FIRST)
+            self.coder.encode(values, part, wire, stream, self.scales, self._owed(FIRST, part))
             if peer == self.exchange.rank:
                 self.own[c] = wire
             else:
                 self.exchange.send(wire, peer, c)
 
-    def _encode(self, values: Tensor, part: Range, shot: int, scales: list[Tensor | None] | None) -> Tensor:
-        wire = torch.empty(self.coder.nbytes(part), dtype=torch.uint8)
-        residuals = self.call.residuals
-        if residuals is None:
-            self.coder.encode(values, part, wire, self.call.stream(shot), scales)
-            return wire
-        wanted = residuals.wanted(values, shot, part)
-        self.coder.encode(wanted, part, wire, self.call.stream(shot), scales)
-        sent = torch.empty_like(wanted)
-        self.coder.decode(wire, part, sent)
-        residuals.owe(shot, part, wanted, sent)
-        return wire
+    def _owed(self, shot: int, part: Range) -> Owed | None:
+        return None if self.call.residuals is None else self.call.residuals.owed(shot, part)
 
     def reduce(self, c: int) -> None:
         """Sum chunk c of this rank's shard in rank order, encode the sum, send it to everybody, decode it ourselves."""
-        part = self.chunks[self.exchange.rank][c]
-        total = torch.empty(part[1] - part[0])
-        for rank in range(self.exchange.world):
-            wire = self.own.pop(c) if rank == self.exchange.rank else self.first[rank, c].get()
-            self.coder.decode(wire, part, total, accumulate=rank > 0)
-        self.call.reduction.finish(total)
-        wire = self._encode(total, part, SECOND, self.scales if self.agreed else None)
+        part, finish = self.chunks[self.exchange.rank][c], self.call.reduction
+        wires = [
+            self.own.pop(c) if rank == self.exchange.rank else self.first[rank, c].get()
+            for rank in range(self.exchange.world)
+        ]
+        wire = torch.empty(self.coder.nbytes(part), dtype=torch.uint8)
+        self.coder.reduce(
+            wires,
+            part,
+            wire,
+            self.call.stream(SECOND),
+            self.scales if self.agreed else None,
+            self._owed(SECOND, part),
+            finish.divide,
+            finish.multiply,
+            out=take(self.call.x, part),
+        )
         for peer in self.exchange.others():
             self.exchange.send(wire, peer, self.count + c)
-        self.coder.decode(wire, part, take(self.call.x, part))
 
     def collect(self, c: int) -> None:
         """Decode chunk c of everybody else's shard."""
@@ -87,7 +88,7 @@ def is_agreed(call: Call) -> bool:
     return bool(getattr(call.codec, "aps", False))
 
 
-def _chunks(shards: list[Range], coder: Coder) -> list[list[Range]]:
+def chunks_of(shards: list[Range], coder: Coder) -> list[list[Range]]:
     """Every shard cut into the same number of chunks, so that encoding, sending and summing overlap."""
     largest = max(coder.nbytes(shard) for shard in shards)
     count = max(1, min(MAX_CHUNKS, largest // CHUNK_BYTES))

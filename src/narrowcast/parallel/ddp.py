@@ -23,12 +23,15 @@ from narrowcast.collectives.work import Work
 from narrowcast.kernels.ops import FLOATS
 from narrowcast.parallel import policy
 from narrowcast.parallel.memory import Memory
+from narrowcast.parallel.policies.watch import Watch
 from narrowcast.parallel.probe import probe
 from narrowcast.parallel.stats import Row, Stats
 
 Bucket = Any
 """torch.distributed.GradBucket, which has no type."""
 Done = torch.futures.Future[Tensor]
+ASIDE_VALUES = 1 << 18
+"""More than this takes so long on the wire that its latency no longer matters."""
 
 
 @dataclass(frozen=True)
@@ -64,16 +67,15 @@ class DDPState:
         self.names = {id(p): name for name, p in self.parameters.items()}
         self._sparse = _with_sparse_gradients(model.module)
         self._check_algorithm()
-        self.channel = Channel(TorchTransport(self.group))
+        self.channel, self._aside = Channel(TorchTransport(self.group)), Channel(TorchTransport(self.group))
         self.memory = Memory(self.channel.world, scaler)
         self.stats, self.sample_every = Stats(), sample_every
         try:
             self.probe = probe(self.channel, self.lossy()) if self.channel.world > 1 else None
         except RuntimeError:  # ranks that disagree find out here already
-            self.channel.close()
+            self.close()
             raise
-        self._share = _LiveShare(self)
-        self._lock = threading.Lock()
+        self._share, self._watch = _LiveShare(self), Watch(gradients, min_values)
 
     def _check_algorithm(self) -> None:
         """Refuse now what the first backward pass would stumble over."""
@@ -94,8 +96,11 @@ class DDPState:
             return policy.Choice(policy.AS_IS, "has sparse gradients, which DDP's own all-reduce adds")
         if parameter.dtype not in FLOATS:
             return policy.Choice(policy.AS_IS, f"is {parameter.dtype}; codecs take 16- and 32-bit floats")
-        info = policy.TensorInfo(name, tuple(parameter.shape), parameter.dtype)
-        return policy.choose(self.policy, info, self.step, self.min_values)
+        return policy.choose(self.policy, self._info(name), self.step, self.min_values)
+
+    def _info(self, name: str) -> policy.TensorInfo:
+        parameter = self.parameters[name]
+        return policy.TensorInfo(name, tuple(parameter.shape), parameter.dtype)
 
     def rows(self) -> list[Row]:
         found = []
@@ -140,7 +145,8 @@ class DDPState:
         try:
             started = self._start_bucket(bucket, future)
         except Exception as error:  # noqa: BLE001  raised here it would leave the DDP model unusable
-            self.channel.fail(error)
+            for channel in (self.channel, self._aside):
+                channel.fail(error)
             _settle(future, bucket.buffer(), error)
             started = future
         if bucket.is_last():
@@ -154,22 +160,40 @@ class DDPState:
         if bucket.index() == 0:
             self.memory.begin_step()
             self._share.begin_step()
+            self._decide()
         # complex gradients lie in a real buffer, of which bucket.gradients() shows but half
         if buffer.is_sparse or buffer.dtype not in FLOATS or any(p.is_complex() for p in bucket.parameters()):
             return self._start_plain(buffer)
-        groups, rescale = self.groups(bucket), self._share.rescale
+        groups, rescale, step = self.groups(bucket), self._share.rescale, self.step
+        self._show(groups, step, "local")
 
         def settle(error: BaseException | None) -> None:
             if error is None:
                 rescale(buffer)
+                error = self._watch.guarded(lambda: self._show(groups, step, "mean"))
             _settle(future, buffer, error)
 
         if self.sample_every and self.step % self.sample_every == 0:
             self._sample(groups)
         pending = _Pending(len(groups), settle)
         for group in groups:
-            self._start(group, buffer, len(groups) == 1, pending)
+            self._start(group, buffer, pending)
         return future
+
+    def _show(self, groups: list[Group], step: int, at: str) -> None:
+        """Let the policies that watch see the gradients, before the exchange (`local`) or after it (`mean`)."""
+        for group in groups if self._watch.active else ():
+            for name, gradient in zip(group.names, group.gradients, strict=True):
+                self._watch.look(self._info(name), gradient, step, at)
+
+    def _decide(self) -> None:
+        """Before a step's first choice: what the last one showed, added over the ranks."""
+
+        def add(numbers: Tensor) -> Tensor:
+            all_reduce(numbers, "as-is", algorithm="one_shot", channel=self.channel)
+            return numbers
+
+        self._watch.decide(self.step - 1, add, self.channel.world)
 
     def _start_plain(self, buffer: Tensor) -> Done:
         """What codecs do not take goes the way that DDP itself would send it."""
@@ -180,7 +204,7 @@ class DDPState:
         rescale = self._share.rescale
         return plain(buffer, self.group).then(lambda done: rescale(done.value()))
 
-    def _start(self, group: Group, buffer: Tensor, whole: bool, pending: _Pending) -> None:
+    def _start(self, group: Group, buffer: Tensor, pending: _Pending) -> None:
         times, began = Times(), time.perf_counter()
         numel = sum(gradient.numel() for gradient in group.gradients)
         work = all_reduce(
@@ -194,8 +218,8 @@ class DDPState:
             nodes=self.nodes,
             residuals=self.memory.residuals(group.names, group.gradients) if group.codec.feedback else None,
             times=times,
-            channel=self.channel,
-            buffer=buffer if whole and buffer.numel() == numel else None,
+            channel=self._lane(group.codec, numel),
+            buffer=_adjacent(group.gradients, buffer),
         )
         assert work is not None
         plain_bytes = 2 * (self.channel.world - 1) * numel * buffer.element_size() // self.channel.world
@@ -206,6 +230,10 @@ class DDPState:
 
         work.then(count)
 
+    def _lane(self, codec: Codec, numel: int) -> Channel:
+        """Small tensors that stay as they are go aside: in line with the others each would add its latency."""
+        return self._aside if codec.lossless and numel <= ASIDE_VALUES else self.channel
+
     def _sample(self, groups: list[Group]) -> None:
         """What the codecs would lose on these gradients, tensor by tensor; it takes time, so it is off by default."""
         for group in groups:
@@ -214,17 +242,11 @@ class DDPState:
                     self.stats.sampled[name] = error_report(gradient, group.codec, stream=self.step)
 
     def _count(self, sent: int, values: int, plain_bytes: int, times: Times, seconds: float) -> None:
-        with self._lock:
-            self.stats.calls += 1
-            self.stats.values += values
-            self.stats.sent_bytes += sent
-            self.stats.plain_bytes += plain_bytes
-            self.stats.call_seconds += seconds
-            self.stats.times.encode += times.encode
-            self.stats.times.decode += times.decode
+        self.stats.count("all_reduce of gradients", values, sent, plain_bytes, times, seconds)
 
     def close(self) -> None:
         self.channel.close()
+        self._aside.close()
 
 
 class _LiveShare:
@@ -233,6 +255,7 @@ class _LiveShare:
     def __init__(self, state: DDPState) -> None:
         self._state = state
         self._count: Tensor | None = None
+        self._counted: Work | None = None
 
     def begin_step(self) -> None:
         """Count the ranks that are in a backward pass; the channel does this before the buckets."""
@@ -241,15 +264,21 @@ class _LiveShare:
         if model._join_config.enable and not model._divide_by_initial_world_size:
             # a rank without inputs calls the hook from outside of autograd, to keep the others company
             self._count = torch.tensor([float(torch._C._current_graph_task_id() != -1)])
-            all_reduce(self._count, "as-is", async_op=True, algorithm="one_shot", channel=self._state.channel)
+            channel = self._state.channel
+            self._counted = all_reduce(self._count, "as-is", async_op=True, algorithm="one_shot", channel=channel)
 
     @property
     def rescale(self) -> Callable[[Tensor], Tensor]:
         """From the mean over all ranks to that over the live ones."""
-        count, world = self._count, self._state.channel.world
-        if count is None:
+        count, counted, world = self._count, self._counted, self._state.channel.world
+        if count is None or counted is None:
             return lambda buffer: buffer
-        return lambda buffer: buffer.mul_(world / count.item())
+
+        def rescale(buffer: Tensor) -> Tensor:
+            counted.wait()  # done long since, unless this bucket went aside
+            return buffer.mul_(world / count.item())
+
+        return rescale
 
 
 class _Pending:
@@ -267,6 +296,19 @@ class _Pending:
             last = self._left == 0
         if last:
             self._done(self._error)
+
+
+def _adjacent(gradients: Sequence[Tensor], buffer: Tensor) -> Tensor | None:
+    """The part of a bucket's buffer that these gradients fill without a gap, so that nothing is copied; or None."""
+    start = at = gradients[0].storage_offset()
+    for gradient in gradients:
+        if (
+            gradient.storage_offset() != at
+            or gradient.untyped_storage().data_ptr() != buffer.untyped_storage().data_ptr()
+        ):
+            return None
+        at += gradient.numel()
+    return buffer[start - buffer.storage_offset() : at - buffer.storage_offset()]
 
 
 def _settle(future: Any, buffer: Tensor, error: BaseException | None) -> None:

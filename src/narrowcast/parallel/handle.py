@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,9 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from narrowcast.codecs import ErrorReport
 from narrowcast.collectives.api import all_reduce
-from narrowcast.parallel import policy
+from narrowcast.parallel import mixed_precision, policy
 from narrowcast.parallel.ddp import Bucket, DDPState, plain
 from narrowcast.parallel.stats import Row, render
+from narrowcast.parallel.timeline import Event
 
 
 class _Hook:
@@ -48,6 +51,10 @@ class Handle:
     def stats(self) -> dict[str, float]:
         """Bytes, effective ratio and milliseconds of this rank, summed since attach."""
         return self._state.stats.as_dict()
+
+    def events(self) -> list[Event]:
+        """The last calls, for a trace."""
+        return list(self._state.stats.events)
 
     def rows(self) -> list[Row]:
         """Every tensor: its wire, or why it stays as it is."""
@@ -106,6 +113,11 @@ def _notes(model: DistributedDataParallel) -> list[str]:
     if model.find_unused_parameters:
         count = sum(1 for _ in model.module.parameters())
         notes.append(f"unused-parameter bitmap: {4 * count} bytes all-reduced by DDP each step, as it is")
+    synced = [m.num_features for m in model.module.modules() if isinstance(m, torch.nn.SyncBatchNorm)]
+    if synced:
+        # forward: mean, inverse deviation and count of each rank; backward: two sums
+        sent = sum(4 * (2 * features + 1) + 8 * features for features in synced)
+        notes.append(f"SyncBatchNorm: {sent} bytes of statistics a rank and step, by its own collectives, as they are")
     return notes
 
 
@@ -113,6 +125,8 @@ def attach(
     model: torch.nn.Module,
     gradients: object,
     *,
+    parameters: object = None,
+    between: object = None,
     scaler: torch.amp.GradScaler | None = None,
     group: dist.ProcessGroup | None = None,
     nodes: Sequence[Sequence[int]] | None = None,
@@ -122,48 +136,96 @@ def attach(
     sample_every: int = 0,
     strict: bool = False,
 ) -> Handle:
-    """Send the gradients of a DDP model through codecs. Collective over the model's group.
+    """Send the gradients of a DDP or FSDP2 model through codecs. Collective over the model's ranks.
 
-    gradients: a spec, a mapping of name patterns to specs, a `schedule`, or a function of (tensor info, step).
+    gradients: a spec, a mapping of name patterns to specs, a `schedule`, a function of (tensor info, step), or "auto":
+    watch a few steps, measure the link, take 16 or 8 bits where they pay (`explain()` and the log say why; DDP only).
+    parameters: the same for FSDP2's all-gather of parameters; by default they travel as they are. between: the same for
+    gradients between the replicas of HSDP; by default as `gradients`.
     scaler: a GradScaler, so that error feedback survives changes of the loss scale. nodes: the ranks of each node, for
     full precision inside and few bits between. sample_every: measure what the codecs lose every so many steps (0:
     never). strict: raise where a tensor cannot be compressed.
     """
+    if is_sharded(model):
+        from narrowcast.parallel.fsdp_handle import attach_sharded, given
+
+        refused = given(
+            group=(group, None, "the groups are those of its mesh"),
+            nodes=(nodes, None, "shard over a 2-D mesh (replicas, shards) and give between="),
+            algorithm=(algorithm, "auto", "there is one way to reduce and scatter"),
+        )
+        options = {"scaler": scaler, "min_values": min_values, "seed": seed, "sample_every": sample_every}
+        return attach_sharded(model, gradients, strict, refused, parameters=parameters, between=between, **options)
     if not isinstance(model, DistributedDataParallel):
-        raise TypeError(f"attach: got {type(model).__name__}; wrap the model in DistributedDataParallel first")
+        raise TypeError(
+            f"attach: got {type(model).__name__}; wrap the model in DistributedDataParallel first, or shard it with "
+            "fully_shard"
+        )
+    if parameters is not None or between is not None:
+        raise ValueError("attach: parameters= and between= are for FSDP2; DDP sends gradients alone, leave them out")
     hook: _Hook | None = getattr(model, "_narrowcast_hook", None)
     if hook is None:
-        if model._comm_hooks:
+        if model._comm_hooks and mixed_precision.state_of(model) is None:
             raise RuntimeError(
                 "attach: the model has a communication hook already; DDP takes only one, remove that one"
             )
         hook = _Hook(model.process_group)
     if hook.state is not None:
         raise RuntimeError("attach: the model is attached already; call detach() on its handle first")
-    state = DDPState(
-        model,
-        gradients,
-        scaler=scaler,
-        group=group,
-        nodes=nodes,
-        algorithm=algorithm,
-        min_values=min_values,
-        seed=seed,
-        sample_every=sample_every,
-    )
-    _check_strict(state, strict)
+
+    def make(chosen: object) -> DDPState:
+        made = DDPState(
+            model,
+            chosen,
+            scaler=scaler,
+            group=group,
+            nodes=nodes,
+            algorithm=algorithm,
+            min_values=min_values,
+            seed=seed,
+            sample_every=sample_every,
+        )
+        check_strict(made, strict)
+        return made
+
+    if isinstance(gradients, str) and gradients == "auto":
+        from narrowcast.parallel.auto import watch
+
+        return watch(model, hook, make)
+    state = make(gradients)
     if not hasattr(model, "_narrowcast_hook"):
         try:
-            model.register_comm_hook(None, hook.__call__)
+            _register(model, hook)
         except RuntimeError:
             state.close()
             raise
-        object.__setattr__(model, "_narrowcast_hook", hook)
     hook.state = state
     return Handle(model, hook, state)
 
 
-def _check_strict(state: DDPState, strict: bool) -> None:
+def _register(model: DistributedDataParallel, hook: _Hook) -> None:
+    taken = mixed_precision.state_of(model)
+    if taken is None:
+        model.register_comm_hook(None, hook.__call__)
+    else:
+        mixed_precision.take_detour(taken, hook)
+    object.__setattr__(model, "_narrowcast_hook", hook)
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Whether `fully_shard` was called on a module of this model. Nobody did without importing it."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in model.modules())
+
+
+class _Explained(Protocol):
+    """A state that can say what travels how."""
+
+    def rows(self) -> list[Row]: ...
+    def close(self) -> None: ...
+
+
+def check_strict(state: _Explained, strict: bool) -> None:
     asked = (policy.ASKED_FOR, policy.POLICY_SAYS_SO)
     left = [row for row in state.rows() if row.why and row.why not in asked]
     if strict and left:

@@ -16,8 +16,8 @@ Names = tuple[str, ...]
 class Memory:
     """Residuals by group of parameters (those that travel together)."""
 
-    def __init__(self, world: int, scaler: torch.amp.GradScaler | None = None) -> None:
-        self._world, self._scaler = world, scaler
+    def __init__(self, world: int, scaler: torch.amp.GradScaler | None = None, shots: int = 2) -> None:
+        self._world, self._scaler, self._shots = world, scaler, shots
         self._groups: dict[Names, tuple[list[int], Residuals]] = {}
         self._loaded: dict[str, Tensor] = {}
         self._saved: dict[Names, tuple[Tensor, Tensor]] = {}
@@ -66,7 +66,7 @@ class Memory:
             self._saved.pop(old, None)
             left = {name: owed[name] for name in old if name not in names}
             self._loaded.update(left)
-        residuals = Residuals.zeros(sum(lengths))
+        residuals = Residuals.zeros(sum(lengths), self._shots)
         residuals.unit = self._scale
         for name, (low, high) in zip(names, segment_ranges(lengths), strict=True):
             self._loaded.pop(name, None)
@@ -84,7 +84,7 @@ class Memory:
         """A shard owner's part counts for all ranks, hence times the world."""
         owed = dict(self._loaded)
         for names, (lengths, residuals) in self._groups.items():
-            total = residuals.first + residuals.second * self._world
+            total = residuals.first if self._shots == 1 else residuals.first + residuals.second * self._world
             owed |= {n: total[low:high] for n, (low, high) in zip(names, segment_ranges(lengths), strict=True)}
         return owed
 

@@ -1,12 +1,15 @@
-"""Which codec for which tensor: by name pattern, size, step, or any function."""
+"""Which codec for which tensor: by name pattern, size, step, or any function; and policies that learn as they go."""
 
 from __future__ import annotations
 
+import abc
 import fnmatch
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
@@ -49,6 +52,41 @@ class Schedule:
 
     def at(self, step: int) -> object:
         return [policy for first, policy in self.steps if first <= step][-1]
+
+
+class Watching(abc.ABC):
+    """A policy that looks at gradients and changes its mind: the base of those in `parallel.policies`.
+
+    Each rank looks at its tensors and returns a few numbers; whoever runs the policy adds these over the ranks, in rank
+    order, and hands the same sums to `decide` on every rank before the next step begins. So all ranks decide alike.
+    """
+
+    looks_at: str = "local"
+    """`local`: this rank's gradient before the exchange. `mean`: what came back, the same on every rank."""
+
+    @abc.abstractmethod
+    def __call__(self, info: TensorInfo, step: int) -> str | Codec | None:
+        """The wire of a tensor at a step; None leaves it as it is."""
+
+    def due(self, step: int) -> bool:
+        """Whether to look at all at this step. The same on every rank, so it may depend on decisions alone."""
+        return True
+
+    @abc.abstractmethod
+    def look(self, info: TensorInfo, gradient: Tensor) -> tuple[float, ...]:
+        """A few numbers about one gradient; always as many."""
+
+    @abc.abstractmethod
+    def decide(self, step: int, seen: Mapping[str, tuple[float, ...]], world: int) -> None:
+        """Draw the conclusions of a step. `seen`: the numbers of each tensor, added over `world` ranks."""
+
+    @abc.abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """What was learnt, for a checkpoint; the same on every rank."""
+
+    @abc.abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
 
 
 Rule = Callable[[TensorInfo, int], "str | Codec | None"]
@@ -95,7 +133,30 @@ def choose(policy: object, info: TensorInfo, step: int, min_values: int = MIN_VA
         return _sized(codec_named(policy), info, min_values)
     assert callable(policy)
     chosen = policy(info, step)
+    if isinstance(policy, Watching) and chosen is not None:
+        return _sized(codec_named(chosen), info, min_values)
     return Choice(AS_IS, POLICY_SAYS_SO) if chosen is None else Choice(codec_named(chosen))
+
+
+def all_watchers(policy: object) -> list[Watching]:
+    """Every part of a policy that watches, once each, in the order in which it is written down."""
+    if isinstance(policy, Schedule):
+        found = [watcher for _, inner in policy.steps for watcher in all_watchers(inner)]
+    elif isinstance(policy, Mapping):
+        found = [watcher for inner in policy.values() for watcher in all_watchers(inner)]
+    else:
+        found = [policy] if isinstance(policy, Watching) else []
+    return list({id(watcher): watcher for watcher in found}.values())
+
+
+def watcher_of(policy: object, info: TensorInfo, step: int) -> Watching | None:
+    """The part of a policy that decides on this tensor, where that part watches."""
+    if isinstance(policy, Schedule):
+        return watcher_of(policy.at(step), info, step)
+    if isinstance(policy, Mapping):
+        inner = (inner for pattern, inner in policy.items() if fnmatch.fnmatchcase(info.name, pattern))
+        return watcher_of(next(inner, None), info, step)
+    return policy if isinstance(policy, Watching) else None
 
 
 def _sized(codec: Codec, info: TensorInfo, min_values: int) -> Choice:

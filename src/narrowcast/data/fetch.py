@@ -1,0 +1,104 @@
+"""Fetch one file: from where it stopped the last time, checked against its sha256 before anyone sees it."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+Progress = Callable[[int, int | None], None]
+"""Called with the bytes that are here and, where known, the bytes in all."""
+
+CHUNK = 1 << 18
+TIMEOUT = 30.0
+ATTEMPTS = 4
+TOO_FAR = 416
+"""The server's word for a range that begins at or after the end: what we have is as long as the file or longer."""
+
+
+class DataError(RuntimeError):
+    """A data set could not be fetched or read; the message says what to do."""
+
+
+def fetch(where: str | Path, to: Path, sha256: str, progress: Progress | None = None) -> Path:
+    """Bring `where` (a file or an address) to `to`. A part that an earlier call left is continued."""
+    if to.is_file() and checksum(to) == sha256:
+        return to
+    to.parent.mkdir(parents=True, exist_ok=True)
+    part = to.with_name(to.name + ".part")
+    if "://" in str(where):
+        _download(str(where), part, progress)
+    else:
+        _copy(Path(where), part)
+    found = checksum(part)
+    if found != sha256:
+        part.unlink()
+        raise DataError(f"{where}: its sha256 is {found}, expected {sha256}; it was thrown away, fetch it again")
+    part.replace(to)
+    return to
+
+
+def checksum(path: Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            found.update(chunk)
+    return found.hexdigest()
+
+
+def _copy(source: Path, part: Path) -> None:
+    if not source.is_file():
+        raise DataError(f"{source}: there is no such file")
+    shutil.copyfile(source, part)
+
+
+def _download(address: str, part: Path, progress: Progress | None) -> None:
+    """Try a few times where the connection breaks."""
+    failure: Exception | None = None
+    for _ in range(ATTEMPTS):
+        complete, failure = _attempt(address, part, progress)
+        if complete:
+            return
+        if isinstance(failure, urllib.error.HTTPError):
+            break
+    kept = part.stat().st_size if part.exists() else 0
+    raise DataError(
+        f"{address}: {failure or 'the connection ended early'}; {kept} bytes are kept, call again to go on from there, "
+        "or fetch the file elsewhere and give it with --from FILE"
+    )
+
+
+def _attempt(address: str, part: Path, progress: Progress | None) -> tuple[bool, Exception | None]:
+    """Whether the file is complete, and what went wrong."""
+    try:
+        return _continue(address, part, progress), None
+    except (OSError, http.client.HTTPException) as error:
+        return False, error
+
+
+def _continue(address: str, part: Path, progress: Progress | None) -> bool:
+    """One connection, from the byte where the last one ended; whether the file is complete now."""
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(address, headers={"Range": f"bytes={have}-"} if have else {})
+    try:
+        answer = urllib.request.urlopen(request, timeout=TIMEOUT)
+    except urllib.error.HTTPError as error:
+        if error.code == TOO_FAR:
+            return True
+        raise
+    with answer:
+        resumed = answer.status == http.client.PARTIAL_CONTENT
+        have = have if resumed else 0
+        length = answer.headers.get("Content-Length")
+        total = have + int(length) if length else None
+        with part.open("ab" if resumed else "wb") as file:
+            while chunk := answer.read(CHUNK):
+                file.write(chunk)
+                have += len(chunk)
+                if progress is not None:
+                    progress(have, total)
+    return total is None or have >= total

@@ -1,0 +1,146 @@
+"""Experts on several ranks: tokens travel to their experts and back, each way and each direction with its own spec."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from narrowcast.collectives import api
+from narrowcast.collectives.work import Work
+from narrowcast.parallel.tensor_moves import check
+from narrowcast.parallel.wires import Direction, Spec, Turn, Wires, remember
+
+Counts = Sequence[int]
+
+
+def exchanged_counts(leaving: Counts, group: dist.ProcessGroup | None = None) -> list[int]:
+    """How many rows each rank will send us, from how many we send to each: one small exchange of integers."""
+    # a device that the group's backend can send from
+    device = "cuda" if "nccl" in dist.get_backend(group) else "cpu"
+    ours = torch.tensor(list(leaving), device=device)
+    theirs = torch.empty_like(ours)
+    dist.all_to_all_single(theirs, ours, group=group)
+    return [int(count) for count in theirs.tolist()]
+
+
+def all_to_all(x: Tensor, wires: Wires, leaving: Counts, arriving: Counts | None = None) -> Tensor:
+    """Rows of `x` to the other ranks: the first `leaving[0]` to rank 0, and so on; what arrives, in rank order.
+
+    Differentiable: gradients go the other way with the backward spec. arriving: asked from the others where not given.
+    """
+    check(x)
+    if len(leaving) != wires.world or sum(leaving) != len(x) or min(leaving) < 0:
+        raise ValueError(
+            f"all_to_all: leaving={list(leaving)} must be {wires.world} counts that add up to the {len(x)} rows of x"
+        )
+    found = list(leaving) if wires.world == 1 else list(arriving or exchanged_counts(leaving, wires.group))
+    return _AllToAll.apply(x, wires, list(leaving), found)
+
+
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, wires: Wires, leaving: list[int], arriving: list[int]) -> Tensor:
+        ctx.wires, ctx.leaving, ctx.arriving = wires, leaving, arriving
+        return _exchanged(x, wires, Direction.FORWARD, leaving, arriving)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        back = _exchanged(gradients[0], ctx.wires, Direction.BACKWARD, ctx.arriving, ctx.leaving)
+        return back, None, None, None
+
+
+def _exchanged(x: Tensor, wires: Wires, direction: Direction, leaving: list[int], arriving: list[int]) -> Tensor:
+    if wires.world == 1:
+        # nothing travels, so nothing is rounded
+        return x.view_as(x)
+    source = x.detach().contiguous()
+    found = source.new_empty(sum(arriving), *source.shape[1:])
+    width = source.shape[1:].numel()
+
+    def call(turn: Turn) -> Work | None:
+        return api.all_to_all(
+            found.view(-1),
+            source.view(-1),
+            turn.codec,
+            wires.group,
+            async_op=True,
+            output_split_sizes=[width * rows for rows in arriving],
+            input_split_sizes=[width * rows for rows in leaving],
+            step=turn.step,
+            seed=turn.seed,
+        )
+
+    away = (source.numel() - leaving[wires.rank] * width) * source.element_size()
+    wires.run(direction, call, source.numel(), away)
+    return found
+
+
+class MoE(nn.Module):
+    """A layer of experts, `experts` of them on this rank, with a learned router that sends each token to `top_k`.
+
+    Experts are numbered over the ranks: those of rank 0 first. dispatch and combine: the specs of tokens on their way
+    to the experts and back; dispatch_backward and combine_backward those of their gradients. Tokens are never dropped.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        experts: Sequence[nn.Module],
+        *,
+        top_k: int = 2,
+        group: dist.ProcessGroup | None = None,
+        dispatch: Spec = "as-is",
+        combine: Spec = "as-is",
+        dispatch_backward: Spec | None = None,
+        combine_backward: Spec | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(experts)
+        self.out = Wires(dispatch, dispatch_backward, group=group, name="dispatch", seed=seed)
+        self.back = Wires(combine, combine_backward, group=group, name="combine", seed=seed)
+        for wires in (self.out, self.back):
+            remember(self, wires)
+        total = self.out.world * len(self.experts)
+        if not 0 < top_k <= total:
+            raise ValueError(f"MoE: top_k={top_k} of {total} experts; take 1 to {total}")
+        self.top_k, self.router = top_k, nn.Linear(width, total, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.reshape(-1, x.shape[-1])
+        weights_TK, chosen_TK = self.router(tokens).softmax(dim=-1).topk(self.top_k)
+        order = chosen_TK.flatten().argsort(stable=True)
+        owners = order // self.top_k
+        done = self._through_experts(tokens[owners], chosen_TK.flatten()[order])
+        weighted = done * weights_TK.flatten()[order].unsqueeze(-1).to(done.dtype)
+        return torch.zeros_like(tokens).index_add(0, owners, weighted).view_as(x)
+
+    def _through_experts(self, rows: Tensor, numbers: Tensor) -> Tensor:
+        """Rows, sorted by the number of their expert, to the experts and back in the same order."""
+        world, own = self.out.world, len(self.experts)
+        wanted_WE = torch.bincount(numbers, minlength=world * own).view(world, own)
+        offered_WE = self._exchanged(wanted_WE)
+        leaving, arriving = wanted_WE.sum(1).tolist(), offered_WE.sum(1).tolist()
+        arrived = all_to_all(rows, self.out, leaving, arriving)
+        return all_to_all(self._computed(arrived, offered_WE), self.back, arriving, leaving)
+
+    def _exchanged(self, wanted_WE: Tensor) -> Tensor:
+        if self.out.world == 1:
+            return wanted_WE
+        offered_WE = torch.empty_like(wanted_WE)
+        dist.all_to_all_single(offered_WE, wanted_WE, group=self.out.group)
+        return offered_WE
+
+    def _computed(self, arrived: Tensor, offered_WE: Tensor) -> Tensor:
+        """Each expert on its rows from all ranks; the rows keep their places."""
+        numbers = torch.arange(len(self.experts), device=arrived.device).repeat(len(offered_WE))
+        number_of = numbers.repeat_interleave(offered_WE.flatten())
+        found = torch.zeros_like(arrived)
+        for number, expert in enumerate(self.experts):
+            places = (number_of == number).nonzero().flatten()
+            found = found.index_copy(0, places, expert(arrived[places]).to(found.dtype))
+        return found

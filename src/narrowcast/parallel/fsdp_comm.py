@@ -1,0 +1,238 @@
+"""The collectives of an FSDP2 module, through codecs: what `set_custom_reduce_scatter` and its kin are given."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+
+from narrowcast.codecs import Codec
+from narrowcast.collectives import agreement
+from narrowcast.collectives.api import all_reduce, reduction_of
+from narrowcast.collectives.coder import Noise, Times, segment_ranges
+from narrowcast.collectives.exchange import Exchange
+from narrowcast.collectives.one_shot import store
+from narrowcast.collectives.work import Work
+from narrowcast.kernels.ops import FLOATS
+from narrowcast.parallel import rows
+from narrowcast.parallel.fsdp_layout import Sharded, Unit
+
+if TYPE_CHECKING:
+    from narrowcast.parallel.fsdp import FSDPState
+
+GRADIENT, PARAMETER, BETWEEN = "gradient", "parameter", "between"
+"""The roles: reduce-scatter of gradients, all-gather of parameters, all-reduce of gradients between replicas."""
+
+
+class Gathering(dist.Work):
+    """An all-gather under way. FSDP waits for it where it needs the parameters: compute goes on until then."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._work = work
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        return self._work.wait(timeout or None)
+
+
+class _Comm:
+    """What the three have in common: a unit of the model, and the state that all units share."""
+
+    def __init__(self, state: FSDPState, unit: Unit) -> None:
+        self.state, self.unit = state, unit
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def _codecs(self, tensors: Sequence[Sharded], role: str) -> list[Codec]:
+        try:
+            return [self.state.choice(self.unit, tensor, role).codec for tensor in tensors]
+        except Exception as error:
+            # a policy that fails on one rank: the others hear of it at once
+            self.state.channel.fail(error)
+            raise
+
+    def _rows(self, lengths: list[int], codecs: list[Codec], dtype: torch.dtype) -> rows.Rows:
+        # units differ in the seed, or the same noise would fall on the same places of each
+        noise = Noise(self.state.seed + self.unit.number, self.state.step)
+        return rows.Rows(self.state.channel.world, lengths, codecs, dtype, noise, Times())
+
+    def _signature(self, call: str, plan: rows.Rows, names: Sequence[str], **more: object) -> dict[str, object]:
+        dtype = str(plan.dtype).removeprefix("torch.")
+        specs = [str(codec) for codec in plan.codecs]
+        common = {"version": agreement.VERSION, "call": f"FSDP {call} of {self.unit.name or 'the root module'}"}
+        return {**common, "dtype": dtype, "tensors": names, "lengths": plan.lengths, "specs": specs, **more}
+
+    def _count(self, role: str, name: str, values: int, plain: int, times: Times) -> Callable[[Work], None]:
+        began, stats = time.perf_counter(), self.state.stats[role]
+        label = f"{name} {self.unit.name or 'root'}"
+
+        def counted(work: Work) -> None:
+            stats.count(label, values, work.sent_bytes, plain, times, time.perf_counter() - began)
+
+        return counted
+
+
+class Gradients(_Comm, ReduceScatter):
+    """Reduce-scatter of a unit's gradients: encoded once, summed in float32 in rank order."""
+
+    def __init__(self, state: FSDPState, unit: Unit, plain: ReduceScatter) -> None:
+        super().__init__(state, unit)
+        self.plain = plain
+        self.last: list[Sharded] = []
+        """What the last call reduced: an all-reduce between replicas goes on from there."""
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        # on one rank FSDP asks for memory but calls nothing
+        self.state.begin_backward()
+        return super().allocate(size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        state, world = self.state, self.state.channel.world
+        self.last = self.unit.reduced(input_tensor.numel(), world)
+        if input_tensor.dtype not in FLOATS:
+            self.plain(output_tensor, input_tensor, group, op)
+            return
+        codecs = self._codecs(self.last, GRADIENT)
+        lengths, names = [t.part(world) for t in self.last], [t.name for t in self.last]
+        x, total = input_tensor.view(-1).cpu(), output_tensor.view(-1)
+        if not total.is_cpu:
+            total = torch.empty(total.shape, dtype=total.dtype)
+        plan, reduction = self._rows(lengths, codecs, x.dtype), reduction_of(op, world)
+        self.unit.gain = world * reduction.multiply / reduction.divide
+        residuals = state.residuals(names, lengths, x) if any(codec.feedback for codec in codecs) else None
+        state.sample(names, x, plan)
+        state.show(self.unit, self.last, x)
+
+        def job(exchange: Exchange) -> None:
+            store(total, rows.reduce_scatter(plan, exchange, x, reduction, residuals))
+
+        plain = (world - 1) * x.numel() * x.element_size() // world
+        count = self._count(GRADIENT, "reduce_scatter of gradients", x.numel(), plain, plan.times)
+        work = state.channel.submit(self._signature("reduce_scatter", plan, names, op=str(reduction)), job)
+        work.wait()
+        count(work)
+        if not output_tensor.is_cpu:
+            # in the caller's thread: there FSDP's own stream is the current one
+            output_tensor.copy_(total)
+
+
+class Parameters(_Comm, AllGather):
+    """All-gather of a unit's parameters: every rank decodes the same bytes, its own too."""
+
+    def __init__(self, state: FSDPState, unit: Unit, plain: AllGather) -> None:
+        super().__init__(state, unit)
+        self.plain = plain
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        world = self.state.channel.world
+        lengths = self.unit.gathered(group.size(), world)
+        if self._left_out(input_tensor, group, lengths):
+            return self.plain(output_tensor, input_tensor, group, async_op)
+        codecs, names = self._codecs(self.unit.tensors, PARAMETER), [t.name for t in self.unit.tensors]
+        own = input_tensor.view(-1).cpu()
+        out = output_tensor.view(-1) if output_tensor.is_cpu else torch.empty(own.numel() * world, dtype=own.dtype)
+        plan = self._rows(lengths, codecs, own.dtype)
+
+        def job(exchange: Exchange) -> None:
+            rows.all_gather(plan, exchange, own, out)
+
+        plain = (world - 1) * own.numel() * own.element_size()
+        count = self._count(PARAMETER, "all_gather of parameters", own.numel() * world, plain, plan.times)
+        work = self.state.channel.submit(self._signature("all_gather", plan, names), job)
+        work.then(count)
+        if output_tensor.is_cpu:
+            return Gathering(work)
+        work.wait()
+        output_tensor.copy_(out)
+        return None
+
+    def _left_out(self, own: Tensor, group: dist.ProcessGroup, lengths: list[int]) -> bool:
+        """Whether FSDP's own all-gather takes this one; explain() says why."""
+        reason = ""
+        if group.size() != self.state.channel.world:
+            reason = f"gathered again over {group.size()} ranks in backward, as they are: they were rounded in forward"
+        elif own.dtype not in FLOATS:
+            reason = f"gathered as {own.dtype}, which holds several types; codecs take 16- and 32-bit floats"
+        elif sum(lengths) != own.numel():
+            reason = "gathered by an extension of their own, as they are"
+        if reason:
+            self.state.notes[self.unit.number, PARAMETER] = f"parameters of {self.unit.name or 'the root'}: {reason}"
+        return bool(reason)
+
+
+class Between(_Comm):
+    """For HSDP: the all-reduce between replicas, as FSDP's all-reduce hook. Gets a rank's shard after its sum."""
+
+    def __init__(self, state: FSDPState, unit: Unit, gradients: Gradients) -> None:
+        super().__init__(state, unit)
+        self.gradients = gradients
+        self._partial: Tensor | None = None
+
+    def __call__(self, shard: Tensor) -> None:
+        if not self.unit.private.all_reduce_grads:
+            self._keep(shard)
+            return
+        if self._partial is not None:
+            shard.add_(self._partial)
+            self._partial = None
+        host = shard.view(-1).cpu()
+        self._reduce(host)
+        if not shard.is_cpu:
+            shard.copy_(host.view_as(shard))
+
+    def _keep(self, shard: Tensor) -> None:
+        """set_requires_all_reduce(False): later. FSDP adds to `.grad` what we leave in the shard, so leave nothing."""
+        self._partial = shard.clone() if self._partial is None else self._partial.add_(shard)
+        shard.zero_()
+
+    def _reduce(self, host: Tensor) -> None:
+        state, tensors = self.state, self.gradients.last
+        assert state.replicas is not None
+        ranges = segment_ranges([t.part(state.channel.world) for t in tensors])
+        parts: dict[Codec, list[tuple[str, Tensor]]] = {}
+        for tensor, codec, (low, high) in zip(tensors, self._codecs(tensors, BETWEEN), ranges, strict=True):
+            parts.setdefault(codec, []).append((tensor.name, host[low:high]))
+        works = [self._start(codec, members, host) for codec, members in parts.items()]
+        for work in works:
+            work.wait()
+
+    def _start(self, codec: Codec, members: list[tuple[str, Tensor]], host: Tensor) -> Work:
+        state, times = self.state, Times()
+        channel = state.replicas
+        assert channel is not None
+        names, tensors = tuple(name for name, _ in members), [tensor for _, tensor in members]
+        numel = sum(tensor.numel() for tensor in tensors)
+        plain = 2 * (channel.world - 1) * numel * host.element_size() // channel.world
+        count = self._count(BETWEEN, "all_reduce between replicas", numel, plain, times)
+        work = all_reduce(
+            tensors,
+            codec,
+            # FSDP divides by its own factor where it was given one
+            dist.ReduceOp.AVG if self.unit.private.gradient_divide_factor is None else dist.ReduceOp.SUM,
+            async_op=True,
+            step=state.step,
+            seed=state.seed + self.unit.number,
+            residuals=state.between_memory.residuals(names, tensors) if codec.feedback else None,
+            times=times,
+            channel=channel,
+            buffer=host if numel == host.numel() else None,
+        )
+        assert work is not None
+        work.then(count)
+        return work

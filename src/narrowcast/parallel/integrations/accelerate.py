@@ -1,0 +1,30 @@
+"""Hugging Face Accelerate: attach to what `accelerator.prepare` returned. Needs the package accelerate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from narrowcast.parallel.handle import Handle, is_sharded
+from narrowcast.parallel.handle import attach as attach_model
+
+
+def attach(accelerator: Any, model: nn.Module, gradients: object, *, checkpoint: bool = True, **options: Any) -> Handle:
+    """`nc.attach` with Accelerate's loss scaler; the residuals go into `accelerator.save_state` if `checkpoint`.
+
+    model: what `accelerator.prepare` returned. Collective. On one process Accelerate wraps nothing, so there is
+    nothing to attach to.
+    """
+    if not (isinstance(model, DistributedDataParallel) or is_sharded(model)):
+        kind, processes = type(model).__name__, accelerator.num_processes
+        raise TypeError(
+            f"attach: got {kind} of an Accelerator with {processes} process(es); give the model that prepare() "
+            "returned, on several processes"
+        )
+    options.setdefault("scaler", accelerator.scaler)
+    handle = attach_model(model, gradients, **options)
+    if checkpoint:
+        accelerator.register_for_checkpointing(handle)
+    return handle

@@ -1,0 +1,71 @@
+"""For frameworks that wrap the model and register communication hooks themselves."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from narrowcast.parallel import policy
+from narrowcast.parallel.ddp import Bucket, DDPState
+from narrowcast.parallel.stats import Row, render
+from narrowcast.parallel.timeline import Event
+
+
+class HookState:
+    """What `nc.DDPState` is, for a model that is wrapped later: give it and `nc.ddp_hook` to the framework.
+
+    module: the model as it is before DDP wraps it. Connections are made in the first backward pass, on all ranks.
+    options: as for `nc.DDPState`. DDP's `join()` with `divide_by_initial_world_size=False` needs `nc.attach`.
+    """
+
+    def __init__(self, module: nn.Module, gradients: object, **options: Any) -> None:
+        policy.check(gradients)
+        self._module, self._gradients, self._options = module, gradients, options
+        self._state: DDPState | None = None
+
+    @property
+    def state(self) -> DDPState:
+        """The state behind it; there is none before the first backward pass."""
+        if self._state is None:
+            raise RuntimeError("HookState: no gradient has come yet; look after the first backward pass")
+        return self._state
+
+    def reduce(self, bucket: Bucket) -> torch.futures.Future[Tensor]:
+        """What `nc.ddp_hook` calls."""
+        if self._state is None:
+            self._state = DDPState(
+                _standing_in(self._module, self._options.pop("group", None)), self._gradients, **self._options
+            )
+        return self._state.reduce(bucket)
+
+    def stats(self) -> dict[str, float]:
+        return self.state.stats.as_dict()
+
+    def events(self) -> list[Event]:
+        return list(self.state.stats.events)
+
+    def rows(self) -> list[Row]:
+        return self.state.rows()
+
+    def explain(self) -> str:
+        """Every tensor in a table."""
+        return render(self.rows(), self.state.warnings())
+
+    def close(self) -> None:
+        """Close the connections. DDP keeps the hook, which cannot be used afterwards."""
+        if self._state is not None:
+            self._state.close()
+
+
+def _standing_in(module: nn.Module, group: dist.ProcessGroup | None) -> Any:
+    """As much of the DDP model as the state looks at."""
+    return SimpleNamespace(
+        module=module,
+        process_group=group or dist.group.WORLD,
+        _join_config=SimpleNamespace(enable=False),
+        _divide_by_initial_world_size=True,
+    )

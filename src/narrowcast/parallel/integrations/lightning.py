@@ -1,0 +1,99 @@
+"""Lightning: a callback that attaches when training begins, and a DDPStrategy with our hook. Needs its package."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+from narrowcast.parallel import policy
+from narrowcast.parallel.ddp import ddp_hook
+from narrowcast.parallel.handle import Handle, attach
+from narrowcast.parallel.integrations.hooks import HookState
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def _package() -> Any:
+    for package, name in (("lightning", "lightning.pytorch"), ("pytorch_lightning", "pytorch_lightning")):
+        if importlib.util.find_spec(package) is not None:
+            return importlib.import_module(name)
+    raise ImportError("narrowcast for Lightning: there is no package lightning; install narrowcast[lightning]")
+
+
+def callback(gradients: object, *, log_every: int = 0, **options: Any) -> Any:
+    """A callback for `Trainer(callbacks=[...])`: attaches to the strategy's model, DDP or sharded, and detaches after.
+
+    options: as for `nc.attach`. log_every: write the counters to the trainer's loggers every so many batches (0:
+    never). What error feedback owes is in the trainer's checkpoints. `.handle` is that of `nc.attach` while training
+    runs; `.explained` and `.totals` remain.
+    """
+    policy.check(gradients)
+
+    class Narrowcast(_package().Callback):  # type: ignore[misc]
+        """Gradients through codecs while `fit` runs."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.handle: Handle | None = None
+            self.explained, self.totals = "", dict[str, float]()
+            self._loaded: dict[str, Tensor] = {}
+
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            self.handle = attach(trainer.strategy.model, gradients, **options)
+            if self._loaded:
+                self.handle.load_state_dict(self._loaded)
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+            if log_every and trainer.global_step % log_every == 0 and self.handle is not None:
+                found = {f"narrowcast/{key}": value for key, value in self.handle.stats().items()}
+                for logger in trainer.loggers:
+                    logger.log_metrics(found, step=trainer.global_step)
+
+        def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+            self._stop()
+
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            self._stop()
+
+        def _stop(self) -> None:
+            if self.handle is not None:
+                self.explained, self.totals = self.handle.explain(), self.handle.stats()
+                self.handle.detach()
+                self.handle = None
+
+        def state_dict(self) -> dict[str, Any]:
+            return dict(self.handle.state_dict()) if self.handle is not None else {}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            self._loaded = state_dict
+
+    return Narrowcast()
+
+
+def strategy(gradients: object, *, options: dict[str, Any] | None = None, **of_lightning: Any) -> Any:
+    """A `DDPStrategy` with our hook, for `Trainer(strategy=...)`; `.hook_state` is its `HookState`.
+
+    options: as for `nc.DDPState`. The rest is DDPStrategy's. `DDPStrategy(ddp_comm_state=, ddp_comm_hook=)` does the
+    same on GPUs; on CPUs Lightning leaves such a hook out without a word.
+    """
+    policy.check(gradients)
+    base: Any = importlib.import_module(f"{_package().__name__}.strategies").DDPStrategy
+
+    class NarrowcastDDP(base):  # type: ignore[misc]
+        """Registers our hook on whatever device."""
+
+        hook_state: HookState | None = None
+
+        def configure_ddp(self) -> None:
+            self.hook_state = HookState(self.model, gradients, **(options or {}))
+            super().configure_ddp()
+            self.model.register_comm_hook(self.hook_state, ddp_hook)
+
+        def teardown(self) -> None:
+            if self.hook_state is not None:
+                self.hook_state.close()
+            super().teardown()
+
+    return NarrowcastDDP(**of_lightning)

@@ -1,0 +1,68 @@
+"""The calls of a rank as a trace for Perfetto: when each ran, what it sent, how long the codec took."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from narrowcast.parallel.integrations.watched import Watched
+from narrowcast.parallel.timeline import Event
+
+MICROSECONDS = 1e6
+
+
+def trace(events: Iterable[Event], rank: int = 0) -> dict[str, Any]:
+    """The trace of one rank: a process with a row for each kind of call, and a counter of bytes sent."""
+    kinds: dict[str, int] = {}
+    found: list[dict[str, Any]] = [
+        {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"narrowcast, rank {rank}"}}
+    ]
+    sent = 0
+    for event in sorted(events, key=lambda e: e.start + e.seconds):
+        row = kinds.setdefault(_kind(event), len(kinds))
+        sent += event.sent_bytes
+        found += [_slice(event, rank, row), _counter(event, rank, sent)]
+    found += [
+        {"name": "thread_name", "ph": "M", "pid": rank, "tid": row, "args": {"name": kind}}
+        for kind, row in kinds.items()
+    ]
+    return {"traceEvents": found, "displayTimeUnit": "ms"}
+
+
+def _kind(event: Event) -> str:
+    """Without the module: "reduce_scatter of gradients"."""
+    return " ".join(event.name.split()[:3])
+
+
+def _slice(event: Event, rank: int, row: int) -> dict[str, Any]:
+    details = {
+        "sent bytes": event.sent_bytes,
+        "plain bytes": event.plain_bytes,
+        "encode ms": 1e3 * event.encode_seconds,
+        "decode ms": 1e3 * event.decode_seconds,
+    }
+    when = {"ts": event.start * MICROSECONDS, "dur": event.seconds * MICROSECONDS}
+    return {"name": event.name, "cat": "narrowcast", "ph": "X", "pid": rank, "tid": row, **when, "args": details}
+
+
+def _counter(event: Event, rank: int, sent: int) -> dict[str, Any]:
+    when = (event.start + event.seconds) * MICROSECONDS
+    return {"name": "sent bytes", "ph": "C", "pid": rank, "ts": when, "args": {"bytes": sent}}
+
+
+def write(watched: Watched, path: str | Path, rank: int | None = None) -> None:
+    """Write this rank's trace; a path for each rank, to be put together by `merge`."""
+    if rank is None:
+        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    Path(path).write_text(json.dumps(trace(watched.events(), rank)))
+
+
+def merge(paths: Iterable[str | Path], out: str | Path) -> None:
+    """Traces of several ranks in one file; also torch.profiler's own, which are in the same format."""
+    parts = [json.loads(Path(path).read_text()) for path in paths]
+    events = [event for part in parts for event in part["traceEvents"]]
+    Path(out).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))

@@ -1,0 +1,114 @@
+"""Differentiable casts: `cast` for one tensor, `Quantizer` as a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from narrowcast.simulate.caster import Caster, What, caster
+from narrowcast.simulate.seeds import derive
+
+GRADIENTS = ("straight-through", "quantised")
+FORWARD, BACKWARD = 0, 1
+
+Apply = Callable[[Tensor], Tensor]
+
+
+class _Cast(torch.autograd.Function):
+    """`forward` of the values, `backward` of the gradient; None leaves them alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward: Apply | None, backward: Apply | None) -> Tensor:
+        ctx.backward_cast = backward
+        return x.view_as(x) if forward is None else forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return (grad if ctx.backward_cast is None else ctx.backward_cast(grad)), None, None
+
+
+def _bound(how: Caster, seed: int, step: int) -> Apply | None:
+    return None if how.is_identity else lambda x: how(x, seed, step)
+
+
+def apply_casts(x: Tensor, forward: Caster, backward: Caster, seeds: tuple[int, int] = (0, 0), step: int = 0) -> Tensor:
+    """x cast by `forward`, whose gradient is cast by `backward`; x itself where neither does anything."""
+    if forward.is_identity and (backward.is_identity or not x.requires_grad):
+        return x
+    result: Tensor = _Cast.apply(x, _bound(forward, seeds[0], step), _bound(backward, seeds[1], step))
+    return result
+
+
+def _need_seed(what: str, casters: tuple[Caster, ...], seed: int | None) -> int:
+    if seed is None and any(c.stochastic for c in casters):
+        raise ValueError(f"{what}: stochastic rounding needs seed=, an integer; take a new one for each step")
+    return seed or 0
+
+
+def cast(
+    x: Tensor,
+    fmt: What,
+    *,
+    rounding: str | None = None,
+    overflow: str | None = None,
+    rules: str = "ieee",
+    gradient: str = "straight-through",
+    backward_fmt: What = None,
+    backward_rounding: str | None = None,
+    seed: int | None = None,
+) -> Tensor:
+    """x rounded to `fmt`, differentiable; x is never changed.
+
+    fmt: a format's name (the bare cast, `+sr` for stochastic), a codec's spec with `/` or `@`, a Format, a Codec;
+    "fp32" casts nothing. gradient: "straight-through" hands the gradient on as it is; "quantised" casts it to
+    `backward_fmt` (by default `fmt`), rounded by `backward_rounding` (by default as forward). rounding, overflow,
+    rules: as in `round_to`. seed: forward noise is that of `derive(seed, 0)`, backward noise that of `derive(seed, 1)`.
+    """
+    if gradient not in GRADIENTS:
+        raise ValueError(f"cast: unknown gradient {gradient!r}; take {' or '.join(map(repr, GRADIENTS))}")
+    if gradient == "straight-through" and backward_fmt is not None:
+        raise ValueError("cast: backward_fmt goes with gradient='quantised'")
+    forward = caster(fmt, rounding, overflow, rules)
+    backward = Caster()
+    if gradient == "quantised":
+        default = fmt if backward_fmt is None else backward_fmt
+        backward = caster(default, backward_rounding or rounding, overflow if backward_fmt is None else None, rules)
+    base = _need_seed("cast", (forward, backward), seed)
+    return apply_casts(x, forward, backward, (derive(base, FORWARD), derive(base, BACKWARD)))
+
+
+class Quantizer(nn.Module):
+    """A layer that casts activations on the way forward and gradients on the way back.
+
+    Noise is that of (seed, call): a buffer counts the forward calls in training mode, so a checkpoint continues where
+    it stopped; in evaluation the count stands still. Two quantizers in one model need two seeds.
+    """
+
+    calls: Tensor
+
+    def __init__(
+        self,
+        forward: What = None,
+        backward: What = None,
+        *,
+        forward_rounding: str | None = None,
+        backward_rounding: str | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.to_forward = caster(forward, forward_rounding)
+        self.to_backward = caster(backward, backward_rounding)
+        self.seed = _need_seed("Quantizer", (self.to_forward, self.to_backward), seed)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        base = derive(self.seed, int(self.calls))
+        if self.training:
+            self.calls += 1
+        return apply_casts(x, self.to_forward, self.to_backward, (derive(base, FORWARD), derive(base, BACKWARD)))
+
+    def extra_repr(self) -> str:
+        return f"forward={self.to_forward}, backward={self.to_backward}"

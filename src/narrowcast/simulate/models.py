@@ -1,0 +1,139 @@
+"""The networks of the papers that are reproduced, in plain torch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+DAVIDNET_LOGITS = 0.125
+
+
+class _Residual(nn.Module):
+    """x + f(x)."""
+
+    def __init__(self, *inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(*inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x)
+
+
+class _Times(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+def _conv(before: int, after: int, *, stride: int = 1, kernel: int = 3) -> list[nn.Module]:
+    conv = nn.Conv2d(before, after, kernel, stride, padding=kernel // 2, bias=False)
+    return [conv, nn.BatchNorm2d(after)]
+
+
+def _conv_relu(before: int, after: int, *, stride: int = 1) -> list[nn.Module]:
+    return [*_conv(before, after, stride=stride), nn.ReLU(inplace=True)]
+
+
+def davidnet(classes: int = 10, width: int = 64) -> nn.Module:
+    """David Page's nine-layer residual network for 32 x 32 pictures (6.6 million parameters at width 64)."""
+    w = width
+    layers: list[nn.Module] = [*_conv_relu(3, w)]
+    for before, after, deep in ((w, 2 * w, True), (2 * w, 4 * w, False), (4 * w, 8 * w, True)):
+        layers += [*_conv_relu(before, after), nn.MaxPool2d(2)]
+        if deep:
+            layers.append(_Residual(*_conv_relu(after, after), *_conv_relu(after, after)))
+    layers += [nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(8 * w, classes, bias=False), _Times(DAVIDNET_LOGITS)]
+    return nn.Sequential(*layers)
+
+
+class _Basic(nn.Module):
+    """ResNet's basic block."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(*_conv_relu(before, after, stride=stride), *_conv(after, after))
+        same = stride == 1 and before == after
+        self.short = nn.Identity() if same else nn.Sequential(*_conv(before, after, stride=stride, kernel=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.inner(x) + self.short(x))
+
+
+def resnet18(classes: int = 10, width: int = 64) -> nn.Module:
+    """ResNet-18 in its form for 32 x 32 pictures: no stem pooling, widths 64-128-256-512 (11.2 million parameters)."""
+    layers: list[nn.Module] = _conv_relu(3, width)
+    before = width
+    for stage in range(4):
+        after = width << stage
+        layers += [_Basic(before, after, 1 if stage == 0 else 2), _Basic(after, after, 1)]
+        before = after
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
+
+
+def mlp(sizes: Sequence[int] = (784, 1024, 1024, 10), dropout: Sequence[float] = ()) -> nn.Module:
+    """Linear layers with ReLU between; `dropout` before each layer, the input's first."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for position, (before, after) in enumerate(itertools.pairwise(sizes)):
+        if position < len(dropout) and dropout[position]:
+            layers.append(nn.Dropout(dropout[position]))
+        layers.append(nn.Linear(before, after))
+        layers += [nn.ReLU()] if position < len(sizes) - 2 else []
+    return nn.Sequential(*layers)
+
+
+def small_cnn(classes: int = 10, channels: int = 1, side: int = 28, width: int = 16) -> nn.Module:
+    """Two convolutions and a linear layer, for what must train in seconds."""
+    after = side // 4
+    return nn.Sequential(
+        nn.Conv2d(channels, width, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(width, 2 * width, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(2 * width * after * after, classes),
+    )
+
+
+class _Ones(nn.Module):
+    """A vector of weights that multiplies its input and is summed: least squares without a bias."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+def least_squares(size: int = 10) -> nn.Module:
+    """The convex problem on which Zamirai et al. show that nearest rounding of updates stalls."""
+    return _Ones(size)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "davidnet": davidnet,
+    "resnet18": resnet18,
+    "mlp": mlp,
+    "small-cnn": small_cnn,
+}
+
+
+def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """A model whose first weights depend on `seed` alone, whatever was drawn before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make()
+
+
+def parameters_of(model: nn.Module) -> int:
+    return sum(math.prod(p.shape) for p in model.parameters())

@@ -1,0 +1,116 @@
+"""Runs the cells of a reproduction that are not finished yet, one after another, within a budget."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from narrowcast.simulate.reproductions.base import Cell, Clock, Options, Report, Reproduction, Result, Work
+
+Told = Callable[[int, int, Cell], None]
+"""Called before each cell: how many are finished, of how many, and which comes next."""
+
+
+def reproduce(reproduction: Reproduction, options: Options, told: Told | None = None) -> Report:
+    """Run what is missing and report on all that is finished; with a budget, as far as it goes."""
+    _check_choices(reproduction, options)
+    store = Store(options.out / reproduction.name, reproduction, options)
+    clock, cells = Clock.of(options.budget), reproduction.cells(options)
+    with _products(options.device):
+        for number, cell in enumerate(cells):
+            if store.result(cell) is not None:
+                continue
+            if clock.over:
+                break
+            if told is not None:
+                told(number, len(cells), cell)
+            store.folder.mkdir(parents=True, exist_ok=True)
+            result = reproduction.run(cell, options, Work(store.folder, store.key(cell), clock))
+            if result is None:
+                break
+            store.add(cell, result)
+        found = [(cell, result) for cell in cells if (result := store.result(cell)) is not None]
+        report = reproduction.report(found, options)
+    facts = [{"cell": cell, "result": result} for cell, result in found]
+    notes = [*report.notes, machine(options.device)]
+    return Report(
+        report.title, report.columns, report.rows, report.claims, notes, facts, missing=len(cells) - len(found)
+    )
+
+
+class Store:
+    """Finished cells, one a line, in a folder for each reproduction and way of running it."""
+
+    def __init__(self, folder: Path, reproduction: Reproduction, options: Options) -> None:
+        self.folder = folder
+        # with the cell itself this is all that changes a figure; budgets and the number of seeds do not
+        self._settings = {"quick": options.quick, "of": reproduction.name}
+        self._results: dict[str, Result] = {}
+        if self.path.exists():
+            for line in self.path.read_text().splitlines():
+                self._take(line)
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "cells.jsonl"
+
+    def _take(self, line: str) -> None:
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:  # the last line of a run that was killed while writing
+            return
+        self._results[record["key"]] = record["result"]
+
+    def key(self, cell: Cell) -> str:
+        """A name for files: readable, and different for every cell and setting."""
+        exact = json.dumps([self._settings, cell], sort_keys=True)
+        words = re.sub(r"[^a-zA-Z0-9]+", "-", "-".join(str(value) for value in cell.values())).strip("-")
+        return f"{words[:60]}-{hashlib.sha256(exact.encode()).hexdigest()[:8]}"
+
+    def result(self, cell: Cell) -> Result | None:
+        return self._results.get(self.key(cell))
+
+    def add(self, cell: Cell, result: Result) -> None:
+        self._results[self.key(cell)] = result
+        with self.path.open("a") as file:
+            file.write(json.dumps({"key": self.key(cell), "cell": cell, "result": result}) + "\n")
+        for left in (self.folder / f"{self.key(cell)}.pt",):
+            left.unlink(missing_ok=True)
+
+
+def machine(device: str) -> str:
+    where = torch.cuda.get_device_name() if torch.device(device).type == "cuda" else platform.machine()
+    return f"torch {torch.__version__} on {where}, {date.today().isoformat()}"
+
+
+@contextmanager
+def _products(device: str) -> Iterator[None]:
+    """TF32 on a GPU, for as long as we run: said in each report, and put back afterwards."""
+    if torch.device(device).type != "cuda":
+        yield
+        return
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before: tuple[Any, ...] = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark)
+    matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = True, True, True
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
+
+
+def _check_choices(reproduction: Reproduction, options: Options) -> None:
+    for key, value in options.choose.items():
+        allowed = reproduction.choices.get(key)
+        if allowed is None:
+            raise ValueError(f"simulate {reproduction.name} has no option --{key}")
+        if value not in allowed:
+            raise ValueError(f"simulate {reproduction.name}: --{key} is one of {', '.join(allowed)}, got {value!r}")

@@ -1,0 +1,56 @@
+"""Which examples each worker sees at each step, and its random numbers: functions of the seed, so a run can go on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from narrowcast.simulate.seeds import derive
+
+USES = ("noise", "order", "augment")
+
+
+@lru_cache(maxsize=2)
+def _shuffled(examples: int, seed: int, epoch: int, device: torch.device | None) -> Tensor:
+    """Drawn on the CPU, so that all devices see the same order; copied once an epoch."""
+    made = torch.Generator().manual_seed(seed_of(seed, epoch, 0, "order"))
+    return torch.randperm(examples, generator=made).to(device)
+
+
+def seed_of(seed: int, step: int, worker: int, use: str = "noise") -> int:
+    """A seed for torch's generators that no other step, worker or use has."""
+    return derive(seed, step, worker, USES.index(use))
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Every epoch the examples in a new order, cut into batches, each cut into one micro-batch a worker.
+
+    Examples that do not fill a batch are left out of that epoch. A real run that takes its examples from here sees what
+    the simulated one sees.
+    """
+
+    examples: int
+    batch: int
+    workers: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch % self.workers or self.batch < self.workers:
+            raise ValueError(f"batch={self.batch} does not divide among {self.workers} workers; take a multiple")
+        if self.examples < self.batch:
+            raise ValueError(f"batch={self.batch} is more than the {self.examples} training examples; take less")
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.examples // self.batch
+
+    def indices(self, step: int, worker: int, device: torch.device | None = None) -> Tensor:
+        """The examples of one worker at one step."""
+        epoch, at = divmod(step, self.steps_per_epoch)
+        size = self.batch // self.workers
+        first = at * self.batch + worker * size
+        return _shuffled(self.examples, self.seed, epoch, device)[first : first + size]

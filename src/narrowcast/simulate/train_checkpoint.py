@@ -1,0 +1,40 @@
+"""Checkpoints of a run: written beside the old one, whose name they then take, so that there is always a whole one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VERSION = 1
+
+
+def save(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        with beside.open("wb") as file:
+            torch.save({"version": VERSION, **state}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(target)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def load(path: str | os.PathLike[str], device: torch.device, run: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The state of a run with the same settings; None where there is no file yet."""
+    if not Path(path).exists():
+        return None
+    state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    if state.get("version") != VERSION:
+        raise ValueError(f"train: {path} is no checkpoint of this version; give another path or resume=False")
+    other = {key: (state["run"].get(key), value) for key, value in run.items() if state["run"].get(key) != value}
+    if other:
+        told = ", ".join(f"{key} was {was!r} and is {now!r}" for key, (was, now) in other.items())
+        raise ValueError(f"train: {path} is of another run: {told}; give another path or resume=False")
+    return state

@@ -1,0 +1,160 @@
+"""simulate.train gives the weights that DDP with `nc.attach` gives on real processes, bit for bit."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from dist.pool import Pool
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import narrowcast as nc
+from narrowcast.simulate import Batches, World, train
+from narrowcast.simulate.train_batches import seed_of
+
+STEPS, BATCH, SEED, MIN_VALUES = 6, 24, 5, 50
+CAP_MB = 0.02
+"""Several buckets, rebuilt after the first step."""
+
+SPECS: dict[str, object] = {
+    "aps": "e5m2+aps",
+    "noise and feedback": "int4/128+sr+ef",
+    "dtree8": "dtree8",
+    "by name": {"head.*": "as-is", "*.weight": "mxfp4", "*": "int8/64"},
+    "by step": nc.schedule({0: "as-is", 2: "int4/128+ef", 4: "int4/64+ef"}),
+}
+
+
+class Net(nn.Module):
+    """A little of everything that has to be kept apart by worker: batch statistics, dropout, two branches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.left, self.right = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+        # a parameter whose memory is not in row-major order
+        self.left.to(memory_format=torch.channels_last)
+        self.norm = nn.BatchNorm2d(8)
+        self.drop = nn.Dropout(0.2)
+        self.hidden, self.head = nn.Linear(8 * 64, 40), nn.Linear(40, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = self.norm(self.left(x) + self.right(x)).flatten(1)
+        return self.head(self.drop(F.relu(self.hidden(x))))
+
+
+def net() -> Net:
+    with torch.random.fork_rng([]):
+        torch.manual_seed(3)
+        return Net()
+
+
+def data() -> SimpleNamespace:
+    made = torch.Generator().manual_seed(0)
+    x = torch.randn(110, 1, 8, 8, generator=made)
+    y = (x.flatten(1) @ torch.randn(64, 10, generator=made)).argmax(dim=1)
+    return SimpleNamespace(x_train=x[:90], y_train=y[:90], x_test=x[90:], y_test=y[90:])
+
+
+def shifted(x: Tensor, made: torch.Generator) -> Tensor:
+    return x.roll(int(torch.randint(-1, 2, (), generator=made)), dims=3)
+
+
+def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+def state_bits(module: nn.Module) -> dict[str, bytes]:
+    return {
+        name: t.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes() for name, t in module.state_dict().items()
+    }
+
+
+def real(group: dist.ProcessGroup, spec: object, algorithm: str) -> tuple[dict[str, bytes], dict[str, Tensor]]:
+    rank, world, examples = dist.get_rank(group), dist.get_world_size(group), data()
+    batches = Batches(len(examples.x_train), BATCH, world, SEED)
+    model = DDP(net(), process_group=group, bucket_cap_mb=CAP_MB)
+    handle = nc.attach(model, spec, min_values=MIN_VALUES, algorithm=algorithm, seed=SEED)
+    optimizer = adam(list(model.parameters()))
+    for step in range(STEPS):
+        indices = batches.indices(step, rank)
+        made = torch.Generator().manual_seed(seed_of(SEED, step, rank, "augment"))
+        x, y = shifted(examples.x_train[indices], made), examples.y_train[indices]
+        torch.manual_seed(seed_of(SEED, step, rank))
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    owed = handle.state_dict()
+    handle.detach()
+    return state_bits(model.module), owed
+
+
+@pytest.fixture
+def one_thread() -> object:
+    """Ranks have one thread each; how many there are changes the bits of a convolution."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def simulated(world: int, spec: object, algorithm: str) -> tuple[dict[str, bytes], dict[str, Tensor]]:
+    run = train(
+        net(),
+        data(),
+        workers=world,
+        spec=spec,
+        algorithm=algorithm,
+        steps=STEPS,
+        batch=BATCH,
+        optimizer=adam,
+        seed=SEED,
+        augment=shifted,
+        min_values=MIN_VALUES,
+        bucket_cap_mb=CAP_MB,
+    )
+    return state_bits(run.model), run.world.state_dict()
+
+
+def check(pool: Pool, world: int, spec: object, algorithm: str) -> None:
+    ranks = pool.run(world, real, spec, algorithm)
+    ours, owed = simulated(world, spec, algorithm)
+    # buffers are those of rank 0, which DDP hands on before the next forward pass
+    assert ours == ranks[0][0]
+    for theirs, their_debt in ranks:
+        weights = {name for name, _ in net().named_parameters()}
+        assert {name: theirs[name] for name in weights} == {name: ours[name] for name in weights}
+        assert sorted(their_debt) == sorted(owed)
+        assert all(torch.equal(their_debt[name].flatten(), owed[name]) for name in owed)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_simulated_training_ends_with_the_weights_of_a_real_one(pool: Pool, world: int, spec: object) -> None:
+    check(pool, world, spec, "auto")
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("algorithm, spec", [("ring", "e5m2+aps"), ("tree", "mxfp4"), ("two_shot", "int8")])
+def test_with_other_algorithms_too(pool: Pool, algorithm: str, spec: str) -> None:
+    check(pool, 4, spec, algorithm)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_comparison_would_notice_another_codec_seed_or_order() -> None:
+    """The weights depend on all of what is compared above."""
+    base = simulated(4, "int4/128+sr", "two_shot")[0]
+    assert base != simulated(4, "int4/64+sr", "two_shot")[0]
+    assert base != simulated(4, "int4/128+sr", "ring")[0]
+    backwards = World(4, "two_shot", order="reversed", seed=SEED)
+    options = {"steps": STEPS, "batch": BATCH, "optimizer": adam, "seed": SEED, "augment": shifted}
+    run = train(
+        net(), data(), workers=backwards, spec="int4/128+sr", min_values=MIN_VALUES, bucket_cap_mb=CAP_MB, **options
+    )
+    assert base != state_bits(run.model)

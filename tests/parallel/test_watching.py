@@ -1,0 +1,121 @@
+"""Traces and counters: what is written can be read back, and adds up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from narrowcast.collectives.coder import Times
+from narrowcast.parallel.integrations import perfetto
+from narrowcast.parallel.integrations.tensorboard import TensorBoard, scalars
+from narrowcast.parallel.stats import Stats
+from narrowcast.parallel.timeline import KEPT, Event
+
+
+class Counted:
+    """A handle with known counters."""
+
+    def __init__(self) -> None:
+        self.kept = Stats()
+
+    def count(self, name: str, sent: int, seconds: float) -> None:
+        self.kept.count(name, sent * 4, sent, sent * 4, Times(seconds / 4, seconds / 8), seconds)
+
+    def stats(self) -> dict[str, float]:
+        return self.kept.as_dict()
+
+    def events(self) -> list[Event]:
+        return list(self.kept.events)
+
+
+def counted() -> Counted:
+    watched = Counted()
+    for number in range(5):
+        watched.count(f"reduce_scatter of gradients blocks.{number}", 100 + number, 0.25)
+        watched.count("all_gather of parameters root", 1000, 0.5)
+    return watched
+
+
+def test_a_trace_has_every_call_with_its_time_and_bytes(tmp_path: Path) -> None:
+    watched = counted()
+    perfetto.write(watched, tmp_path / "3.json", rank=3)
+    events = json.loads((tmp_path / "3.json").read_text())["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert len(slices) == 10
+    assert {event["pid"] for event in events} == {3}
+    assert sum(event["args"]["sent bytes"] for event in slices) == watched.stats()["sent_bytes"] == 5510
+    for event, original in zip(slices, sorted(watched.events(), key=lambda e: e.start + e.seconds), strict=True):
+        assert event["ts"] == original.start * 1e6
+        assert event["dur"] == original.seconds * 1e6
+    # one row for each kind, named
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert sorted(rows.values()) == ["all_gather of parameters", "reduce_scatter of gradients"]
+    assert all(event["name"].startswith(rows[event["tid"]]) for event in slices)
+    totals = [event["args"]["bytes"] for event in events if event["ph"] == "C"]
+    assert totals == sorted(totals)
+    assert totals[-1] == 5510
+
+
+def test_traces_of_several_ranks_are_put_together(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{rank}.json" for rank in range(3)]
+    for rank, path in enumerate(paths):
+        perfetto.write(counted(), path, rank)
+    perfetto.merge(paths, tmp_path / "all.json")
+    events = json.loads((tmp_path / "all.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {0, 1, 2}
+    assert len([event for event in events if event["ph"] == "X"]) == 30
+
+
+def test_old_calls_make_room_for_new_ones() -> None:
+    stats = Stats()
+    for number in range(KEPT + 5):
+        stats.count(str(number), 1, 1, 1, Times(), 0.0)
+    assert [stats.events[0].name, stats.events[-1].name] == ["5", str(KEPT + 4)]
+    assert stats.calls == KEPT + 5
+
+
+def test_counters_become_numbers_for_a_step() -> None:
+    first = {"steps": 10.0, "sent_bytes": 1000.0, "ratio": 4.0}
+    second = {"steps": 14.0, "sent_bytes": 1800.0, "ratio": 3.9}
+    assert scalars(first) == {"sent_bytes_per_step": 100.0, "ratio": 4.0}
+    assert scalars(second, first) == {"sent_bytes_per_step": 200.0, "ratio": 3.9}
+    # no step since: nothing is divided by zero
+    assert scalars(second, second)["sent_bytes_per_step"] == 0.0
+
+
+class Writer:
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, float, int]] = []
+        self.closed = False
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.rows.append((name, value, step))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_any_writer_will_do_and_stays_its_owners() -> None:
+    watched, writer = counted(), Writer()
+    watched.kept.steps = 5
+    board = TensorBoard(watched, writer, prefix="wire")
+    board.write(5)
+    watched.count("all_gather of parameters root", 1000, 0.5)
+    watched.kept.steps = 6
+    board.write(6)
+    board.close()
+    found = {(name, step): value for name, value, step in writer.rows}
+    assert found["wire/sent_bytes_per_step", 5] == 5510 / 5
+    assert found["wire/sent_bytes_per_step", 6] == 1000
+    assert found["wire/ratio", 6] == pytest.approx(4.0)
+    assert not writer.closed
+
+
+def test_stats_of_several_roles_add_up() -> None:
+    one, two = counted().kept, counted().kept
+    total = Stats.total([one, two])
+    assert (total.calls, total.sent_bytes, len(total.events)) == (20, 2 * 5510, 20)
+    assert total.times.encode == pytest.approx(one.times.encode + two.times.encode)
+    assert total.as_dict()["ratio"] == 4.0

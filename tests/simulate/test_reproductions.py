@@ -1,0 +1,175 @@
+"""Every reproduction in its quick form: what the paper states shows, and does not when the rule is switched off."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from narrowcast.cli import app
+from narrowcast.parallel import Assignment, AutoScale, GradientDiversity
+from narrowcast.simulate import models, reproductions
+from narrowcast.simulate.caster import LayerScale
+from narrowcast.simulate.loss_scale import LossScale
+from narrowcast.simulate.reproductions import __main__ as plain
+from narrowcast.simulate.reproductions import mogami
+from narrowcast.simulate.reproductions.base import Options, spread
+from narrowcast.simulate.reproductions.engine import reproduce
+from narrowcast.simulate.reproductions.figure import line_chart
+from narrowcast.simulate.reproductions.pictures import crop_flip, crop_flip_cut
+
+
+def quick(name: str, out: Path) -> dict[str, Any]:
+    """`narrowcast simulate NAME --quick`."""
+    done = CliRunner().invoke(app, ["simulate", name, "--quick", "--out", str(out), "--json", "-"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def refuted(report: dict[str, Any]) -> list[str]:
+    return [claim["text"] for claim in report["claims"] if not claim["holds"]]
+
+
+SWITCHED_OFF: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
+    "muppet": ("the rule", lambda patch: patch.setattr(GradientDiversity, "decide", lambda *_: None)),
+    "fp8-lm": ("too small, adapts", lambda patch: patch.setattr(AutoScale, "decide", lambda *_: None)),
+    "lee-assignment": ("promotes on overflow", lambda patch: patch.setattr(Assignment, "decide", lambda *_: None)),
+    "mellempudi-loss-scale": ("dynamic, minimum rises", lambda patch: patch.setattr(LossScale, "minimum", 0.0)),
+    "lu-posit": ("posit8.1, scaled by layer", lambda patch: patch.setattr(LayerScale, "scale", lambda *_: 1.0)),
+    "mogami": (
+        "bit patterns added",
+        lambda patch: patch.setitem(mogami.RULES, "bit patterns added", "fp32+sequential"),
+    ),
+}
+"""The row that needs the rule, and how to take the rule away."""
+
+
+@pytest.mark.parametrize("name", reproductions.HOMES)
+def test_what_the_paper_states_shows(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = quick(name, tmp_path)
+    assert report["missing"] == 0
+    assert report["claims"]
+    assert refuted(report) == []
+    # what is finished is not run again
+    monkeypatch.setattr(type(reproductions.named(name)), "run", None)
+    assert quick(name, tmp_path)["cells"] == report["cells"]
+    monkeypatch.undo()
+    if name in SWITCHED_OFF:
+        row, switch_off = SWITCHED_OFF[name]
+        forget(tmp_path / name / "cells.jsonl", row)
+        switch_off(monkeypatch)
+        assert refuted(quick(name, tmp_path)) != []
+
+
+def forget(store: Path, row: str) -> None:
+    """Take a row out of what is finished."""
+    lines = store.read_text().splitlines()
+    left = [line for line in lines if json.loads(line)["cell"]["row"] != row]
+    assert len(left) < len(lines)
+    store.write_text("".join(line + "\n" for line in left))
+
+
+def test_a_run_that_is_cut_by_its_budget_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    """Cells, and the training inside a cell: the budget ends it in the middle."""
+    whole = reproduce(reproductions.named("lee-assignment"), Options(quick=True, out=tmp_path / "whole"))
+    calls, report = 0, None
+    while report is None or report.missing:
+        report = reproduce(
+            reproductions.named("lee-assignment"), Options(quick=True, out=tmp_path / "cut", budget=0.15)
+        )
+        calls += 1
+        assert calls < 200
+    assert calls > 3
+    accuracy = [[cell["result"]["accuracy"] for cell in found.cells] for found in (whole, report)]
+    assert accuracy[0] == accuracy[1]
+    assert not list((tmp_path / "cut").rglob("*.pt"))
+
+
+def test_a_line_that_was_cut_off_is_run_again(tmp_path: Path) -> None:
+    quick("aps-roundoff", tmp_path)
+    store = tmp_path / "aps-roundoff" / "cells.jsonl"
+    store.write_text(store.read_text()[:-20])
+    assert quick("aps-roundoff", tmp_path)["missing"] == 0
+
+
+def test_the_command_without_a_name_lists_them() -> None:
+    done = CliRunner().invoke(app, ["simulate", "--json", "-"])
+    assert [line["name"] for line in json.loads(done.stdout)] == list(reproductions.HOMES)
+
+
+@pytest.mark.parametrize(
+    "arguments, word", [(["nothing"], "there are aps-cifar10"), (["muppet", "--model", "x"], "no option --model")]
+)
+def test_a_wrong_name_or_option_is_refused(arguments: list[str], word: str) -> None:
+    done = CliRunner().invoke(app, ["simulate", *arguments])
+    assert word in str(done.exception)
+
+
+def test_the_plain_command_needs_no_library(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain.main(["aps-roundoff", "--quick", "--out", str(tmp_path), "--json", str(tmp_path / "r.json")])
+    shown = capsys.readouterr()
+    assert "agrees: the ring is worst" in shown.out
+    assert json.loads((tmp_path / "r.json").read_text())["missing"] == 0
+
+
+def test_full_runs_ask_for_their_data(tmp_path: Path) -> None:
+    options = Options(root=tmp_path, out=tmp_path / "runs")
+    with pytest.raises(RuntimeError, match="narrowcast data get cifar10"):
+        reproduce(reproductions.named("aps-cifar10"), options)
+
+
+# ---- the parts -------------------------------------------------------------------------------------------------------
+
+
+def test_a_figure_is_xml_that_holds_its_numbers(tmp_path: Path) -> None:
+    report = quick("aps-roundoff", tmp_path)
+    path = Path(next(note for note in report["notes"] if note.startswith("figure: ")).removeprefix("figure: "))
+    root = ElementTree.fromstring(path.read_text())
+    described = "".join(root.itertext())
+    for cell in report["cells"]:
+        assert f"{cell['result']['error']:.4g}" in described
+    shutil.rmtree(tmp_path)
+
+
+def test_a_figure_escapes_what_it_is_given() -> None:
+    ElementTree.fromstring(line_chart("a < b & c", "x", "y", {"<me>": [(1, 2), (2, 3)]}, {1: "one", 2: "two"}))
+
+
+def test_models_have_the_sizes_of_the_papers() -> None:
+    assert models.parameters_of(models.davidnet()) == 6_573_120
+    assert models.parameters_of(models.resnet18()) == 11_173_962
+    assert models.parameters_of(models.mlp()) == 784 * 1024 + 1024 + 1024 * 1024 + 1024 + 10 * 1024 + 10
+
+
+def test_crops_are_windows_of_the_mirrored_picture() -> None:
+    x = torch.arange(6 * 2 * 12 * 12, dtype=torch.float32).view(6, 2, 12, 12)
+    found = crop_flip(x, torch.Generator().manual_seed(1))
+    padded = torch.nn.functional.pad(x, (4, 4, 4, 4), mode="reflect")
+    windows = padded.unfold(2, 12, 1).unfold(3, 12, 1)
+    for n in range(6):
+        choices = windows[n].permute(1, 2, 0, 3, 4).reshape(-1, 2, 12, 12)
+        assert any(torch.equal(found[n], w) or torch.equal(found[n], w.flip(-1)) for w in choices)
+    assert torch.equal(found, crop_flip(x, torch.Generator().manual_seed(1)))
+    assert not torch.equal(found, crop_flip(x, torch.Generator().manual_seed(2)))
+
+
+def test_a_square_is_cut_out_of_every_channel() -> None:
+    found = crop_flip_cut(torch.ones(5, 3, 32, 32), torch.Generator().manual_seed(0))
+    assert [(picture == 0).sum().item() for picture in found] == [3 * 64] * 5
+
+
+def test_a_statement_is_open_as_long_as_figures_are_missing(tmp_path: Path) -> None:
+    report = reproduce(reproductions.named("muppet"), Options(quick=True, out=tmp_path, budget=0))
+    assert report.missing == 3
+    assert {claim.verdict for claim in report.claims} == {"open"}
+
+
+def test_spread_says_how_many_runs() -> None:
+    assert [spread([1.0]), spread([1.0, 2.0, 3.0]), spread([])] == ["1.00 (1)", "2.00 ± 1.00 (3)", ""]
