@@ -1,0 +1,232 @@
+"""The answer in words: which wire, how much it gains, where it stops to pay, and what it risks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from narrowcast.codecs import codec as codec_named
+from narrowcast.codecs import error_report
+from narrowcast.parallel.overlap import SURE, Choice, decide
+from narrowcast.parallel.policy import MIN_VALUES
+from narrowcast.predict.profile import ModelError, default_loss
+from narrowcast.predict.step import Prediction, Setup
+from narrowcast.predict.sweep import PLAIN, Sweep
+
+WIRES = ("int8/256", "int4/128+ef")
+HALF = "bf16"
+LOW_DB, MODERATE_DB = 20.0, 10.0
+"""Signal to rounding error of the gradients: a hundredth and a tenth of their energy."""
+RISKS = ("low", "moderate", "high")
+
+
+# ---- what rounding does to this model's gradients --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GradientError:
+    """Of all gradients of one backward pass that a codec would round."""
+
+    wire: str
+    snr_db: float
+    """Energy of the gradients over that of what rounding changes, after both roundings of two_shot."""
+    batch_share: float
+    """Energy of the rounding error over that of the difference between two batches' gradients."""
+    worst: str
+    worst_db: float
+
+    @property
+    def risk(self) -> str:
+        """low, moderate or high. What is small beside the noise of sampling batches cannot matter much."""
+        level = 0 if self.snr_db >= LOW_DB or self.batch_share < 0.01 else 1 if self.snr_db >= MODERATE_DB else 2
+        if codec_named(self.wire).feedback and level:
+            level -= 1
+        return RISKS[level]
+
+
+def gradients(module: nn.Module, batch: Tensor, loss: Callable[[Any], Tensor] = default_loss) -> dict[str, Tensor]:
+    """One backward pass; the module's own gradients are put back."""
+    before = {name: p.grad for name, p in module.named_parameters()}
+    module.zero_grad(set_to_none=True)
+    try:
+        loss(module(batch)).backward()
+    except Exception as error:
+        raise ModelError(f"model: a backward pass failed: {type(error).__name__}: {error}") from error
+    found = {name: p.grad.detach().clone() for name, p in module.named_parameters() if p.grad is not None}
+    for name, p in module.named_parameters():
+        p.grad = before[name]
+    return found
+
+
+def gradient_error(wire: str, first: dict[str, Tensor], second: dict[str, Tensor]) -> GradientError:
+    """first, second: gradients of two batches."""
+    codec = codec_named(wire)
+    signal = noise = between = 0.0
+    worst, worst_db = "", math.inf
+    for name, gradient in first.items():
+        if gradient.numel() < MIN_VALUES or codec.lossless:
+            continue
+        report = error_report(gradient.float().flatten(), codec)
+        energy = float(gradient.double().square().sum())
+        signal += energy
+        # both shots round: the errors add up
+        noise += 2 * energy * 10 ** (-report.snr_db / 10)
+        between += float((gradient.double() - second[name].double()).square().sum()) / 2
+        if report.snr_db < worst_db:
+            worst, worst_db = name, report.snr_db
+    if noise == 0.0:
+        return GradientError(wire, math.inf, 0.0, worst, worst_db)
+    return GradientError(
+        wire, 10 * math.log10(max(signal, 1e-300) / noise), noise / max(between, 1e-300), worst, worst_db
+    )
+
+
+# ---- advice ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to do, and why."""
+
+    verdict: str
+    """compress, 16-bit, leave-off or cannot-tell."""
+    wire: str
+    text: str
+    choice: Choice
+    prediction: Prediction
+    errors: tuple[GradientError, ...] = field(default=())
+
+    def as_dict(self) -> dict[str, Any]:
+        errors = [{**asdict(error), "risk": error.risk} for error in self.errors]
+        return {
+            "verdict": self.verdict,
+            "wire": self.wire,
+            "text": self.text,
+            "why": self.choice.why,
+            "prediction": self.prediction.as_dict(),
+            "gradient_errors": errors,
+        }
+
+
+def advise(
+    sweep: Sweep,
+    world: int,
+    wires: Sequence[str] = WIRES,
+    errors: Sequence[GradientError] = (),
+    algorithm: str = "auto",
+) -> Advice:
+    """Choose among float32 as it is, 16 bits and the wires; one whose accuracy risk is high is not chosen."""
+    if world < 2:
+        raise ValueError(f"advise: got {world} worker(s); communication begins with two")
+    risky = {error.wire for error in errors if error.risk == "high"}
+    setups = {wire: Setup(world, wire, algorithm) for wire in (PLAIN, HALF, *wires) if wire not in risky}
+    steps = {wire: sweep.steps.steps(setup) for wire, setup in setups.items()}
+    choice = decide(steps, PLAIN)
+    if choice.sure and choice.wire not in (PLAIN, HALF):
+        # fewer than 16 bits must be worth it over 16 bits, too
+        against = decide({name: steps[name] for name in (HALF, choice.wire)}, HALF)
+        if against.sure and against.wire == HALF:
+            choice = Choice(HALF, True, f"{HALF} is as good as {choice.wire} and loses less", choice.gain)
+    best = min((w for w in steps if w != PLAIN), key=lambda w: float(steps[w][0]))
+    wire = choice.wire if choice.wire != PLAIN else best
+    prediction = sweep.cell(setups[wire])
+    verdict = _verdict(choice)
+    text = _words(
+        verdict, choice, prediction, sweep, {error.wire: error for error in errors}, sorted(risky & set(wires))
+    )
+    return Advice(verdict, choice.wire, text, choice, prediction, tuple(errors))
+
+
+def _verdict(choice: Choice) -> str:
+    if not choice.sure:
+        return "cannot-tell"
+    return {PLAIN: "leave-off", HALF: "16-bit"}.get(choice.wire, "compress")
+
+
+def _words(
+    verdict: str,
+    choice: Choice,
+    made: Prediction,
+    sweep: Sweep,
+    errors: dict[str, GradientError],
+    risky: list[str],
+) -> str:
+    gains = (
+        f"{made.over_16bit:.2f}x ({made.over_16bit_low:.2f}-{made.over_16bit_high:.2f}) over 16 bits and "
+        f"{made.over_fp32:.2f}x over float32 at {made.workers} workers"
+    )
+    if verdict in ("compress", "16-bit"):
+        first = f"use `{choice.wire}`, {made.algorithm}; {gains}; {_pays(made)}"
+        lines = [first, _accuracy(choice.wire, errors)]
+    elif verdict == "leave-off":
+        lines = [
+            (
+                f"leave it off: the link is not your bottleneck; communication adds "
+                f"{1e3 * _exposed(sweep, made.workers):.1f} ms to a "
+                f"step of {1e3 * made.compute:.1f} ms, and `{made.wire}` would give {made.over_fp32:.2f}x over float32"
+            )
+        ]
+    else:
+        lines = [f"cannot tell: {choice.why.removeprefix('cannot tell: ')}", f"measure first: {_measure(sweep)}"]
+    lines += [f"not considered, since the accuracy risk is high: {', '.join(risky)}"] if risky else []
+    if not sweep.cluster.measured:
+        lines.append(f"the cluster {sweep.cluster.name} was not measured; `narrowcast probe` narrows the interval")
+    return "\n".join(lines)
+
+
+def _exposed(sweep: Sweep, world: int) -> float:
+    return sweep.steps.predict(Setup(world, PLAIN)).exposed
+
+
+def _pays(made: Prediction) -> str:
+    if made.break_even_gbit is None:
+        return (
+            f"needs {made.hide_gbit:.3g} Gb/s to hide communication"
+            if made.hide_gbit
+            else "no bandwidth hides communication"
+        )
+    if math.isinf(made.break_even_gbit):
+        return "it pays at every bandwidth"
+    return f"below {made.break_even_gbit:.3g} Gb/s it pays over 16 bits, above it does not"
+
+
+def _accuracy(wire: str, errors: dict[str, GradientError]) -> str:
+    found = errors.get(wire)
+    if codec_named(wire).lossless or wire == HALF:
+        return "accuracy risk low: 16 bits or more"
+    if found is None:
+        return "accuracy risk unknown: give a real model, and its gradients will be looked at"
+    beside = f"{100 * found.batch_share:.2g} % of the noise between two batches"
+    return (
+        f"accuracy risk {found.risk}: gradient SNR {found.snr_db:.0f} dB, which is {beside}; the worst "
+        f"tensor is {found.worst} "
+        f"with {found.worst_db:.0f} dB"
+    )
+
+
+def _measure(sweep: Sweep) -> str:
+    if not sweep.cluster.measured:
+        return "the cluster, with `narrowcast probe`"
+    if sweep.profile.source.startswith("description"):
+        return "the model, with `narrowcast profile`"
+    return f"a few steps with each wire: they differ by less than {100 * SURE:.0f} % or so"
+
+
+def advise_model(
+    sweep: Sweep,
+    world: int,
+    module: nn.Module | None = None,
+    batches: tuple[Tensor, Tensor] | None = None,
+    wires: Sequence[str] = WIRES,
+    loss: Callable[[Any], Tensor] = default_loss,
+) -> Advice:
+    """`advise`, with the gradients of a real model looked at first."""
+    errors: list[GradientError] = []
+    if module is not None and batches is not None:
+        first, second = (gradients(module, batch, loss) for batch in batches)
+        errors = [gradient_error(wire, first, second) for wire in wires]
+    return advise(sweep, world, wires, errors)

@@ -1,0 +1,59 @@
+"""What the commands share: options, lists of specs and workers, and how bad input ends."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from narrowcast.codecs import codec as codec_named
+from narrowcast.lab import LabError
+
+BAD_INPUT = 2
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+ModelName = Annotated[
+    str, typer.Option("--model", help="A built-in name, a profile (.toml), module:name or file.py:name.")
+]
+ClusterName = Annotated[str, typer.Option("--cluster", help="A preset, or a file made by `narrowcast probe`.")]
+Batch = Annotated[int, typer.Option(help="Samples a device and step; default the model's own.")]
+Shape = Annotated[str, typer.Option("--input", help="What a real model takes: 3x224x224, or int:VOCABULARY:LENGTH.")]
+Flops = Annotated[
+    float, typer.Option(help="The device's speed for descriptions, in flops a second as training reaches it.")
+]
+ComputeMs = Annotated[float, typer.Option(help="A step on one device as somebody measured it, for descriptions.")]
+
+
+def one_line(command: Command) -> Command:
+    """Bad input ends with one line and exit code 2."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **options: Any) -> None:
+        try:
+            command(*args, **options)
+        except (ValueError, LabError) as error:
+            typer.echo(f"narrowcast: {error}".replace("\n", " "), err=True)
+            raise typer.Exit(BAD_INPUT) from None
+
+    return run  # type: ignore[return-value]
+
+
+def specs_of(wires: str) -> list[str]:
+    found = [str(codec_named(wire.strip())) for wire in wires.split(",") if wire.strip()]
+    if not found:
+        raise ValueError("wires: give at least one codec")
+    return found
+
+
+def workers_of(text: str) -> list[int]:
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--workers: give numbers separated by commas, got {text!r}") from None
+    wrong = [n for n in found if n < 1]
+    if wrong:
+        raise ValueError(f"--workers: must be 1 or more, got {wrong[0]}")
+    return found

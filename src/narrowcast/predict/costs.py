@@ -1,0 +1,389 @@
+"""What a collective costs on a cluster: bytes, steps, encodings and seconds, algorithm by algorithm.
+
+Shapes: D versions of the measurements (see curve.py), N sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from narrowcast.codecs import codec as codec_named
+from narrowcast.collectives.algorithms import SMALL_BYTES
+from narrowcast.collectives.two_shot import CHUNK_BYTES, MAX_CHUNKS
+from narrowcast.predict import curve
+from narrowcast.predict.buckets import nbytes
+from narrowcast.predict.cluster import Cluster, CodecSpeed, Level, Table
+from narrowcast.predict.curve import Curve
+
+MESSAGE_SHARE = 0.1
+"""What each further message of a step costs, as a share of the latency: messages to several peers go at once."""
+
+
+def volume(kind: str, ranks: int) -> float:
+    """Bytes that a member sends for each byte of the tensor; nccl-tests' bus-bandwidth factors."""
+    share = (ranks - 1) / ranks
+    return {
+        "all_reduce": 2 * share,
+        "two_shot": 2 * share,
+        "reduce_scatter": share,
+        "all_gather": share,
+        "all_to_all": share,
+        "broadcast": 1.0,
+        "send": 1.0,
+        "one_shot": float(ranks - 1),
+    }[kind]
+
+
+def steps(kind: str, ranks: int) -> float:
+    """Latencies in a row."""
+    messages = MESSAGE_SHARE * max(0, ranks - 2)
+    return {
+        "all_reduce": 2.0 * (ranks - 1),
+        "two_shot": 2.0 * (1 + messages),
+        "tree": 2.0 * math.ceil(math.log2(max(2, ranks))),
+        "reduce_scatter": float(ranks - 1),
+        "all_gather": float(ranks - 1),
+        "all_to_all": 1.0 + messages,
+        "one_shot": 1.0 + messages,
+        "broadcast": 1.0,
+        "send": 1.0,
+    }[kind]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Part of an algorithm on one level: `sent` bytes for each byte of the tensor, in `steps` latencies."""
+
+    level: int
+    kind: str
+    """Whose measured table applies."""
+    sent: float
+    steps: float
+    as_is: bool = False
+    """Travels as float32 whatever the wire."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An all-reduce: its stages, and how often each value is encoded and decoded by a rank."""
+
+    stages: tuple[Stage, ...]
+    encodes: float
+    decodes: float
+    roundings: int
+    codec_share: float = 1.0
+    """The part of the tensor that a rank encodes."""
+    chunked: bool = False
+
+
+def plan(algorithm: str, cluster: Cluster, world: int) -> Plan:
+    """What an algorithm does on `world` ranks of a cluster, node by node in rank order."""
+    inside, nodes = _shape(cluster, world)
+    level = 0 if nodes == 1 or len(cluster.levels) == 1 else 1
+    # a flat algorithm on several ranks a node sends through one network card
+    crossing = (world - inside) / world * inside if level == 1 else (world - 1) / world
+    hops = _ring_steps(cluster, inside, nodes, level)
+    if algorithm == "native":
+        return Plan(
+            (Stage(level, "all_reduce", volume("all_reduce", world), _native_steps(cluster, inside, nodes, hops)),),
+            0,
+            0,
+            world,
+        )
+    if algorithm == "two_shot":
+        stage = Stage(level, "two_shot", 2 * crossing, steps("two_shot", world))
+        return Plan((stage,), 1 + 1 / world, 2.0, 2, chunked=True)
+    if algorithm == "one_shot":
+        sent = float((world - inside) * inside if level == 1 else world - 1)
+        return Plan((Stage(level, "two_shot", sent, steps("one_shot", world)),), 1.0, float(world), 1)
+    if algorithm == "ring":
+        stage = Stage(level, "two_shot", volume("all_reduce", world), hops)
+        return Plan((stage,), 1.0, 2.0, world)
+    if algorithm == "tree":
+        rounds = math.ceil(math.log2(max(2, world)))
+        return Plan((Stage(level, "two_shot", 2 * crossing, steps("tree", world)),), 1.0, 2.0, rounds + 1)
+    if algorithm == "hierarchical":
+        return _hierarchical(inside, nodes)
+    raise ValueError(
+        f"algorithm: unknown {algorithm!r}; take auto, native, two_shot, one_shot, ring, tree or hierarchical"
+    )
+
+
+def _hierarchical(inside: int, nodes: int) -> Plan:
+    within = tuple(
+        Stage(0, kind, volume(kind, inside), steps(kind, inside), as_is=True)
+        for kind in ("reduce_scatter", "all_gather")
+    )
+    # every rank sends its n/k outside, and the k of them share the node's link
+    between = Stage(1, "two_shot", volume("two_shot", nodes), steps("two_shot", nodes))
+    stages = (within[0], between, within[1]) if inside > 1 else (between,)
+    return Plan(stages, 1 + 1 / nodes, 2.0, 2, codec_share=1 / inside)
+
+
+def _inner_hop(cluster: Cluster) -> float:
+    """A hop inside a node, in latencies of the link between nodes."""
+    inner, outer = cluster.levels[0].latency_us, cluster.levels[-1].latency_us
+    return inner / outer if outer else 1.0
+
+
+def _ring_steps(cluster: Cluster, inside: int, nodes: int, level: int) -> float:
+    """A ring crosses to the next node once for each node, and goes on inside otherwise."""
+    if level == 0:
+        return steps("all_reduce", inside * nodes)
+    return 2.0 * (nodes - 1) + 2.0 * nodes * (inside - 1) * _inner_hop(cluster)
+
+
+def _native_steps(cluster: Cluster, inside: int, nodes: int, ring: float) -> float:
+    """NCCL takes a ring or a double tree, whichever has the shorter latency; Gloo has a ring."""
+    if cluster.device.name.startswith("cpu"):
+        return ring
+    chain = 2.0 * (inside - 1) * (_inner_hop(cluster) if nodes > 1 else 1.0)
+    across = 2.0 * math.ceil(math.log2(nodes)) if nodes > 1 else 0.0
+    return min(ring, chain + across)
+
+
+def _shape(cluster: Cluster, world: int) -> tuple[int, int]:
+    """Ranks of a node, and nodes."""
+    inside = min(cluster.node, world)
+    return inside, math.ceil(world / inside)
+
+
+def resolve(algorithm: str, wire: str, cluster: Cluster, world: int) -> str:
+    """What "auto" means: the backend's own sum for float32, as `attach` chooses otherwise."""
+    if algorithm != "auto":
+        return algorithm
+    if wire in ("fp32", "as-is"):
+        return "native"
+    inside, nodes = _shape(cluster, world)
+    return "hierarchical" if inside > 1 and nodes > 1 else "two_shot"
+
+
+# ---- seconds ---------------------------------------------------------------------------------------------------------
+
+
+class Costs:
+    """A cluster's times in every version of its measurements."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        draws: int = curve.DRAWS,
+        seed: int = 0,
+        bandwidths: Tensor | None = None,
+        level: int = -1,
+    ) -> None:
+        """bandwidths: instead of versions of the measurements, versions of the link `level`, in Gb/s."""
+        self.cluster, self._seed = cluster, seed
+        self.draws = draws if bandwidths is None else len(bandwidths) - 1
+        self.fixed = bandwidths is not None
+        self.levels = [self._level(n, level) for n, level in enumerate(cluster.levels)]
+        if bandwidths is not None:
+            self.levels[level].rescale(bandwidths / cluster.levels[level].bandwidth_gbit)
+        device = cluster.device
+        self.device_D = self._spread("device", device.spread)
+        self._codecs: dict[str, tuple[Curve, Curve, float]] = {}
+        self._cache: dict[tuple[object, ...], Tensor] = {}
+
+    def generator(self, name: str) -> torch.Generator:
+        """The same for the same name, whatever else is drawn."""
+        number = sum(ord(letter) * 257**place % 2**31 for place, letter in enumerate(name))
+        return torch.Generator().manual_seed(self._seed + number % 2**31)
+
+    def _spread(self, name: str, spread: float) -> Tensor:
+        return curve.spread_factor(0.0 if self.fixed else spread, self.draws, self.generator(name))
+
+    def _curve(self, name: str, points: tuple[tuple[float, ...], ...]) -> Curve:
+        if self.fixed:
+            made = curve.measured(points, 0, self.generator(name))
+            return Curve(made.bytes_K, made.seconds_DK.expand(self.draws + 1, -1))
+        return curve.measured(points, self.draws, self.generator(name))
+
+    def _level(self, number: int, level: Level) -> _LevelCosts:
+        tables = {}
+        for table in level.tables:
+            if table.wire != "fp32":
+                continue
+            factor = volume(table.name, table.ranks)
+            points = tuple((row[0] * factor, *row[1:]) for row in table.points)
+            made = self._curve(f"level{number}.{table.name}", points)
+            tables[table.name] = (made, self._known_steps(number, table))
+        return _LevelCosts(level, self._spread(f"level{number}", level.spread), tables)
+
+    def _known_steps(self, number: int, table: Table) -> float:
+        """The latencies that are in a table already."""
+        ring = steps(table.name, table.ranks)
+        if table.name != "all_reduce":
+            return ring
+        within = len(self.cluster.levels) > 1 and number == 0
+        return _native_steps(self.cluster, *((table.ranks, 1) if within else (1, table.ranks)), ring)
+
+    # -- one call
+
+    def wire_seconds(self, made: Plan, wire: str, values_N: Tensor) -> Tensor:
+        """Seconds of all stages, [D, N]."""
+        key = ("wire", made, wire, tuple(values_N.tolist()))
+        if key not in self._cache:
+            total = torch.zeros(self.draws + 1, len(values_N), dtype=torch.float64)
+            sizes = {name: _sizes(name, values_N) for name in (wire, "fp32")}
+            for stage in made.stages:
+                sent = sizes["fp32" if stage.as_is else wire] * stage.sent
+                total = total + self.levels[stage.level].seconds(stage.kind, sent, stage.steps)
+            self._cache[key] = total
+        return self._cache[key]
+
+    def codec_seconds(self, made: Plan, wire: str, values_N: Tensor, busy: bool = True) -> Tensor:
+        """Seconds that a rank encodes and decodes, [D, N]."""
+        if made.encodes == 0 and not _casts(wire):
+            return torch.zeros(self.draws + 1, len(values_N), dtype=torch.float64)
+        key = ("codec", made, wire, tuple(values_N.tolist()), busy)
+        if key not in self._cache:
+            encode, decode, slower = self.codec(wire)
+            part = values_N * made.codec_share
+            passes = (made.encodes, made.decodes) if made.encodes else (1.0, 1.0)
+            total = encode(part) * passes[0] + decode(part) * passes[1]
+            self._cache[key] = total * (slower if busy else 1.0) * self.device_D[:, None]
+        return self._cache[key]
+
+    def codec(self, wire: str) -> tuple[Curve, Curve, float]:
+        """Encode and decode times by values, and how much slower they are beside a collective."""
+        if wire not in self._codecs:
+            self._codecs[wire] = self._codec(wire)
+        return self._codecs[wire]
+
+    def _codec(self, wire: str) -> tuple[Curve, Curve, float]:
+        found = {speed.wire: speed for speed in self.cluster.codecs}
+        if not found:
+            return self._owing(wire, *self._from_memory(wire))
+        if wire in found:
+            return self._owing(wire, *self._timed(found[wire]))
+        # a wire that was not measured runs like the measured one with the nearest number of bits
+        plain = [speed for name, speed in found.items() if not codec_named(name).feedback and name != "fp32"]
+        near = min(plain or found.values(), key=lambda speed: abs(_bits(speed.wire) - _bits(wire)))
+        return self._owing(wire, *self._timed(near))
+
+    def _timed(self, speed: CodecSpeed) -> tuple[Curve, Curve, float]:
+        encode, decode = (self._curve(f"{speed.wire}.{way}", getattr(speed, way)) for way in ("encode", "decode"))
+        return encode, decode, speed.busy
+
+    def _owing(self, wire: str, encode: Curve, decode: Curve, busy: float) -> tuple[Curve, Curve, float]:
+        """Error feedback decodes what it sent, and reads and writes what is owed: 12 bytes a value more."""
+        if not codec_named(wire).feedback:
+            return encode, decode, busy
+        speed = self.cluster.device.memory_gbyte
+        passes = 12 * encode.bytes_K / (speed * 1e9) if speed else torch.zeros_like(encode.bytes_K)
+        longer = encode.seconds_DK + decode(encode.bytes_K) + passes
+        return Curve(encode.bytes_K, longer), decode, busy
+
+    def _from_memory(self, wire: str) -> tuple[Curve, Curve, float]:
+        """Nobody measured: a codec reads and writes at the speed of memory, after a launch."""
+        device = self.cluster.device
+        if device.memory_gbyte <= 0:
+            raise ValueError(
+                f"cluster {self.cluster.name}: neither [[codec]] nor device.memory_gbyte says how fast {wire} is"
+            )
+        values = torch.tensor([1.0, 2.0**30], dtype=torch.float64)
+        seconds = device.launch_us / 1e6 + values * (4 + _bits(wire) / 8) / (device.memory_gbyte * 1e9)
+        knots = torch.tensor([2.0**k for k in range(10, 31, 2)], dtype=torch.float64)
+        times = device.launch_us / 1e6 + knots * (seconds[1] - seconds[0]) / (values[1] - values[0])
+        made = Curve(knots, times.expand(self.draws + 1, -1))
+        return made, made, 1.0
+
+    def seconds(self, algorithm: str, wire: str, values_N: Tensor, world: int) -> tuple[Tensor, Tensor]:
+        """The duration of each call, and the codec's part in it, [D, N] each; one call after the other."""
+        made = plan(algorithm, self.cluster, world)
+        composed, code = self._composed(made, wire, values_N, world)
+        return torch.maximum(composed + self._excess(made, wire, values_N), 0.3 * composed), code
+
+    def inner_seconds(self, algorithm: str, wire: str, values_N: Tensor, world: int) -> Tensor:
+        """The part of each call inside nodes, for calls that also leave them, [D, N]."""
+        made = plan(algorithm, self.cluster, world)
+        inner = tuple(stage for stage in made.stages if stage.level == 0)
+        return self.wire_seconds(replace(made, stages=inner if len(inner) < len(made.stages) else ()), wire, values_N)
+
+    def _composed(self, made: Plan, wire: str, values_N: Tensor, world: int) -> tuple[Tensor, Tensor]:
+        """From the link and the codec: in chunks one hides under the other."""
+        travel, code = self.wire_seconds(made, wire, values_N), self.codec_seconds(made, wire, values_N)
+        chunks = _chunks(wire, values_N, world) if made.chunked else torch.ones_like(values_N)
+        return torch.maximum(travel, code) + torch.minimum(travel, code) / chunks, code
+
+    def _excess(self, made: Plan, wire: str, values_N: Tensor) -> Tensor:
+        """Seconds by which whole calls with this wire took longer than their parts, where `probe` timed both, [D, N].
+
+        It is work of the processor (buffers, threads, sums), so it depends neither on the link nor on the ranks.
+        """
+        stage = made.stages[-1]
+        tables = [t for t in self.cluster.levels[stage.level].tables if t.name == stage.kind]
+        # +ef and +sr change the codec's time, not what happens around it
+        found = [t for t in tables if t.wire == wire] or [t for t in tables if t.wire == wire.partition("+")[0]]
+        if wire == "fp32" or not made.encodes or len(made.stages) > 1 or not found:
+            return torch.zeros(1, 1, dtype=torch.float64)
+        key = ("excess", found[0], tuple(values_N.tolist()))
+        if key not in self._cache:
+            self._cache[key] = self._as_measured()._excess_of(found[0], stage, values_N)
+        return self._cache[key]
+
+    def _excess_of(self, table: Table, stage: Stage, values_N: Tensor) -> Tensor:
+        sent, rounds = volume("two_shot", table.ranks), steps("two_shot", table.ranks)
+        there = Plan((replace(stage, sent=sent, steps=rounds),), 1 + 1 / table.ranks, 2.0, 2, chunked=True)
+        # beyond the sizes that were timed it grows in proportion
+        timed_N = values_N.clamp(table.points[0][0] / 4, table.points[-1][0] / 4)
+        parts, _ = self._composed(there, table.wire, timed_N, table.ranks)
+        whole = self._curve(f"level{stage.level}.{table.name}.{table.wire}", table.points)(4 * timed_N)
+        return (whole - parts) * (values_N / timed_N).clamp_min(1.0)
+
+    def _as_measured(self) -> Costs:
+        """These costs at the bandwidth that was measured."""
+        return Costs(self.cluster, draws=0) if self.fixed else self
+
+
+@dataclass
+class _LevelCosts:
+    level: Level
+    factor_D: Tensor
+    tables: dict[str, tuple[Curve, float]]
+    slower_D: Tensor | None = None
+    """Times by which the bandwidth is another than the measured one."""
+
+    def rescale(self, by_D: Tensor) -> None:
+        self.slower_D = 1 / by_D
+
+    def seconds(self, kind: str, sent_N: Tensor, steps: float) -> Tensor:
+        """Seconds to send so many bytes a member in so many steps, [D, N]."""
+        latency = self.level.latency_us / 1e6
+        found = self.tables.get(kind) or self.tables.get("all_reduce" if kind == "two_shot" else "two_shot")
+        if found is None:
+            moving = sent_N * 8 / (self.level.bandwidth_gbit * 1e9) * self.factor_D[:, None]
+            return latency * steps + moving * self._slower()
+        table, known = found
+        whole = table(sent_N) * self.factor_D[:, None]
+        fixed = torch.minimum(torch.full_like(whole, latency * known), whole)
+        return (whole - fixed) * self._slower() + fixed + latency * (steps - known)
+
+    def _slower(self) -> Tensor:
+        return torch.ones(1, 1, dtype=torch.float64) if self.slower_D is None else self.slower_D[:, None]
+
+
+def _sizes(wire: str, values_N: Tensor) -> Tensor:
+    return torch.tensor([nbytes(wire, int(n)) for n in values_N.tolist()], dtype=torch.float64)
+
+
+def _bits(wire: str) -> float:
+    return codec_named(wire).bits_per_value if wire != "as-is" else 32.0
+
+
+def _casts(wire: str) -> bool:
+    return wire in ("bf16", "fp16")
+
+
+def _chunks(wire: str, values_N: Tensor, world: int) -> Tensor:
+    """In how many pieces two_shot overlaps codec and wire."""
+    return (_sizes(wire, values_N) / world // CHUNK_BYTES).clamp(1, MAX_CHUNKS)
+
+
+def small_call(wire: str, values: int, world: int) -> bool:
+    """Whether `auto` sends it by one_shot."""
+    return nbytes(wire, values) * world <= SMALL_BYTES

@@ -1,0 +1,194 @@
+"""What a model is to the predictor: its tensors, when each gradient is ready, and how long a step computes."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from narrowcast.predict import toml
+
+FORMAT = 1
+UPDATE_BYTES = 20
+"""An optimizer with momentum reads gradient, weight and momentum and writes the last two: 20 bytes a parameter."""
+
+
+@dataclass(frozen=True)
+class TensorTime:
+    """One gradient: when it is ready, in seconds after the backward pass began."""
+
+    name: str
+    numel: int
+    ready: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One training step of one rank without communication. Tensors in the order in which gradients get ready."""
+
+    name: str
+    batch: int
+    forward: float
+    backward: float
+    update: float
+    tensors: tuple[TensorTime, ...]
+    spread: float = 0.0
+    """Relative standard deviation of the step's time."""
+    source: str = ""
+    activations: int = 0
+    """Values that cross a pipeline boundary or a tensor-parallel layer, for each sample."""
+    ranks: int = 1
+    """How many ranks ran at once when it was measured: where they share processors, it already shows."""
+
+    @property
+    def numel(self) -> int:
+        return sum(tensor.numel for tensor in self.tensors)
+
+    @property
+    def compute(self) -> float:
+        return self.forward + self.backward + self.update
+
+    def scaled(self, factor: float) -> Profile:
+        """The same model on a device that takes `factor` times as long."""
+        tensors = tuple(replace(t, ready=t.ready * factor) for t in self.tensors)
+        times = {key: getattr(self, key) * factor for key in ("forward", "backward", "update")}
+        return replace(self, tensors=tensors, **times)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Part of a description: parameter tensors and the multiply-adds of one sample, in forward order."""
+
+    name: str
+    tensors: tuple[int, ...]
+    macs: float
+    output: int = 0
+    """Values that the layer hands on, for each sample."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """A model that need not run here: what it is made of. A step takes 6 flops for each multiply-add."""
+
+    name: str
+    layers: tuple[Layer, ...]
+    batch: int
+    samples: int = 0
+    """Samples of an epoch."""
+    source: str = ""
+
+    @property
+    def numel(self) -> int:
+        return sum(sum(layer.tensors) for layer in self.layers)
+
+    @property
+    def macs(self) -> float:
+        return sum(layer.macs for layer in self.layers)
+
+    def profile(
+        self, flops: float, memory_gbyte: float = 0.0, batch: int | None = None, spread: float = 0.2
+    ) -> Profile:
+        """Times on a device with so many flops a second: layer by layer, backward twice the forward pass."""
+        if flops <= 0:
+            raise ValueError(f"model {self.name}: a description needs the device's speed; give --flops or --compute-ms")
+        size = batch or self.batch
+        forward = 2 * self.macs * size / flops
+        update = self.numel * UPDATE_BYTES / (memory_gbyte * 1e9) if memory_gbyte else 0.0
+        return Profile(
+            *(self.name, size, forward, 2 * forward, update, self._tensors(4 * size / flops)),
+            spread=spread,
+            source=f"description; {self.source}",
+            activations=int(
+                statistics.median([layer.output for layer in self.layers if layer.macs and layer.output] or [0])
+            ),
+        )
+
+    def profile_of(
+        self, compute: float, batch: int | None = None, update: float = 0.0, spread: float = 0.02
+    ) -> Profile:
+        """Times from a step that somebody measured: a third forward, two thirds backward."""
+        made = self.profile(1.0, batch=batch, spread=spread)
+        return replace(made.scaled((compute - update) / (made.forward + made.backward)), update=update)
+
+    def _tensors(self, seconds_per_mac: float) -> tuple[TensorTime, ...]:
+        at, found = 0.0, []
+        for layer in reversed(self.layers):
+            at += layer.macs * seconds_per_mac
+            found += [TensorTime(f"{layer.name}.{i}", n, at) for i, n in reversed(list(enumerate(layer.tensors)))]
+        return tuple(found)
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+OPTIONAL = ("spread", "activations", "ranks")
+NUMBERS = ("batch", "forward", "backward", "update", *OPTIONAL)
+
+
+def dump(profile: Profile) -> str:
+    head: dict[str, object] = {"format": FORMAT, "name": profile.name, "source": profile.source}
+    head |= {key: getattr(profile, key) for key in NUMBERS}
+    head["tensors"] = [[t.name, t.numel, t.ready] for t in profile.tensors]
+    title = (
+        "# A training step of one rank. Times in seconds; tensors: name, values, ready after the backward pass began."
+    )
+    return "\n".join([title, *toml.pairs(head)]) + "\n"
+
+
+def load(path: str | Path) -> Profile:
+    return read(toml.parse(Path(path).read_text(), str(path)))
+
+
+def read(document: toml.Document) -> Profile:
+    values = dict(document.values)
+    if values.pop("format", None) != FORMAT:
+        document.fail("format", f"this version reads format = {FORMAT}")
+    for key in NUMBERS:
+        if not isinstance(values.get(key, 0 if key in OPTIONAL else None), (int, float)):
+            document.fail(key, "is missing; give a number")
+        if values.get(key, 0) < 0:
+            document.fail(key, f"must be 0 or more, got {values[key]}")
+    rows = values.pop("tensors", None)
+    if not isinstance(rows, list) or not rows:
+        document.fail("tensors", 'give a list of ["name", values, seconds]')
+    for number, row in enumerate(rows):
+        good = isinstance(row, list) and len(row) == 3 and isinstance(row[0], str)
+        if not good or not all(isinstance(v, (int, float)) and v >= 0 for v in row[1:]):
+            document.fail(f"tensors.{number}", f'must be ["name", values, seconds], got {row!r}')
+    unknown = set(values) - {*NUMBERS, "name", "source"}
+    if unknown:
+        document.fail(min(unknown), "unknown key")
+    if not isinstance(values.get("name"), str):
+        document.fail("name", "is missing")
+    tensors = tuple(TensorTime(n, int(v), float(s)) for n, v, s in rows)
+    return Profile(tensors=tensors, **values)
+
+
+def described(document: toml.Document) -> Description:
+    """A description of one's own: a name, the batch, and a [[layer]] for each, with its tensors and multiply-adds."""
+    values = document.values
+    if values.get("format") != FORMAT:
+        document.fail("format", f"this version reads format = {FORMAT}")
+    for key in values:
+        if key not in ("format", "name", "batch", "samples", "source", "layer"):
+            document.fail(key, "unknown key; there are name, batch, samples, source and [[layer]]")
+    layers = tuple(_layer(document, table, number) for number, table in enumerate(values["layer"]))
+    batch, samples = values.get("batch", 1), values.get("samples", 0)
+    for key, value in (("batch", batch), ("samples", samples)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < (key == "batch"):
+            document.fail(key, f"must be a whole number, got {value!r}")
+    return Description(str(values.get("name", document.name)), layers, batch, samples, str(values.get("source", "")))
+
+
+def _layer(document: toml.Document, table: dict[str, object], number: int) -> Layer:
+    path = f"layer.{number}"
+    for key in table:
+        if key not in ("name", "tensors", "macs", "output"):
+            document.fail(f"{path}.{key}", "unknown; a layer has name, tensors, macs and output")
+    tensors, macs, output = table.get("tensors", []), table.get("macs"), table.get("output", 0)
+    if not isinstance(tensors, list) or not all(isinstance(n, int) and n > 0 for n in tensors):
+        document.fail(f"{path}.tensors", f"must be a list of numbers of values, got {tensors!r}")
+    if not isinstance(macs, (int, float)) or macs < 0:
+        document.fail(f"{path}.macs", f"must be the multiply-adds of one sample, got {macs!r}")
+    if not isinstance(output, int) or output < 0:
+        document.fail(f"{path}.output", f"must be the values that it hands on for one sample, got {output!r}")
+    return Layer(str(table.get("name", path)), tuple(tensors), float(macs), output)

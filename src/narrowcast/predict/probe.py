@@ -1,0 +1,343 @@
+"""Measures a cluster: links by message size and collective, codecs idle and busy, and what overlap costs.
+
+Runs on every rank of a process group. Each timing is the slowest rank's, exchanged at once, so that all ranks hold the
+same numbers to the last bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from narrowcast.codecs import codec as codec_named
+from narrowcast.collectives import Residuals, api
+from narrowcast.predict.cluster import Cluster, CodecSpeed, Device, Level, Overlap, Points, Table
+
+WIRES = ("fp32", "bf16", "int8/256", "int4/128", "int4/128+ef")
+SIZES = (*tuple(1 << power for power in range(12, 26, 2)), 24 << 20)
+"""Bytes of the tensors: 4 KiB to 16 MiB in steps of four, and about a bucket of DDP."""
+WIRE_SIZES = (1 << 16, 1 << 20, 1 << 22, 1 << 24)
+FEW_SIZES, ENOUGH = WIRE_SIZES[:3], 3
+"""For what gradients hardly use; and how many sizes are timed even when time is up."""
+CODEC_VALUES = (1 << 14, 1 << 18, 1 << 21)
+ROUNDS, FEW_ROUNDS = 7, 3
+LONG = 1.0
+"""After a collective that takes so many seconds the next size is left out."""
+STRETCH, MOST_CALLS = 0.02, 2
+"""Quick calls are timed in twos, as `attach` makes them: for a bucket's large tensors, and for its small ones."""
+BACKGROUND = 1 << 18
+"""Values of the sums that run beside compute and codecs."""
+WORK = 384
+"""Side of the matrices whose products stand for compute."""
+
+
+@dataclass
+class Prober:
+    """The measurements of one rank; every method is collective."""
+
+    seconds: float = 60.0
+    """About how long all of it may take."""
+    tell: Callable[[str], None] = lambda text: None
+    wires: Sequence[str] = WIRES
+    device: torch.device = torch.device("cpu")
+    """Where the tensors lie that travel and are encoded."""
+    _began: float = field(default_factory=time.monotonic)
+    _weights: list[Tensor] = field(default_factory=list)
+
+    # -- time
+
+    def slowest(self, values: Sequence[float]) -> list[float]:
+        """The largest of each value over all ranks."""
+        mine = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(mine, op=dist.ReduceOp.MAX)
+        return [float(v) for v in mine]
+
+    def mean(self, values: Sequence[float]) -> list[float]:
+        mine = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(mine)
+        return [float(v) / dist.get_world_size() for v in mine]
+
+    def timed(self, call: Callable[[], object], group: dist.ProcessGroup | None = None) -> float:
+        """Seconds of a collective on this rank, from a common start."""
+        dist.barrier(group)
+        return self.clock(call)
+
+    def clock(self, call: Callable[[], object]) -> float:
+        """Seconds until the device has done it."""
+        start = time.perf_counter()
+        call()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter() - start
+
+    def mean_clock(self, call: Callable[[], object], rounds: int = 5 * ROUNDS) -> float:
+        """Seconds a call over a stretch that is long beside a processor's time slices."""
+        self.clock(call)
+        return self.clock(lambda: [call() for _ in range(rounds)]) / rounds
+
+    def left(self, share: float) -> bool:
+        """Whether less than this share of the time is spent; rank 0's clock decides."""
+        mine = torch.tensor([time.monotonic() - self._began < share * self.seconds], dtype=torch.uint8)
+        dist.broadcast(mine, 0)
+        return bool(mine.item())
+
+    # -- links
+
+    def link(
+        self, name: str, group: dist.ProcessGroup | None, ranks: int, most: int, member: bool, until: float
+    ) -> Level:
+        """Latency, bandwidth and tables of the links between the members of a group; others only wait."""
+        tables = []
+        for kind, run in (("all_reduce", _plain), ("two_shot", _two_shot("fp32"))):
+            self.tell(f"{name}: {kind}")
+            tables.append(Table(kind, ranks, self.table(run, SIZES, group, member, until)))
+        for kind, run in (("all_gather", _gather), ("send", _swap)):
+            self.tell(f"{name}: {kind}")
+            tables.append(Table(kind, ranks, self.table(run, FEW_SIZES, group, member, until)))
+        for wire in self.wires:
+            if wire != "fp32":
+                self.tell(f"{name}: two_shot of {wire}")
+                points = self.table(_two_shot(wire), WIRE_SIZES, group, member, until)
+                tables.append(Table("two_shot", ranks, points, wire))
+        last = tables[0].points[-1]
+        best = min(last[1:])
+        latency = min(tables[0].points[0][1:]) / (2 * (ranks - 1))
+        gbit = 2 * (ranks - 1) / ranks * last[0] * 8 / best / 1e9
+        return Level(name, most, gbit, 1e6 * latency, tables=tuple(tables))
+
+    def table(
+        self, run: _Run, sizes: Sequence[int], group: dist.ProcessGroup | None, member: bool, until: float
+    ) -> Points:
+        rows: list[tuple[float, ...]] = []
+        for size in sizes:
+            x = torch.linspace(-1, 1, size // 4, device=self.device)
+            call = functools.partial(run, x, group)
+            once = functools.partial(self._round, call, group, member)
+            once(1)
+            first = once(1)
+            few = first > LONG / ROUNDS
+            # ranks leave a barrier up to milliseconds apart, which counts half so
+            calls = max(1, min(MOST_CALLS, int(STRETCH / max(first, 1e-6))))
+            times = [once(calls) for _ in range(FEW_ROUNDS - 1 if few else ROUNDS * calls)]
+            rows.append((float(size), *([first] if few else []), *times))
+            if first > LONG or (len(rows) >= ENOUGH and not self.left(until)):
+                break
+        return tuple(rows)
+
+    def _round(self, call: Callable[[], object], group: dist.ProcessGroup | None, member: bool, calls: int) -> float:
+        """The slowest member's seconds a call; who is no member only waits."""
+
+        def several() -> None:
+            for _ in range(calls):
+                call()
+
+        return self.slowest([self.timed(several, group) if member else 0.0])[0] / calls
+
+    # -- codecs and overlap
+
+    def codec(self, wire: str) -> CodecSpeed:
+        """Speeds with all ranks at work at once, idle and beside a collective that runs on and on."""
+        self.tell(f"codec {wire}")
+        encode, decode = (tuple(self.codec_row(wire, n, way) for n in CODEC_VALUES) for way in ("encode", "decode"))
+        with _background(self.device):
+            busy = self.codec_row(wire, CODEC_VALUES[1], "encode")
+        slower = statistics.fmean(busy[1:]) / statistics.fmean(encode[1][1:])
+        both = self.beside(_two_shot(wire))
+        return CodecSpeed(wire, encode, decode, max(1.0, self.slowest([slower])[0]), *both)
+
+    def beside(self, run: _Run) -> tuple[float, float]:
+        """How many times slower compute is beside collectives that run on and on, and these beside compute."""
+        x = torch.linspace(-1, 1, BACKGROUND, device=self.device)
+        together = self.mean([self.mean_clock(self._work)])[0]
+        quiet = self.mean([self.mean_clock(lambda: run(x, None), 3 * ROUNDS)])[0]
+        with _background(self.device, run) as moved:
+            busy = self.mean([self.mean_clock(self._work)])[0]
+        slow = self.mean([moved.seconds_each])[0]
+        return max(1.0, busy / together), max(1.0, slow / quiet)
+
+    def codec_row(self, wire: str, values: int, way: str) -> tuple[float, ...]:
+        codec, x = codec_named(wire), torch.randn(values, device=self.device)
+        bytes_ = codec.encode(x)
+        calls = max(1, (1 << 18) // values)
+
+        def work() -> None:
+            for _ in range(calls):
+                codec.encode(x, out=bytes_) if way == "encode" else codec.decode(bytes_, values, out=x)
+
+        self.clock(work)
+        times = [self.clock(work) / calls for _ in range(ROUNDS)]
+        return (float(values), *self.mean(times))
+
+    def overlap(self) -> Overlap:
+        """Compute alone, with all ranks at once, and beside collectives; collectives beside compute."""
+        self.tell("compute beside communication")
+        alone, together = self._one_at_a_time(), self.mean([self.mean_clock(self._work)])[0]
+        return Overlap(*self.beside(_plain), together=max(1.0, together / alone))
+
+    def _one_at_a_time(self) -> float:
+        mine = 0.0
+        for rank in range(min(2, dist.get_world_size())):
+            dist.barrier()
+            if rank == dist.get_rank():
+                mine = self.mean_clock(self._work)
+        dist.barrier()
+        return self.slowest([mine])[0]
+
+    def _work(self) -> None:
+        """Products that fit the cache, and one with a matrix that does not: training has both."""
+        if not self._weights:
+            self._weights = [torch.ones(n, n, device=self.device) for n in (WORK, 4 * WORK)]
+        x = self._weights[0]
+        for _ in range(4):
+            x = x @ self._weights[0] * 1e-3
+        torch.ones(16, 4 * WORK, device=self.device) @ self._weights[1]
+
+    def copy_speed(self) -> float:
+        """GB/s read and written by a large copy."""
+        x = torch.ones(1 << 22, device=self.device)
+        y = torch.empty_like(x)
+        return 8 * x.numel() / self.mean([self.mean_clock(lambda: y.copy_(x))])[0] / 1e9
+
+
+_Run = Callable[[Tensor, "dist.ProcessGroup | None"], object]
+
+
+def _plain(x: Tensor, group: dist.ProcessGroup | None) -> object:
+    return dist.all_reduce(x, group=group)
+
+
+def _gather(x: Tensor, group: dist.ProcessGroup | None) -> object:
+    """Everybody's part of x, by all."""
+    world = dist.get_world_size(group)
+    # Gloo wants equal parts, and worlds need not be powers of two
+    parts = [*x[: len(x) // world * world].view(world, -1)]
+    return dist.all_gather(parts, parts[dist.get_rank(group)].clone(), group=group)
+
+
+def _swap(x: Tensor, group: dist.ProcessGroup | None) -> object:
+    """Neighbours exchange x; of an odd number of ranks the last one waits."""
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    peer = rank ^ 1
+    if peer >= world:
+        return None
+    other = peer if group is None else dist.get_global_rank(group, peer)
+    sent = dist.isend(x, other, group=group)
+    dist.recv(torch.empty_like(x), other, group=group)
+    return None if sent is None else sent.wait()
+
+
+def _two_shot(wire: str) -> _Run:
+    codec = codec_named(wire)
+
+    def run(x: Tensor, group: dist.ProcessGroup | None) -> object:
+        residuals = Residuals.zeros(x.numel()) if codec.feedback else None
+        # as `attach` does where small tensors of a bucket travel apart: a list, which is gathered and written back
+        listed = x if codec.lossless else [*x.tensor_split(2)]
+        return api.all_reduce(
+            listed, codec, op=dist.ReduceOp.AVG, algorithm="two_shot", group=group, step=0, residuals=residuals
+        )
+
+    return run
+
+
+class _background:
+    """Inside the block a thread sums tensors with the other ranks, one after the other."""
+
+    def __init__(self, device: torch.device, run: _Run | None = None) -> None:
+        self.seconds_each, self._device, self._call = 0.0, device, run or _plain
+        self._stop = torch.zeros(1)
+
+    def __enter__(self) -> _background:
+        self._group = dist.new_group()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        return self
+
+    def _run(self) -> None:
+        x, stop, count, began = (
+            torch.linspace(-1, 1, BACKGROUND, device=self._device),
+            torch.zeros(1),
+            0,
+            time.perf_counter(),
+        )
+        while True:
+            self._call(x, self._group)
+            count += 1
+            if count % 4 == 0:
+                stop.copy_(self._stop)
+                dist.all_reduce(stop, group=self._group)
+                if stop.item() >= dist.get_world_size():
+                    break
+        self.seconds_each = (time.perf_counter() - began) / count
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.fill_(1.0)
+        self._thread.join()
+
+
+def local_device() -> torch.device:
+    """This rank's accelerator where its group speaks NCCL, the processor otherwise."""
+    if torch.cuda.is_available() and "nccl" in dist.get_backend_config():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    return torch.device("cpu")
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu: {platform.machine()}, {os.cpu_count()} cores"
+
+
+def levels_of(local: int) -> tuple[int, int]:
+    """Ranks of a node and nodes, as the launcher says."""
+    world = dist.get_world_size()
+    return (local, world // local) if local > 1 and world % local == 0 else (1, world)
+
+
+def probe(
+    wires: Sequence[str] = WIRES,
+    seconds: float = 60.0,
+    name: str = "cluster",
+    tell: Callable[[str], None] = lambda text: None,
+) -> Cluster:
+    """Measure the cluster of the default process group. Collective; all ranks return the same."""
+    if not dist.is_initialized() or dist.get_world_size() < 2:
+        raise ValueError("probe: needs a process group of two ranks or more; start it with torchrun or in the lab")
+    prober = Prober(seconds, tell, wires, local_device())
+    local, nodes = levels_of(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    levels = list(_levels(prober, local, nodes))
+    codecs = tuple(prober.codec(wire) for wire in wires)
+    overlap, speed = prober.overlap(), prober.copy_speed()
+    device = Device(name=_device_name(prober.device), memory_gbyte=speed)
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+    source = f"narrowcast probe on {local} x {nodes} ranks, {dist.get_backend()}, torch {torch.__version__}, {today}"
+    made = Cluster(name, tuple(levels), device, overlap, codecs, measured=True, source=source)
+    return _agreed(made)
+
+
+def _levels(prober: Prober, local: int, nodes: int) -> Iterator[Level]:
+    if local > 1:
+        own = [dist.new_group([node * local + i for i in range(local)]) for node in range(nodes)]
+        yield prober.link("inside a node", own[dist.get_rank() // local], local, local, True, 0.25)
+    if nodes > 1:
+        first = dist.new_group([node * local for node in range(nodes)])
+        member = dist.get_rank() % local == 0
+        yield prober.link("between nodes", first, nodes, 0, member, 0.75)
+
+
+def _agreed(made: Cluster) -> Cluster:
+    """Rank 0's numbers for all: the few that are not reduced (the name of a processor) may differ."""
+    found: list[object] = [made]
+    dist.broadcast_object_list(found, 0)
+    assert isinstance(found[0], Cluster)
+    return found[0]

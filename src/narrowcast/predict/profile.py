@@ -1,0 +1,242 @@
+"""Gradient-ready times of a real model, from a few steps on this machine."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from narrowcast.predict.model import Profile, TensorTime
+
+STEPS, WARM_UP = 16, 6
+
+_Run = tuple[float, float, float, dict[str, float]]
+"""Seconds of forward, backward and update, and when each gradient was ready."""
+
+
+class ModelError(ValueError):
+    """A model that cannot be found, imported or run."""
+
+
+def find(target: str) -> Any:
+    """What `package.module:name` or `path/to/file.py:name` names."""
+    module_name, colon, name = target.rpartition(":")
+    if not colon:
+        raise ModelError(f"model: got {target!r}; give package.module:name or file.py:name, or a built-in name")
+    try:
+        module = _from_file(module_name) if module_name.endswith(".py") else importlib.import_module(module_name)
+    except Exception as error:
+        raise ModelError(f"model: importing {module_name} failed: {type(error).__name__}: {error}") from error
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        raise ModelError(f"model: {module_name} has no {name!r}") from None
+
+
+def _from_file(path: str) -> Any:
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no file {path}")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def build(target: str) -> nn.Module:
+    """The module itself: an instance, a class, or a function that makes one."""
+    found = find(target)
+    if isinstance(found, nn.Module):
+        return found
+    try:
+        made = found()
+    except Exception as error:
+        raise ModelError(f"model: {target}() failed: {type(error).__name__}: {error}") from error
+    if not isinstance(made, nn.Module):
+        raise ModelError(f"model: {target} gives a {type(made).__name__}; an nn.Module is wanted")
+    return made
+
+
+def example_batch(module: nn.Module, shape: str, batch: int) -> Tensor:
+    """A random batch: "3x224x224" of floats, or "int:1000:128", 128 numbers below 1000."""
+    generator = torch.Generator().manual_seed(0)
+    if not shape:
+        first = next((part for part in module.modules() if isinstance(part, nn.Linear)), None)
+        if first is None:
+            raise ModelError("model: say what goes in, with --input 3x224x224 or --input int:VOCABULARY:LENGTH")
+        shape = str(first.in_features)
+    words = shape.split(":")
+    try:
+        if words[0] == "int":
+            sizes = [int(part) for part in words[2].split("x")]
+            return torch.randint(int(words[1]), (batch, *sizes), generator=generator)
+        return torch.randn(batch, *(int(part) for part in shape.split("x")), generator=generator)
+    except (ValueError, IndexError):
+        raise ModelError(f"model: --input {shape!r} is neither like 3x224x224 nor like int:1000:128") from None
+
+
+def default_loss(output: Any) -> Tensor:
+    """The mean square of all that comes out: its gradient reaches every parameter that the output depends on."""
+    tensors = [output] if isinstance(output, Tensor) else list(getattr(output, "values", lambda: output)())
+    return torch.stack([t.float().square().mean() for t in tensors if isinstance(t, Tensor)]).sum()
+
+
+class _Clock:
+    """Marks in time: of the processor, or of a CUDA stream, whose work is done later than it is asked for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+
+    def mark(self) -> Any:
+        if not self.cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def wait(self) -> None:
+        if self.cuda:
+            torch.cuda.synchronize()
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        return begin.elapsed_time(end) / 1e3 if self.cuda else end - begin
+
+
+class _Watch:
+    """One step at a time: when it began its parts, and when each gradient was ready."""
+
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.module, self.optimizer = module, optimizer
+        self.clock = _Clock(next((p.device for p in module.parameters()), torch.device("cpu")))
+        self.ready: dict[str, Any] = {}
+        self.handles = [
+            p.register_post_accumulate_grad_hook(self._hook(name))
+            for name, p in module.named_parameters()
+            if p.requires_grad
+        ]
+
+    def _hook(self, name: str) -> Callable[[Tensor], None]:
+        def hook(_: Tensor) -> None:
+            self.ready[name] = self.clock.mark()
+
+        return hook
+
+    def step(self, batch: Any, loss: Callable[[Any], Tensor]) -> _Run:
+        """Seconds of forward, backward and update, and of each gradient since the backward pass began."""
+        clock = self.clock
+        self.ready = {}
+        self.optimizer.zero_grad()
+        begin = clock.mark()
+        value = loss(self.module(batch))
+        forward = clock.mark()
+        value.backward()
+        backward = clock.mark()
+        self.optimizer.step()
+        update = clock.mark()
+        clock.wait()
+        since = {name: clock.seconds(forward, mark) for name, mark in self.ready.items()}
+        parts = ((begin, forward), (forward, backward), (backward, update))
+        first, second, third = (clock.seconds(*part) for part in parts)
+        return first, second, third, since
+
+    def close(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+class Profiler:
+    """Steps of a model, one at a time and between other things; then what they were like. Parameters do not change."""
+
+    def __init__(self, module: nn.Module, batch: Tensor, loss: Callable[[Any], Tensor] = default_loss) -> None:
+        self._module, self._batch, self._loss = module, batch, loss
+        self._watch = _Watch(module, torch.optim.SGD(module.parameters(), lr=0.0))
+        self._runs: list[_Run] = []
+
+    def step(self) -> None:
+        try:
+            self._runs.append(self._watch.step(self._batch, self._loss))
+        except Exception as error:
+            raise ModelError(f"model: a training step failed: {type(error).__name__}: {error}") from error
+
+    def result(self, name: str, warm_up: int = WARM_UP) -> Profile:
+        """The mean of the middle half of the steps after the first ones."""
+        return _summary(self._module, self._batch, self._runs[warm_up:], name)
+
+    def close(self) -> None:
+        self._watch.close()
+
+
+def profile(
+    module: nn.Module,
+    batch: Tensor,
+    loss: Callable[[Any], Tensor] = default_loss,
+    name: str = "model",
+    steps: int = STEPS,
+    before_step: Callable[[], object] = lambda: None,
+) -> Profile:
+    """Run a few real steps and take the mean of the middle half. The parameters do not change: the learning rate is 0.
+
+    before_step: called before each step, such as a barrier that lets several ranks begin together.
+    """
+    profiler = Profiler(module, batch, loss)
+    try:
+        for _ in range(WARM_UP + steps):
+            before_step()
+            profiler.step()
+    finally:
+        profiler.close()
+    return profiler.result(name)
+
+
+def profile_together(module: nn.Module, batch: Tensor, name: str, steps: int = STEPS) -> Profile:
+    """Collective: all ranks step at the same time without communication; each gets the mean over them."""
+    return mean_over_ranks(profile(module, batch, name=name, steps=steps, before_step=dist.barrier))
+
+
+def mean_over_ranks(own: Profile) -> Profile:
+    """Collective: the mean of all ranks' profiles of the same model."""
+    world = dist.get_world_size()
+    order = sorted(own.tensors, key=lambda t: t.name)
+    times = torch.tensor([own.forward, own.backward, own.update, *(t.ready for t in order)], dtype=torch.float64)
+    dist.all_reduce(times)
+    forward, backward, update, *ready = (float(t) / world for t in times)
+    tensors = sorted((replace(t, ready=r) for t, r in zip(order, ready, strict=True)), key=lambda t: t.ready)
+    return replace(own, forward=forward, backward=backward, update=update, tensors=tuple(tensors), ranks=world)
+
+
+def _middle(values: list[float]) -> float:
+    """The mean of the middle half: no outlier counts, and it does not jump between two peaks as a median does."""
+    quarter = len(values) // 4
+    return statistics.fmean(sorted(values)[quarter : len(values) - quarter])
+
+
+def _summary(module: nn.Module, batch: Tensor, runs: list[_Run], name: str) -> Profile:
+    sizes = {key: p.numel() for key, p in module.named_parameters()}
+    got = [key for key in runs[0][3] if all(key in run[3] for run in runs)]
+    if not got:
+        raise ModelError("model: no parameter got a gradient in a training step")
+    ready = {key: _middle([run[3][key] for run in runs]) for key in got}
+    times = [_middle(list(part)) for part in zip(*(run[:3] for run in runs), strict=True)]
+    totals = [sum(run[:3]) for run in runs]
+    return Profile(
+        name=name,
+        batch=len(batch),
+        forward=times[0],
+        backward=times[1],
+        update=times[2],
+        tensors=tuple(TensorTime(key, sizes[key], ready[key]) for key in sorted(got, key=lambda k: ready[k])),
+        spread=min(0.5, statistics.pstdev(totals) / statistics.fmean(totals) / len(totals) ** 0.5),
+        source=f"{len(runs)} steps, torch {torch.__version__}, {torch.get_num_threads()} thread(s)",
+    )

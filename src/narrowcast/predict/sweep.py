@@ -1,0 +1,137 @@
+"""Many cells: every world, wire and algorithm, each beside float32 and 16 bits, with break-even bandwidths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from narrowcast.codecs import codec as codec_named
+from narrowcast.parallel.overlap import interval
+from narrowcast.predict import curve
+from narrowcast.predict.cluster import Cluster
+from narrowcast.predict.costs import Costs
+from narrowcast.predict.model import Description, Profile
+from narrowcast.predict.parallelism import steps_for
+from narrowcast.predict.step import HIDDEN, Prediction, Setup, Steps
+
+PLAIN = "fp32"
+BANDWIDTHS = torch.logspace(-2, 4, 121, dtype=torch.float64)
+"""Gb/s, 10 Mb/s to 10 Tb/s: where the break-even of a wire is looked for."""
+
+PAYS = 0.01
+"""A wire pays where it makes the step at least so much shorter."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What a wire is compared with."""
+
+    fp32_D: Tensor
+    half_D: Tensor
+
+
+def half_precision(cluster: Cluster) -> Setup:
+    """The 16-bit baseline: the backend's own sum on accelerators, `attach(model, "bf16")` on CPUs."""
+    return Setup(1, "bf16", "auto" if cluster.device.name.startswith("cpu") else "native")
+
+
+def used_level(cluster: Cluster, world: int) -> int:
+    """The outermost link that so many workers use."""
+    return 0 if world <= cluster.node or len(cluster.levels) == 1 else len(cluster.levels) - 1
+
+
+class Sweep:
+    """All predictions of one model on one cluster."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        cluster: Cluster,
+        draws: int = curve.DRAWS,
+        seed: int = 0,
+        samples: int = 0,
+        mode: str = "data",
+        description: Description | None = None,
+    ) -> None:
+        self.profile, self.cluster, self.samples = profile, cluster, samples
+        self.mode, self.description = mode, description
+        self.steps = self._make(Costs(cluster, draws, seed))
+        self._baselines: dict[int, Baseline] = {}
+        self._tuned: dict[Setup, Tensor] = {}
+        self._levels: dict[int, Steps] = {}
+
+    def _make(self, made: Costs) -> Steps:
+        return steps_for(self.mode, self.profile, made, self.description)
+
+    def cells(
+        self,
+        workers: Sequence[int],
+        wires: Sequence[str],
+        algorithms: Sequence[str] = ("auto",),
+        queues: str = "one",
+    ) -> Iterator[Prediction]:
+        for world in workers:
+            for algorithm in algorithms:
+                for wire in wires:
+                    yield self.cell(Setup(world, wire, algorithm, queues=queues))
+
+    def cell(self, setup: Setup) -> Prediction:
+        """One prediction with its comparisons."""
+        made, steps_D = self.steps.predict(setup), self.steps.steps(setup)
+        base = self._baseline(setup.world)
+        gains = base.half_D / steps_D
+        low, high = interval(gains)
+        return replace(
+            made,
+            over_fp32=float(base.fp32_D[0] / steps_D[0]),
+            over_16bit=float(gains[0]),
+            over_16bit_low=low,
+            over_16bit_high=high,
+            hide_gbit=self._hides(setup),
+            break_even_gbit=self._break_even(setup),
+            dollars_per_epoch=self._dollars(setup.world, made.step),
+        )
+
+    def _baseline(self, world: int) -> Baseline:
+        if world not in self._baselines:
+            half = replace(half_precision(self.cluster), world=world)
+            self._baselines[world] = Baseline(self.steps.steps(Setup(world, PLAIN)), self.steps.steps(half))
+        return self._baselines[world]
+
+    def tuned_steps(self, setup: Setup) -> Tensor:
+        """The step at each of BANDWIDTHS."""
+        if setup not in self._tuned:
+            self._tuned[setup] = self._steps_at(used_level(self.cluster, setup.world)).steps(setup)
+        return self._tuned[setup]
+
+    def _steps_at(self, level: int) -> Steps:
+        if level not in self._levels:
+            self._levels[level] = self._make(Costs(self.cluster, bandwidths=BANDWIDTHS, level=level))
+        return self._levels[level]
+
+    def _hides(self, setup: Setup) -> float | None:
+        if setup.world == 1:
+            return None
+        hidden = self.tuned_steps(setup) <= (1 + HIDDEN) * self.profile.compute * self.steps.together(setup.world)
+        return float(BANDWIDTHS[hidden][0]) if bool(hidden.any()) else None
+
+    def _break_even(self, setup: Setup) -> float | None:
+        """The largest bandwidth at which the wire still beats 16 bits."""
+        if setup.world == 1 or codec_named(setup.wire).bits_per_value >= 16:
+            return None
+        half = self.tuned_steps(replace(half_precision(self.cluster), world=setup.world))
+        wins = self.tuned_steps(setup) < half * (1 - PAYS)
+        if not bool(wins.any()):
+            return None
+        last = float(BANDWIDTHS[wins][-1])
+        return float("inf") if last == float(BANDWIDTHS[-1]) else last
+
+    def _dollars(self, world: int, step: float) -> float | None:
+        if not self.cluster.price_per_hour or not self.samples:
+            return None
+        nodes = -(-world // self.cluster.node)
+        steps = self.samples / (self.profile.batch * world)
+        return self.cluster.price_per_hour * nodes * steps * step / 3600

@@ -1,0 +1,1 @@
+"""The predictor against what others and we have measured."""

@@ -1,0 +1,186 @@
+"""Anyone's table of measured steps: some rows calibrate a link, the others are predicted.
+
+A CSV file with a header. Columns: `model` (a built-in name, or any), `parameters` or `layers` (values of each layer in
+forward order, separated by ;) where the model is not built in, `compute_ms` (a step on one device), `link` (any label),
+`workers`, `wire` (a spec), `measured_ms`, `role` (calibrate or predict); and, if wanted, `algorithm`
+(auto) and `overlap` (yes).
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from narrowcast.codecs import codec as codec_named
+from narrowcast.predict import zoo
+from narrowcast.predict.cluster import Cluster, Device, Level
+from narrowcast.predict.costs import Costs
+from narrowcast.predict.model import Description, Layer, Profile
+from narrowcast.predict.step import Setup, Steps
+from narrowcast.predict.toml import FileError
+from narrowcast.predict.validation.metrics import Cell, Result, figures
+
+NEEDED = ("model", "compute_ms", "link", "workers", "wire", "measured_ms", "role")
+ROLES = ("calibrate", "predict")
+GUESS_LAYERS = 20
+"""A model of which only the size is known is taken for so many equal layers."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A row."""
+
+    model: str
+    profile: Profile
+    link: str
+    setup: Setup
+    seconds: float
+    role: str
+
+
+class _Rows:
+    """Reads a table; whatever is wrong fails with file and line."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise FileError(f"validate --data: no file {path}")
+        self.path, self.line = path, 1
+
+    def read(self) -> list[Run]:
+        with self.path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
+            if missing:
+                raise FileError(f"{self.path}:1: no column {missing[0]!r}; there must be {', '.join(NEEDED)}")
+            found = []
+            for row in reader:
+                self.line = reader.line_num
+                found.append(self.run({key: (value or "").strip() for key, value in row.items() if key}))
+        if not found:
+            raise FileError(f"{self.path}:1: the table has no rows")
+        return found
+
+    def fail(self, what: str) -> FileError:
+        return FileError(f"{self.path}:{self.line}: {what}")
+
+    def run(self, row: dict[str, str]) -> Run:
+        if row["role"] not in ROLES:
+            raise self.fail(f"role: take {' or '.join(ROLES)}, got {row['role']!r}")
+        try:
+            codec_named(row["wire"])
+        except ValueError as error:
+            raise self.fail(f"wire: {error}") from None
+        workers = int(self.number(row, "workers"))
+        setup = Setup(workers, row["wire"], row.get("algorithm") or "auto", overlap=row.get("overlap", "yes") != "no")
+        compute = self.number(row, "compute_ms") / 1e3
+        profile = self.description(row).profile_of(compute, spread=0.0)
+        return Run(row["model"], profile, row["link"], setup, self.number(row, "measured_ms") / 1e3, row["role"])
+
+    def number(self, row: dict[str, str], key: str) -> float:
+        try:
+            value = float(row[key])
+        except ValueError:
+            raise self.fail(f"{key}: must be a number, got {row[key]!r}") from None
+        if not 0 < value < math.inf:
+            raise self.fail(f"{key}: must be above 0, got {row[key]}")
+        return value
+
+    def description(self, row: dict[str, str]) -> Description:
+        if row["model"] in zoo.MODELS:
+            return zoo.MODELS[row["model"]]()
+        if row.get("layers"):
+            try:
+                sizes = [int(float(part)) for part in row["layers"].split(";")]
+            except ValueError:
+                raise self.fail(f"layers: must be numbers separated by ;, got {row['layers']!r}") from None
+        elif row.get("parameters"):
+            sizes = [int(self.number(row, "parameters")) // GUESS_LAYERS] * GUESS_LAYERS
+        else:
+            raise self.fail(f"model {row['model']!r} is not built in: give parameters or layers")
+        return Description(row["model"], tuple(Layer(f"layer{i}", (n,), 1.0) for i, n in enumerate(sizes)), 1)
+
+
+def load(path: str | Path) -> list[Run]:
+    return _Rows(Path(path)).read()
+
+
+@dataclass(frozen=True)
+class Link:
+    """What is fitted: the rows of one link know nothing else."""
+
+    gbit: float
+    latency_us: float
+    codec_gbyte: float
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        level = Level("link", 0, self.gbit, self.latency_us)
+        return Cluster("fitted", (level,), Device(memory_gbyte=self.codec_gbyte, launch_us=0.0))
+
+    def seconds(self, run: Run) -> float:
+        steps = Steps(run.profile, Costs(self.cluster, draws=0))
+        return float(steps.steps(run.setup)[0])
+
+
+START = (10.0, 50.0, 50.0)
+LIMITS = ((1e-3, 1e5), (1.0, 1e5), (0.1, 1e4))
+"""Gb/s, us and GB/s between which a fit looks."""
+
+
+def fit(runs: Sequence[Run]) -> Link:
+    """Bandwidth and latency, and the codec's speed where a row has a lossy wire, by least squares of log errors."""
+    lossy = any(not codec_named(run.setup.wire).lossless for run in runs)
+    free = 2 + lossy if len({run.profile.numel for run in runs}) > 1 or len(runs) > 2 else 1
+    best, step = [math.log(value) for value in START], 1.0
+    error = _misfit(best, runs)
+    while step > 0.01:
+        moved = False
+        for place in range(free):
+            for way in (step, -step):
+                tried = [value + way * (number == place) for number, value in enumerate(best)]
+                found = _misfit(tried, runs)
+                if found < error:
+                    best, error, moved = tried, found, True
+        step = step if moved else step / 2
+    return Link(*map(math.exp, best))
+
+
+def _misfit(logs: Sequence[float], runs: Sequence[Run]) -> float:
+    link = Link(*map(math.exp, logs))
+    values = (link.gbit, link.latency_us, link.codec_gbyte)
+    if not all(low <= value <= high for value, (low, high) in zip(values, LIMITS, strict=True)):
+        return math.inf
+    return sum(math.log(link.seconds(run) / run.seconds) ** 2 for run in runs)
+
+
+def validate(path: str | Path) -> Result:
+    """Fit each link on its calibrating rows, predict the others."""
+    runs, cells, notes = load(path), [], []
+    for name in dict.fromkeys(run.link for run in runs):
+        own = [run for run in runs if run.link == name]
+        known = [run for run in own if run.role == "calibrate"]
+        if not known:
+            raise FileError(f"{path}: link {name!r} has no row whose role is calibrate; give one or more")
+        link = fit(known)
+        notes.append(
+            f"{name}: {link.gbit:.3g} Gb/s, {link.latency_us:.3g} us, codec {link.codec_gbyte:.3g} GB/s, "
+            f"on {len(known)} rows"
+        )
+        for run in own:
+            key = (run.model, name, str(run.setup.world), run.setup.wire, run.role)
+            cells.append(Cell(key, run.seconds, link.seconds(run), run.role == "predict"))
+    return Result(
+        name=Path(path).name,
+        title=f"{Path(path).name}: seconds a step",
+        fitted="bandwidth, latency and codec speed of each link on the rows whose role is calibrate",
+        columns=("model", "link", "workers", "wire", "role"),
+        cells=cells,
+        figures=figures(cells, case=lambda cell: cell.key[:3]),
+        notes=notes,
+        unit="ms",
+        scale=1e3,
+    )

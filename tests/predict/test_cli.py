@@ -1,0 +1,130 @@
+"""The commands: tables, JSON and pages on good input; one line and exit code 2 on bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from narrowcast.cli import app
+
+WIRES = "fp32,bf16,int8/256,int4/128"
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_predict_on_a_fresh_clone(tmp_path: Path) -> None:
+    page, data = tmp_path / "page.html", tmp_path / "data.json"
+    words = ["predict", "--model", "resnet50", "--cluster", "p2.16xlarge", "--workers", "1,2,4,8,16", "--wires", WIRES]
+    code, out, _ = run(*words, "--html", str(page), "--json", str(data))
+    assert code == 0
+    assert "NOT measured" in out
+    rows = json.loads(data.read_text())
+    wanted = [(world, wire) for world in (1, 2, 4, 8, 16) for wire in WIRES.split(",")]
+    assert [(row["workers"], row["wire"]) for row in rows] == wanted
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_predict_as_json_prints_nothing_else() -> None:
+    words = "predict --model gpt2 --cluster 8xH100 --workers 4096 --json - --parallel fsdp"
+    code, out, _ = run(*words.split())
+    assert (code, len(json.loads(out))) == (0, 4)
+
+
+def test_the_built_in_names_are_listed() -> None:
+    code, out, _ = run("predict", "--list", "--json", "-")
+    found = json.loads(out)
+    assert code == 0
+    models = "alexnet vgg19 resnet50 resnet110 resnet152 bn-inception lstm bert-large gpt2"
+    clusters = "1gbe-tcp 10gbe-tcp 25gbe-tcp 100gbe-tcp 100gb-ib pcie3 dgx-1 p2.16xlarge p3.16xlarge 8xH100"
+    assert {*models.split()} <= {*found["models"]}
+    assert {*clusters.split()} <= {*found["clusters"]}
+
+
+def test_advise_in_words_and_as_json() -> None:
+    code, out, _ = run("advise", "--model", "vgg19", "--cluster", "10gbe-tcp", "--workers", "16")
+    assert code == 0
+    assert out.startswith("use `int4/128+ef`")
+    code, out, _ = run("advise", "--model", "resnet50", "--cluster", "8xH100", "--workers", "8", "--json", "-")
+    assert json.loads(out)["verdict"] == "leave-off"
+
+
+def test_profile_writes_what_predict_reads(tmp_path: Path) -> None:
+    text = "from torch import nn\nnet = nn.Sequential(nn.Linear(200, 300), nn.Linear(300, 5))\n"
+    (tmp_path / "net.py").write_text(text)
+    profile = str(tmp_path / "model.toml")
+    code, out, _ = run("profile", f"{tmp_path / 'net.py'}:net", "--batch", "4", "--steps", "2", "--out", profile)
+    assert (code, "backward" in out) == (0, True)
+    code, out, _ = run("predict", "--model", profile, "--cluster", "1gbe-tcp", "--workers", "4", "--json", "-")
+    assert (code, json.loads(out)[0]["workers"]) == (0, 4)
+
+
+def test_advise_looks_at_the_gradients_of_a_real_model(tmp_path: Path) -> None:
+    text = "from torch import nn\nnet = nn.Sequential(nn.Linear(200, 3000), nn.Linear(3000, 50))\n"
+    (tmp_path / "net2.py").write_text(text)
+    words = "--cluster 1gbe-tcp --workers 8 --bandwidth 0.01 --json -"
+    code, out, _ = run("advise", "--model", f"{tmp_path / 'net2.py'}:net", *words.split())
+    found = json.loads(out)
+    assert (code, found["verdict"]) == (0, "compress")
+    assert "gradient SNR" in found["text"]
+    assert {error["wire"] for error in found["gradient_errors"]} == {"int8/256", "int4/128+ef"}
+
+
+def test_validate_prints_measured_predicted_and_error() -> None:
+    code, out, _ = run("validate", "dettmers2016")
+    assert code == 0
+    for part in ("measured x", "predicted x", "50.55", "37.19", "the honest mode", "reached"):
+        assert part in out
+
+
+def test_validate_writes_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    assert run("validate", "transfer", "--markdown", str(page))[0] == 0
+    assert "composed MAPE <= 5 %: reached" in page.read_text()
+
+
+BAD = {
+    "negative bandwidth": ("bandwidth_gbit = -1.0\n", "cluster.toml:5: level.0.bandwidth_gbit: must be more than 0"),
+    "missing bandwidth": ("", "cluster.toml:3: level.0.bandwidth_gbit: is missing"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_cluster_file_is_one_line_and_exit_code_2(tmp_path: Path, case: str) -> None:
+    row, word = BAD[case]
+    path = tmp_path / "cluster.toml"
+    path.write_text(f'format = 1\nname = "x"\n[[level]]\nname = "l"\n{row}latency_us = 5.0\n')
+    code, out, err = run("predict", "--model", "resnet50", "--cluster", str(path))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert word in err
+
+
+@pytest.mark.parametrize(
+    "words, word",
+    [
+        ("predict --model resnet51 --cluster pcie3", "model: unknown 'resnet51'"),
+        ("predict --model resnet50 --cluster pcie4", "no file and no preset"),
+        ("predict --model resnet50 --cluster pcie3 --workers 0", "--workers: must be 1 or more, got 0"),
+        ("predict --model resnet50 --cluster pcie3 --workers two", "--workers: give numbers"),
+        ("predict --model resnet50 --cluster pcie3 --wires int9", "int9"),
+        ("predict --model resnet50 --cluster pcie3 --algorithms rings", "unknown 'rings'"),
+        ("predict --model no_such_module:net --cluster pcie3", "importing no_such_module failed: ModuleNotFoundError"),
+        ("predict --cluster pcie3", "give --model and --cluster"),
+        ("advise --model resnet50 --cluster pcie3", "--workers: must be 2 or more"),
+        ("profile no_such_file.py:net", "importing no_such_file.py failed"),
+        ("profile resnet50 --out unused.toml", "needs the device's speed"),
+        ("validate no-such", "unknown 'no-such'"),
+        ("validate --data no-such.csv", "no file no-such.csv"),
+        ("probe", "start it with torchrun"),
+        ("probe --local 1", "communication begins with two"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(words: str, word: str) -> None:
+    code, _, err = run(*words.split())
+    assert (code, err.count("\n")) == (2, 1)
+    assert word in err

@@ -1,0 +1,159 @@
+"""Bytes, steps and seconds of every algorithm: against the collectives themselves, and by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from narrowcast.predict import costs, curve
+from narrowcast.predict.cluster import Cluster, CodecSpeed, Device, Level, Table
+from narrowcast.predict.costs import Costs
+from narrowcast.predict.curve import Curve
+
+FLAT = Cluster("flat", (Level("link", 0, 8.0, 100.0),), Device("cpu", memory_gbyte=10.0, launch_us=0.0))
+"""1 GB/s and 100 us."""
+NODES = Cluster(
+    "nodes", (Level("inside", 4, 80.0, 10.0), Level("between", 0, 8.0, 100.0)), Device(memory_gbyte=10.0, launch_us=0.0)
+)
+
+
+def sizes(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+# ---- curves ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_curve_goes_through_its_points_and_on_at_the_last_slope() -> None:
+    made = Curve(sizes(10, 100, 1000), torch.tensor([[1.0, 2.0, 11.0]], dtype=torch.float64))
+    assert made(sizes(10, 100, 1000))[0].tolist() == pytest.approx([1.0, 2.0, 11.0])
+    assert made(sizes(1))[0].tolist() == [1.0]
+    assert float(made(sizes(2000))[0]) == pytest.approx(11.0 + 0.01 * 1000)
+    assert float(made(sizes(math.sqrt(10 * 100)))[0]) == pytest.approx(math.sqrt(2.0))
+
+
+def test_the_first_version_is_the_mean_and_the_others_are_drawn_from_the_timings() -> None:
+    made = curve.drawn([1.0, 2.0, 3.0, 100.0], 200, torch.Generator().manual_seed(0))
+    assert float(made[0]) == 2.0, "a timing that is far out does not count"
+    assert float(made[1:].min()) >= 1.0
+    assert float(made[1:].max()) <= 3.0
+    assert 1.8 < float(made[1:].mean()) < 2.2
+
+
+def test_versions_are_the_same_every_time() -> None:
+    one, two = (Costs(replace(FLAT, levels=(replace(FLAT.levels[0], spread=0.3),))) for _ in range(2))
+    assert torch.equal(one.levels[0].factor_D, two.levels[0].factor_D)
+
+
+# ---- algorithms ------------------------------------------------------------------------------------------------------
+
+SENT = {
+    "native": lambda world: 2 * (world - 1) / world,
+    "two_shot": lambda world: 2 * (world - 1) / world,
+    "ring": lambda world: 2 * (world - 1) / world,
+    "tree": lambda world: 2 * (world - 1) / world,
+    "one_shot": lambda world: world - 1,
+}
+"""As the docstrings of the collectives state it; tests/dist counts the same bytes on real ranks."""
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+@pytest.mark.parametrize("algorithm", SENT)
+def test_bytes_a_rank_are_those_of_the_collectives(algorithm: str, world: int) -> None:
+    (stage,) = costs.plan(algorithm, FLAT, world).stages
+    assert stage.sent == pytest.approx(SENT[algorithm](world))
+
+
+def test_hierarchical_sends_a_share_outside() -> None:
+    made = costs.plan("hierarchical", NODES, 8)
+    inside, between, back = made.stages
+    assert (inside.level, between.level, back.level) == (0, 1, 0)
+    assert (inside.sent, between.sent, back.sent) == (0.75, 1.0, 0.75)
+    assert (inside.as_is, between.as_is, made.codec_share) == (True, False, 0.25)
+
+
+def test_a_flat_exchange_between_nodes_goes_through_one_card() -> None:
+    """4 ranks a node: each sends 2/8 of the tensor to each rank outside, twice, and all of it through one card."""
+    assert costs.plan("two_shot", NODES, 8).stages[0].sent == 4 * 2 * 4 / 8
+    assert costs.plan("one_shot", NODES, 8).stages[0].sent == 4 * 4
+
+
+def test_inside_one_node_only_the_inner_link_counts() -> None:
+    assert [stage.level for stage in costs.plan("two_shot", NODES, 4).stages] == [0]
+    assert costs.resolve("auto", "int8/256", NODES, 4) == "two_shot"
+    assert costs.resolve("auto", "int8/256", NODES, 8) == "hierarchical"
+    assert costs.resolve("auto", "fp32", NODES, 8) == "native"
+
+
+def test_seconds_by_hand() -> None:
+    """1 M values as float32 on 2 ranks: 4 MB at 1 GB/s and two latencies."""
+    seconds, codec = Costs(FLAT, draws=0).seconds("native", "fp32", sizes(1e6), 2)
+    assert float(seconds[0, 0]) == pytest.approx(4e-3 + 2e-4)
+    assert float(codec[0, 0]) == 0.0
+
+
+def test_a_codec_reads_and_writes_at_the_speed_of_memory_where_nobody_measured_it() -> None:
+    """int8/256: 4 + 1 + 4/256 bytes a value; on 2 ranks 1.5 encodings and 2 decodings of 1 M values, at 10 GB/s."""
+    _, codec = Costs(FLAT, draws=0).seconds("two_shot", "int8/256", sizes(2**20), 2)
+    assert float(codec[0, 0]) == pytest.approx(3.5 * 2**20 * (5 + 4 / 256) / 10e9, rel=1e-3)
+
+
+def test_chunks_hide_the_shorter_of_codec_and_wire() -> None:
+    made = Costs(FLAT, draws=0)
+    plan = costs.plan("two_shot", FLAT, 2)
+    values = sizes(2.0**23)
+    wire, codec = made.wire_seconds(plan, "int8/256", values), made.codec_seconds(plan, "int8/256", values)
+    whole, _ = made.seconds("two_shot", "int8/256", values, 2)
+    assert float(whole) == pytest.approx(float(torch.maximum(wire, codec) + torch.minimum(wire, codec) / 8))
+
+
+def test_a_measured_table_holds_at_its_own_ranks_and_scales_to_others() -> None:
+    points = tuple((float(n), 1e-4 + n * 1.5e-9) for n in (2**12, 2**16, 2**20, 2**24))
+    level = replace(FLAT.levels[0], tables=(Table("all_reduce", 4, points),))
+    made = Costs(replace(FLAT, levels=(level,)), draws=0)
+    at = made.seconds("native", "fp32", sizes(2**20 / 4), 4)[0]
+    assert float(at) == pytest.approx(1e-4 + 2**20 * 1.5e-9)
+    # 8 ranks send 7/6 of the bytes in 14 instead of 6 steps
+    eight = float(made.seconds("native", "fp32", sizes(2**20 / 4), 8)[0])
+    assert eight == pytest.approx(1e-4 + 2**20 * 1.5e-9 * 7 / 6 + 8 * 1e-4, rel=0.02)
+
+
+def test_a_call_that_was_timed_whole_is_predicted_as_it_was_timed() -> None:
+    fp32 = Table("two_shot", 2, tuple((float(n), 1e-4 + n * 1e-9) for n in (2**12, 2**18, 2**24)))
+    whole = Table("two_shot", 2, tuple((float(n), 3e-4 + n * 0.7e-9) for n in (2**12, 2**18, 2**24)), "int8/256")
+    level = replace(FLAT.levels[0], tables=(fp32, whole))
+    made = Costs(replace(FLAT, levels=(level,)), draws=0)
+    assert float(made.seconds("two_shot", "int8/256", sizes(2**16), 2)[0]) == pytest.approx(3e-4 + 2**18 * 0.7e-9)
+    # another wire has no such table and is put together from its parts
+    assert float(made.seconds("two_shot", "int4/128", sizes(2**16), 2)[0]) < 3.1e-4
+
+
+def test_an_unmeasured_wire_runs_like_the_nearest_measured_one() -> None:
+    speeds = tuple(
+        CodecSpeed(wire, ((2.0**20, t),), ((2.0**20, t),)) for wire, t in (("int8/256", 1e-3), ("int4/128", 2e-3))
+    )
+    made = Costs(replace(FLAT, codecs=speeds), draws=0)
+    assert float(made.codec("int3/64")[0](sizes(2.0**20))) == 2e-3
+    assert float(made.codec("e4m3fn/128")[0](sizes(2.0**20))) == 1e-3
+
+
+def test_nccl_may_take_a_tree_and_gloo_has_a_ring() -> None:
+    """1024 ranks: 2046 latencies around a ring, 20 up and down a tree."""
+    nccl = replace(FLAT, device=Device("H100", memory_gbyte=10.0))
+    assert [costs.plan("native", place, 1024).stages[0].steps for place in (FLAT, nccl)] == [2046, 20]
+
+
+def test_unknown_algorithms_and_missing_speeds_are_errors() -> None:
+    with pytest.raises(ValueError, match="unknown 'rings'; take auto"):
+        costs.plan("rings", FLAT, 2)
+    with pytest.raises(ValueError, match="says how fast int8/256 is"):
+        Costs(replace(FLAT, device=Device()), draws=0).seconds("two_shot", "int8/256", sizes(1e6), 2)
+
+
+def test_error_feedback_costs_a_decoding_and_three_passes_more() -> None:
+    made = Costs(FLAT, draws=0)
+    plain, owing = (made.codec(wire)[0](sizes(2.0**20)) for wire in ("int4/128", "int4/128+ef"))
+    assert float(owing - plain) == pytest.approx(float(made.codec("int4/128")[1](sizes(2.0**20))) + 12 * 2**20 / 10e9)

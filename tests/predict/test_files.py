@@ -1,0 +1,144 @@
+"""Files that people edit: what is written is read back, tomllib agrees, and what is wrong is named with its line."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from narrowcast.predict import cluster, model, toml
+from narrowcast.predict.cluster import Cluster, CodecSpeed, Device, Level, Overlap, Table
+from narrowcast.predict.model import Profile, TensorTime
+from narrowcast.predict.toml import FileError
+
+TEXT = """# a comment
+format = 1
+name = "a \\"quoted\\" name # no comment"   # a comment
+on = true
+off = false
+whole = -12
+big = 1_000_000
+small = 2.5e-3
+
+[table]
+list = [1, 2.5, "x"]   # mixed
+rows = [
+  [1, 2.0],   # a row
+  [3, 4.0],
+]
+
+[[level]]
+name = "one"
+
+[[level.collective]]
+ranks = 2
+
+[[level.collective]]
+ranks = 4
+
+[[level]]
+name = "two"
+"""
+
+CLUSTER = Cluster(
+    name="mine",
+    levels=(
+        Level("inside", 4, 100.0, 5.0, 0.1),
+        Level(
+            "between", 0, 10.0, 50.0, 0.0, (Table("two_shot", 4, ((1024.0, 1e-3, 2e-3), (4096.0, 2e-3)), "int8/256"),)
+        ),
+    ),
+    device=Device("cpu: x", 1e12, 20.0, 3.0, "compute", 0.1),
+    overlap=Overlap(1.5, 1.25, 2.0),
+    codecs=(CodecSpeed("int8/256", ((1024.0, 1e-6),), ((1024.0, 2e-6),), 1.5, 1.25, 2.0),),
+    measured=True,
+    source="a test",
+    price_per_hour=2.5,
+)
+
+
+def test_values_and_their_lines() -> None:
+    found = toml.parse(TEXT)
+    assert found.values["name"] == 'a "quoted" name # no comment'
+    assert (found.values["on"], found.values["off"], found.values["whole"], found.values["big"]) == (
+        True,
+        False,
+        -12,
+        10**6,
+    )
+    assert found.values["table"]["rows"] == [[1, 2.0], [3, 4.0]]
+    assert [level["name"] for level in found.values["level"]] == ["one", "two"]
+    assert [table["ranks"] for table in found.values["level"][0]["collective"]] == [2, 4]
+    assert (found.lines["name"], found.lines["table.rows.1"], found.lines["level.0.collective.1.ranks"]) == (3, 14, 24)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib came with Python 3.11")
+@pytest.mark.parametrize(
+    "text", [TEXT, cluster.dump(CLUSTER), *(p.read_text() for p in cluster.PRESETS.glob("*.toml"))]
+)
+def test_tomllib_reads_the_same(text: str) -> None:
+    import tomllib
+
+    assert toml.parse(text).values == tomllib.loads(text)
+
+
+def test_a_cluster_is_read_back() -> None:
+    assert cluster.parse(cluster.dump(CLUSTER)) == CLUSTER
+
+
+def test_a_profile_is_read_back() -> None:
+    made = Profile("m", 8, 0.5, 1.0, 0.25, (TensorTime("a", 10, 0.125), TensorTime("b", 20, 0.5)), 0.1, "a test", 7, 2)
+    assert model.read(toml.parse(model.dump(made))) == made
+
+
+GOOD = 'format = 1\nname = "x"\n[[level]]\nname = "l"\nbandwidth_gbit = 1.0\nlatency_us = 5.0\n'
+
+
+@pytest.mark.parametrize(
+    "old, new, line, word",
+    [
+        ("bandwidth_gbit = 1.0\n", "", 3, "bandwidth_gbit: is missing"),
+        ("= 1.0", "= -1.0", 5, "must be more than 0, got -1.0"),
+        ("= 1.0", "= 0", 5, "must be more than 0, got 0"),
+        ("= 1.0", "= nan", 5, "must be a number"),
+        ("= 1.0", '= "fast"', 5, "must be a number, got 'fast'"),
+        ("= 1.0", "= fast", 5, "'fast' is no number"),
+        ("= 1.0", "=", 5, "has no value"),
+        ("latency_us = 5.0", "latency_us = -5.0", 6, "must be 0 or more"),
+        ("latency_us", "latency_ms", 6, "unknown; there are"),
+        ("format = 1", "format = 2", 1, "reads format = 1"),
+        ("[[level]]", "[level", 3, "a table is written"),
+        ("[[level]]", "[level]", 3, "there may be several"),
+        ("5.0\n", "5.0\nlatency_us = 6.0\n", 7, "a second time"),
+        (
+            "5.0\n",
+            '5.0\n[[level.collective]]\nname = "all_reduce"\nranks = 2\npoints = [[1, 2],\n[3, -4]]\n',
+            11,
+            "all above 0",
+        ),
+        ("5.0\n", '5.0\n[[codec]]\nwire = "int9/256"\n', 8, "codec.0.wire"),
+        ("5.0\n", '5.0\n[device]\ncodec_stream = "both"\n', 8, 'take "side" or "compute"'),
+    ],
+)
+def test_an_error_names_file_line_and_reason(old: str, new: str, line: int, word: str) -> None:
+    assert cluster.parse(GOOD).levels[0].bandwidth_gbit == 1.0
+    with pytest.raises(FileError) as caught:
+        cluster.parse(GOOD.replace(old, new), "mine.toml")
+    assert str(caught.value).startswith(f"mine.toml:{line}: ")
+    assert word in str(caught.value)
+
+
+def test_no_level_and_no_file_are_errors() -> None:
+    with pytest.raises(FileError, match="at least one"):
+        cluster.parse("format = 1\n")
+    with pytest.raises(FileError, match=r"no file and no preset; there are .*p2\.16xlarge"):
+        cluster.load("no-such-cluster")
+
+
+@pytest.mark.parametrize("name", cluster.presets())
+def test_a_preset_says_that_nobody_measured_it_and_where_its_numbers_are_from(name: str) -> None:
+    found = cluster.load(name)
+    assert not found.measured
+    assert len(found.source) > 40
+    assert all(level.spread > 0 for level in found.levels)
+    assert (found.device.flops > 0, found.device.memory_gbyte > 0) == (True, True)
