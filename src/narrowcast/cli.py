@@ -18,16 +18,21 @@ import torch
 
 import narrowcast
 from narrowcast.bench import codecs as bench_codecs
+from narrowcast.bench import cuda as bench_cuda
 from narrowcast.bench import dettmers2016, nonfinite
 from narrowcast.bench.check import failure
 from narrowcast.bench.cli import app as bench_app
 from narrowcast.codecs import Codec, all_specs, error_report
 from narrowcast.codecs import codec as codec_named
 from narrowcast.console import JsonPath, emit, new_table, number, percent, progress
+from narrowcast.data import DataError
+from narrowcast.data.cli import app as data_app
 from narrowcast.formats import Format, all_formats, families
-from narrowcast.kernels import native, ops
+from narrowcast.kernels import accelerator, native, ops
 from narrowcast.lab import LabError
 from narrowcast.lab.cli import app as lab_app
+from narrowcast.predict import cli as predict_cli
+from narrowcast.simulate.cli import simulate as simulate_command
 
 app = typer.Typer(
     help="Fewer bits on the wire when deep networks train on many devices.",
@@ -36,13 +41,16 @@ app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench")
 app.add_typer(lab_app, name="lab")
+predict_cli.register(app)
+app.add_typer(data_app, name="data")
+app.command("simulate")(simulate_command)
 
 
 def main() -> None:
     """Entry point: an error that we raised on purpose is shown without a traceback."""
     try:
         app()
-    except (ValueError, TypeError, NotImplementedError, LabError) as error:
+    except (ValueError, TypeError, NotImplementedError, LabError, DataError) as error:
         sys.exit(f"narrowcast: {error}")
 
 
@@ -194,11 +202,23 @@ def _slow_codecs() -> dict[str, str]:
     return found
 
 
+def _cuda_devices() -> list[str]:
+    return [torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())]
+
+
+def _failures() -> dict[str, str]:
+    """What differs from the reference: every codec on the CPU; on a GPU, which compiles first, one of each kind."""
+    found = {spec: failure(codec_named(spec)) for spec in all_specs()}
+    if torch.cuda.is_available():
+        found |= {f"{spec} on cuda": failure(codec_named(spec), torch.device("cuda")) for spec in bench_cuda.TARGETS}
+    return {what: why for what, why in found.items() if why}
+
+
 @app.command()
 def doctor(json_path: JsonPath = None) -> None:
     """What runs on this machine, what does not, and why. Ends with 1 where a kernel fails its check."""
     library, where = native.load()
-    failures = {spec: why for spec in all_specs() if (why := failure(codec_named(spec)))}
+    failures = _failures()
     facts: dict[str, Any] = {
         "narrowcast": narrowcast.__version__,
         "torch": torch.__version__,
@@ -208,6 +228,8 @@ def doctor(json_path: JsonPath = None) -> None:
         "native": library is not None,
         "native_where": where,
         "isa": native.isa() if library is not None else None,
+        "cuda": _cuda_devices(),
+        "triton": accelerator.load()[1],
         "ops": [vars(choice) for choice in ops.explain()],
         "slow": _slow_codecs(),
         "failed_checks": failures,
@@ -225,6 +247,10 @@ def _doctor_table(facts: dict[str, Any]) -> Table:
         shown.add_row(key, str(facts[key]))
     state = f"yes, {facts['isa']}" if facts["native"] else f"NO: {facts['native_where']}"
     shown.add_row("native CPU kernels", state)
+    shown.add_row("CUDA devices", ", ".join(facts["cuda"]) or "none here")
+    shown.add_row(
+        "Triton kernels", facts["triton"] if facts["cuda"] else f"{facts['triton']}; no CUDA device uses them"
+    )
     for choice in facts["ops"]:
         shown.add_row(
             f"{choice['op']} on {choice['device']}", " ".join(filter(None, [choice["implementation"], choice["why"]]))

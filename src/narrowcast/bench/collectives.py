@@ -7,7 +7,6 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from narrowcast.codecs import codec as codec_named
@@ -16,7 +15,7 @@ from narrowcast.lab import Lab
 VALUES = 25_000_000
 ROUNDS = 3
 SPECS = ("bf16", "int8/256", "e5m2+aps", "int4/128", "int2/64")
-WORKER = Path(__file__).with_name("collectives_worker.py")
+WORKER = "narrowcast.bench.collectives_worker"
 
 TARGETS: dict[tuple[int, str], dict[str, float]] = {
     (2, "1gbit"): {"bf16": 1.9, "int8/256": 3.6, "e5m2+aps": 3.5, "int4/128": 6.3, "int2/64": 10.0},
@@ -71,7 +70,7 @@ def run(
     for spec in specs:
         codec_named(spec)
     with Lab(hosts, rate) as lab:
-        words = [sys.executable, str(WORKER), str(values), str(rounds), *specs]
+        words = [sys.executable, "-m", WORKER, str(values), str(rounds), *specs]
         done = lab.run(words, capture=True, timeout=1800).check()
     for line in done.lines:
         if line.rank == 0 and line.stream == "stdout" and line.text.startswith("{"):

@@ -1,6 +1,6 @@
 """One rank of `narrowcast bench collectives`: times all-reduces beside Gloo's own; rank 0 prints a JSON line for each.
 
-Started by the lab (or torchrun): python collectives_worker.py VALUES ROUNDS SPEC...
+Started by the lab (or torchrun): python -m narrowcast.bench.collectives_worker VALUES ROUNDS SPEC...
 """
 
 from __future__ import annotations

@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from narrowcast.lab import Lab
 
 WIRES = ("plain", "fp16-hook", "powersgd-4", "bf16", "int8/256", "e5m2+aps", "int4/128", "int4/128+ef")
 STEPS = 5
-WORKER = Path(__file__).with_name("ddp_worker.py")
+WORKER = "narrowcast.bench.ddp_worker"
 
 
 def run(hosts: int, rate: str | None, wires: Sequence[str] = WIRES, steps: int = STEPS) -> Iterator[dict[str, Any]]:
     """A row for each wire: step time, the part of it that communication adds, and the error of the mean gradient."""
     with Lab(hosts, rate) as lab:
-        words = [sys.executable, str(WORKER), str(steps), *wires]
+        words = [sys.executable, "-m", WORKER, str(steps), *wires]
         done = lab.run(words, capture=True, timeout=1800).check()
     for line in done.lines:
         if line.rank == 0 and line.stream == "stdout" and line.text.startswith("{"):

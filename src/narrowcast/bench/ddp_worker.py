@@ -1,6 +1,6 @@
 """One rank of `narrowcast bench ddp`: step times of an MLP under DDP with different hooks; rank 0 prints JSON lines.
 
-Started by the lab (or torchrun): python ddp_worker.py STEPS WIRE...
+Started by the lab (or torchrun): python -m narrowcast.bench.ddp_worker STEPS WIRE...
 A wire is a codec spec, "plain" (DDP without a hook), "fp16-hook" or "powersgd-RANK" (torch's own hooks).
 """
 
@@ -55,7 +55,9 @@ class Trainer:
 
     def __init__(self, wire: str) -> None:
         # torch's PowerSGD hook waits inside a callback: with two buckets under way both of Gloo's threads wait for ever
-        self.model = DistributedDataParallel(mlp(), bucket_cap_mb=1024 if wire.startswith("powersgd") else None)
+        self.model = DistributedDataParallel(
+            mlp(), bucket_cap_mb=1024 if wire.startswith("powersgd") else None, gradient_as_bucket_view=True
+        )
         self.handle = attach_wire(self.model, wire)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         self.generator = torch.Generator().manual_seed(1 + dist.get_rank())
