@@ -7,8 +7,6 @@ import torch
 from laws.inputs import hard_values, normal, with_specials
 
 import narrowcast as nc
-from narrowcast.codecs.feedback import ErrorFeedback
-from narrowcast.collectives.feedback import Residuals
 from narrowcast.kernels import ops
 
 SPECS = ("int8/256", "int4/128+sr", "e5m2", "nvfp4", "onebit/64", "uint8/512", "bf16", "fp32", "dtree8")
@@ -17,25 +15,20 @@ N = 1001
 
 @pytest.mark.parametrize("unit", [1.0, 1024.0, 3.0])
 @pytest.mark.parametrize("spec", SPECS)
-def test_encoding_with_a_residual_is_what_collectives_do_by_hand(spec: str, unit: float) -> None:
+def test_encoding_with_a_residual_is_what_error_feedback_does_by_hand(spec: str, unit: float) -> None:
     codec, x = nc.codec(spec), with_specials(hard_values(64, N), 300)
-    by_hand = Residuals(0.01 * normal(N, 1), torch.zeros(N), unit)
-    residual = by_hand.first.clone()
-    wanted = by_hand.wanted(x, 0, (0, N))
+    old = 0.01 * normal(N, 1)
+    residual, wanted = old.clone(), x + old * unit
     wire = codec.encode(wanted, seed=3)
-    by_hand.owe(0, (0, N), wanted, codec.decode(wire, N))
+    owed = (wanted - codec.decode(wire, N)) / unit
     assert torch.equal(codec.encode(x, seed=3, residual=residual, unit=unit), wire)
-    assert torch.equal(residual, by_hand.first)
+    assert torch.equal(residual, torch.where(owed.isfinite(), owed, old))
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_encoding_with_a_residual_is_what_error_feedback_does(spec: str) -> None:
-    codec, memory = nc.codec(spec), ErrorFeedback(nc.codec(spec))
-    residual = torch.zeros(N)
-    for step in range(3):
-        x = normal(N, step)
-        assert torch.equal(codec.encode(x, seed=step, residual=residual), memory.encode(x, seed=step))
-        assert torch.equal(residual, memory.residual)
+@pytest.mark.parametrize("unit", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_unit_that_cannot_be_divided_by_is_refused(unit: float) -> None:
+    with pytest.raises(ValueError, match="units of a positive number"):
+        nc.codec("int8/256").encode(torch.ones(4), residual=torch.zeros(4), unit=unit)
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -142,7 +143,7 @@ class Codec(abc.ABC):
             ops.check_same_device(self, "scale", scale, x)
         n, dtype = x.numel(), x.dtype
         if residual is not None:
-            self._check_residual(residual, x)
+            self._check_residual(residual, unit, x)
             dtype = torch.float32
         wire = self._checked_wire(self.nbytes(n, dtype), out, x)
         if n:
@@ -201,7 +202,7 @@ class Codec(abc.ABC):
             self._check_scale(scale)
             ops.check_same_device(self, "scale", scale, first)
         if residual is not None:
-            self._check_residual(residual, first, n)
+            self._check_residual(residual, unit, first, n)
         wire = self._checked_wire(self.nbytes(n), out, first)
         if n:
             plan = self.plan_for(torch.float32)
@@ -227,8 +228,10 @@ class Codec(abc.ABC):
             ops.check_device(self, wire)
         return wires[0]
 
-    def _check_residual(self, residual: Tensor, x: Tensor, n: int | None = None) -> None:
+    def _check_residual(self, residual: Tensor, unit: float, x: Tensor, n: int | None = None) -> None:
         n = x.numel() if n is None else n
+        if not 0 < unit < math.inf:
+            raise ValueError(f"encode with {self}: unit={unit}; what is owed is kept in units of a positive number")
         if residual.dtype != torch.float32 or residual.numel() != n or not residual.is_contiguous():
             got = f"{residual.numel()} of {residual.dtype}" + ("" if residual.is_contiguous() else ", not contiguous")
             raise ValueError(f"encode with {self}: the residual must be {n} contiguous float32, got {got}")

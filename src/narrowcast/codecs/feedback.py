@@ -32,16 +32,14 @@ class ErrorFeedback:
 
         Where what comes back is not finite (a NaN or Inf in the block) the residual stays as it was.
         """
-        wanted = x.detach().reshape(-1).float()
         if self.residual is None:
-            self.residual = torch.zeros_like(wanted)
-        if self.residual.shape != wanted.shape:
+            self.residual = torch.zeros(x.numel(), device=x.device)
+        if self.residual.numel() != x.numel():
             raise ValueError(
-                f"ErrorFeedback: got {wanted.numel()} values, the residual has {self.residual.numel()}; "
+                f"ErrorFeedback: got {x.numel()} values, the residual has {self.residual.numel()}; "
                 "use one ErrorFeedback for each tensor"
             )
-        wanted = wanted + self.residual
-        wire = self.codec.encode(wanted, seed=seed, stream=stream, offset=offset, scale=scale, out=out)
-        owed = wanted - self.codec.decode(wire, wanted.numel())
-        self.residual = torch.where(owed.isfinite(), owed, self.residual)
+        owed = self.residual.clone()  # whoever holds the old one, say for a checkpoint, keeps it
+        wire = self.codec.encode(x, seed=seed, stream=stream, offset=offset, scale=scale, residual=owed, out=out)
+        self.residual = owed
         return wire

@@ -34,10 +34,5 @@ class Residuals:
         """What should be sent: the values of `part` and what is owed there, in float32."""
         return values.float() + self._owed(shot, part) * self.unit
 
-    def owe(self, shot: int, part: Range, wanted: Tensor, sent: Tensor) -> None:
-        """Keep what was wanted but not sent. A non-finite value owes nothing new: the old residual stays."""
-        owed, kept = (wanted - sent) / self.unit, self._owed(shot, part)
-        kept.copy_(torch.where(owed.isfinite(), owed, kept))
-
     def _owed(self, shot: int, part: Range) -> Tensor:
         return (self.first if shot == 0 else self.second)[part[0] : part[1]]

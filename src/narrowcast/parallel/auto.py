@@ -20,7 +20,7 @@ from narrowcast.collectives.channel import Channel
 from narrowcast.collectives.transport import TorchTransport
 from narrowcast.parallel import overlap
 from narrowcast.parallel.ddp import Bucket, DDPState, Done, plain
-from narrowcast.parallel.handle import Handle, _Hook
+from narrowcast.parallel.handle import Handle, _Hook, register
 from narrowcast.parallel.stats import Row
 from narrowcast.parallel.timeline import Event
 
@@ -210,7 +210,5 @@ class AutoHandle(Handle):
 
 def watch(model: DistributedDataParallel, hook: _Hook, make: Callable[[str], DDPState]) -> Handle:
     """Attach without a wire: it is chosen after a few steps. make: the state for a wire, once it is known."""
-    if not hasattr(model, "_narrowcast_hook"):
-        model.register_comm_hook(None, hook.__call__)
-        object.__setattr__(model, "_narrowcast_hook", hook)
+    register(model, hook)
     return AutoHandle(model, hook, make)

@@ -163,15 +163,7 @@ def attach(
         )
     if parameters is not None or between is not None:
         raise ValueError("attach: parameters= and between= are for FSDP2; DDP sends gradients alone, leave them out")
-    hook: _Hook | None = getattr(model, "_narrowcast_hook", None)
-    if hook is None:
-        if model._comm_hooks and mixed_precision.state_of(model) is None:
-            raise RuntimeError(
-                "attach: the model has a communication hook already; DDP takes only one, remove that one"
-            )
-        hook = _Hook(model.process_group)
-    if hook.state is not None:
-        raise RuntimeError("attach: the model is attached already; call detach() on its handle first")
+    hook = _free_hook(model)
 
     def make(chosen: object) -> DDPState:
         made = DDPState(
@@ -193,17 +185,29 @@ def attach(
 
         return watch(model, hook, make)
     state = make(gradients)
-    if not hasattr(model, "_narrowcast_hook"):
-        try:
-            _register(model, hook)
-        except RuntimeError:
-            state.close()
-            raise
+    try:
+        register(model, hook)
+    except RuntimeError:
+        state.close()
+        raise
     hook.state = state
     return Handle(model, hook, state)
 
 
-def _register(model: DistributedDataParallel, hook: _Hook) -> None:
+def _free_hook(model: DistributedDataParallel) -> _Hook:
+    """The model's own of an earlier attach, or a new one; raises where it is in use or another one is there."""
+    hook: _Hook | None = getattr(model, "_narrowcast_hook", None)
+    if hook is None and model._comm_hooks and mixed_precision.state_of(model) is None:
+        raise RuntimeError("attach: the model has a communication hook already; DDP takes only one, remove that one")
+    if hook is not None and hook.state is not None:
+        raise RuntimeError("attach: the model is attached already; call detach() on its handle first")
+    return hook or _Hook(model.process_group)
+
+
+def register(model: DistributedDataParallel, hook: _Hook) -> None:
+    """Give the model our hook, once: on its own, or behind the one that mixed precision brings."""
+    if hasattr(model, "_narrowcast_hook"):
+        return
     taken = mixed_precision.state_of(model)
     if taken is None:
         model.register_comm_hook(None, hook.__call__)
