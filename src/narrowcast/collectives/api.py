@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -17,7 +16,10 @@ from narrowcast.collectives.channel import Channel, channel_of
 from narrowcast.collectives.coder import Coder, Noise, Times, segment_ranges
 from narrowcast.collectives.exchange import Exchange
 from narrowcast.collectives.feedback import Residuals
+from narrowcast.collectives.flat import Flat
+from narrowcast.collectives.lane import Visit, lane_of
 from narrowcast.collectives.one_shot import store
+from narrowcast.collectives.submit import submit
 from narrowcast.collectives.work import Work
 from narrowcast.kernels.ops import FLOATS
 
@@ -54,26 +56,6 @@ def _listed(tensors: Tensors) -> list[Tensor]:
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
 
 
-class _Flat:
-    """Tensors as one flat CPU tensor that can be written back."""
-
-    def __init__(self, tensors: list[Tensor], buffer: Tensor | None = None) -> None:
-        self.tensors = tensors
-        self.lengths = [t.numel() for t in tensors]
-        one = buffer if buffer is not None else tensors[0].detach() if len(tensors) == 1 else None
-        self.is_view = one is not None and one.is_contiguous() and one.is_cpu
-        self.x = one.view(-1) if one is not None and self.is_view else self._gathered()
-
-    def _gathered(self) -> Tensor:
-        return torch.cat([t.detach().reshape(-1).cpu() for t in self.tensors] or [torch.empty(0)])
-
-    def write_back(self) -> None:
-        if self.is_view:
-            return
-        for tensor, (low, high) in zip(self.tensors, segment_ranges(self.lengths), strict=True):
-            tensor.detach().copy_(self.x[low:high].view(tensor.shape))
-
-
 def _plain_codec(what: str, spec: Spec) -> Codec:
     """A codec for calls that keep nothing from one to the next."""
     codec = codec_named(spec)
@@ -98,13 +80,20 @@ def _signature(what: str, codec: Codec, x: Tensor, **more: object) -> dict[str, 
 
 
 def _run(
-    channel: Channel, signature: dict[str, object], job: Callable[[Exchange], None], flat: _Flat, async_op: bool
+    channel: Channel,
+    signature: dict[str, object],
+    job: Callable[[Exchange], None],
+    flat: Flat,
+    async_op: bool,
+    more: Sequence[Tensor] = (),
 ) -> Work | None:
+    """Submit a job that ends in `flat`; `more` are the other tensors that it uses."""
+
     def whole(exchange: Exchange) -> None:
         job(exchange)
         flat.write_back()
 
-    work = channel.submit(signature, whole)
+    work = submit(channel, signature, whole, [flat.x, *flat.tensors, *more])
     if async_op:
         return work
     work.wait()
@@ -136,7 +125,7 @@ def all_reduce(
     error feedback carries from call to call. times, channel and buffer are for `attach`: where to count seconds, whose
     turn it is, and the flat tensor that the listed ones are views of.
     """
-    codec, flat = codec_named(spec), _Flat(_checked("all_reduce", tensor), buffer)
+    codec, flat = codec_named(spec), Flat(_checked("all_reduce", tensor), buffer)
     channel = channel or channel_of(group)
     chosen = algorithms.choose(algorithm, codec, flat.x.numel(), channel.world, bool(nodes))
     algorithms.check(chosen, codec, channel.world, nodes)
@@ -152,7 +141,9 @@ def all_reduce(
 
     more: dict[str, object] = {"algorithm": chosen, "op": str(reduction), "segments": flat.lengths, "seed": seed}
     more |= {"nodes": nodes, "inner": str(inside)}
-    return _run(channel, _signature("all_reduce", codec, flat.x, **more, accumulator=accumulator), job, flat, async_op)
+    signature = _signature("all_reduce", codec, flat.x, **more, accumulator=accumulator)
+    owed = [] if residuals is None else [residuals.first, residuals.second]
+    return _run(channel, signature, job, flat, async_op, owed)
 
 
 def _check_options(codec: Codec, algorithm: str, accumulator: str, residuals: Residuals | None) -> None:
@@ -186,7 +177,7 @@ def reduce_scatter(
 ) -> Work | None:
     """Rank r gets the sum of everybody's part r: of a list with one tensor a rank, or of W equal parts of a tensor."""
     codec, channel = _plain_codec("reduce_scatter", spec), channel_of(group)
-    flat, target = _Flat(_checked("reduce_scatter", input, output)), _Flat(_checked("reduce_scatter", output))
+    flat, target = Flat(_checked("reduce_scatter", input, output)), Flat(_checked("reduce_scatter", output))
     lengths = _parts("reduce_scatter", flat, isinstance(input, Tensor), channel.world)
     _expect("reduce_scatter", target, lengths[channel.rank])
     noise, reduction = noise_of("reduce_scatter", codec, seed, step), reduction_of(op, channel.world)
@@ -196,7 +187,7 @@ def reduce_scatter(
         store(target.x, phases.reduce_scatter(call, segment_ranges(lengths), algorithms.scales(call)))
 
     signature = _signature("reduce_scatter", codec, flat.x, segments=lengths, op=str(reduction))
-    return _run(channel, signature, job, target, async_op)
+    return _run(channel, signature, job, target, async_op, [flat.x])
 
 
 def all_gather(
@@ -211,7 +202,7 @@ def all_gather(
 ) -> Work | None:
     """Everybody gets everybody's `input`, in rank order: into a list with one tensor a rank, or into one tensor."""
     codec, channel = _plain_codec("all_gather", spec), channel_of(group)
-    flat, source = _Flat(_checked("all_gather", output, input)), _Flat(_checked("all_gather", input))
+    flat, source = Flat(_checked("all_gather", output, input)), Flat(_checked("all_gather", input))
     lengths = _parts("all_gather", flat, isinstance(output, Tensor), channel.world)
     _expect("all_gather", source, lengths[channel.rank])
     noise = noise_of("all_gather", codec, seed, step)
@@ -220,7 +211,8 @@ def all_gather(
         call = Call(flat.x, codec, exchange, lengths, noise=noise)
         phases.all_gather(call, segment_ranges(lengths), source.x)
 
-    return _run(channel, _signature("all_gather", codec, flat.x, segments=lengths), job, flat, async_op)
+    signature = _signature("all_gather", codec, flat.x, segments=lengths)
+    return _run(channel, signature, job, flat, async_op, [source.x])
 
 
 def all_to_all(
@@ -237,7 +229,7 @@ def all_to_all(
 ) -> Work | None:
     """Part p of our input goes to rank p, each encoded by itself; parts may differ in size (lists, or split sizes)."""
     codec, channel = _plain_codec("all_to_all", spec), channel_of(group)
-    target, source = _Flat(_checked("all_to_all", output, input)), _Flat(_checked("all_to_all", input))
+    target, source = Flat(_checked("all_to_all", output, input)), Flat(_checked("all_to_all", input))
     arriving = _split_sizes("all_to_all", target, isinstance(output, Tensor), output_split_sizes, channel.world)
     leaving = _split_sizes("all_to_all", source, isinstance(input, Tensor), input_split_sizes, channel.world)
     noise = noise_of("all_to_all", codec, seed, step)
@@ -249,7 +241,7 @@ def all_to_all(
 
     # the sizes may differ from rank to rank and from call to call: phases.all_to_all compares them each time
     signature = _signature("all_to_all", codec, source.x, numel=None)
-    return _run(channel, signature, job, target, async_op)
+    return _run(channel, signature, job, target, async_op, [source.x])
 
 
 def broadcast(
@@ -264,7 +256,7 @@ def broadcast(
     seed: int = 0,
 ) -> Work | None:
     """Everybody gets what rank `src` has, as the codec brings it back: `src` itself, too."""
-    codec, flat, channel = _plain_codec("broadcast", spec), _Flat(_checked("broadcast", tensor)), channel_of(group)
+    codec, flat, channel = _plain_codec("broadcast", spec), Flat(_checked("broadcast", tensor)), channel_of(group)
     root = _group_rank("broadcast", channel, group, src, group_src)
     noise = noise_of("broadcast", codec, seed, step)
 
@@ -315,11 +307,17 @@ def isend(
     seed: int = 0,
 ) -> Work:
     """`send` without waiting. The tensor is encoded before this returns."""
-    codec, flat, channel = _plain_codec("send", spec), _Flat(_checked("send", tensor)), channel_of(group)
+    codec, flat, channel = _plain_codec("send", spec), Flat(_checked("send", tensor)), channel_of(group)
     peer, noise = _peer("send", channel, group, dst, group_dst), noise_of("send", codec, seed, step)
     coder = Coder(codec, flat.lengths, flat.x.dtype, noise)
-    wire = point.outgoing(coder, flat.x, noise.stream(channel.rank, 0))
-    return _in_line(channel, ("send", peer, tag), lambda: point.send(channel.transport, coder, wire, peer, tag))
+    lane = lane_of(channel.transport, flat.x.device)
+    wire, there = lane.to_host(point.outgoing(coder, flat.x, noise.stream(channel.rank, 0)))
+
+    def job() -> None:
+        lane.hold(there)
+        point.send(channel.transport, coder, wire, peer, tag)
+
+    return _in_line(channel, ("send", peer, tag), job, Work())
 
 
 def irecv(
@@ -332,20 +330,26 @@ def irecv(
     group_src: int | None = None,
 ) -> Work:
     """`recv` without waiting."""
-    codec, flat, channel = _plain_codec("recv", spec), _Flat(_checked("recv", tensor)), channel_of(group)
+    codec, flat, channel = _plain_codec("recv", spec), Flat(_checked("recv", tensor)), channel_of(group)
     peer = _peer("recv", channel, group, src, group_src)
-    coder = Coder(codec, flat.lengths, flat.x.dtype, Noise())
+    coder, whole = Coder(codec, flat.lengths, flat.x.dtype, Noise()), (0, flat.x.numel())
+    lane = lane_of(channel.transport, flat.x.device)
+    visit = Visit(lane, [flat.x, *flat.tensors])
 
     def job() -> None:
-        point.receive(channel.transport, coder, flat.x, peer, tag)
-        flat.write_back()
+        wire = lane.pinned(coder.nbytes(whole))
+        point.receive(channel.transport, coder, wire, peer, tag)
+        with visit.working():
+            coder.decode(wire.to(lane.device, non_blocking=True), whole, flat.x)
+            flat.write_back()
 
-    return _in_line(channel, ("recv", peer, tag), job)
+    return _in_line(channel, ("recv", peer, tag), job, Work(visit))
 
 
-def _in_line(channel: Channel, line: tuple[str, int, int], job: Callable[[], None]) -> Work:
+def _in_line(channel: Channel, line: tuple[str, int, int], job: Callable[[], None], work: Work) -> Work:
     """Messages between two ranks with one tag arrive in the order in which they were sent."""
-    work = channel.lines[line] = point.start(job, channel.lines.get(line))
+    point.start(job, channel.lines.get(line), work)
+    channel.lines[line] = work
     return work
 
 
@@ -368,7 +372,7 @@ def _group_rank(what: str, channel: Channel, group: dist.ProcessGroup | None, ra
     return own
 
 
-def _split_sizes(what: str, flat: _Flat, one_tensor: bool, sizes: Sequence[int] | None, world: int) -> list[int]:
+def _split_sizes(what: str, flat: Flat, one_tensor: bool, sizes: Sequence[int] | None, world: int) -> list[int]:
     if sizes is None:
         return _parts(what, flat, one_tensor, world)
     if len(sizes) != world or sum(sizes) != flat.x.numel():
@@ -376,7 +380,7 @@ def _split_sizes(what: str, flat: _Flat, one_tensor: bool, sizes: Sequence[int] 
     return list(sizes)
 
 
-def _parts(what: str, flat: _Flat, one_tensor: bool, world: int) -> list[int]:
+def _parts(what: str, flat: Flat, one_tensor: bool, world: int) -> list[int]:
     """The length of each rank's part."""
     if not one_tensor:
         if len(flat.lengths) != world:
@@ -387,6 +391,6 @@ def _parts(what: str, flat: _Flat, one_tensor: bool, world: int) -> list[int]:
     return [flat.x.numel() // world] * world
 
 
-def _expect(what: str, flat: _Flat, numel: int) -> None:
+def _expect(what: str, flat: Flat, numel: int) -> None:
     if flat.x.numel() != numel:
         raise ValueError(f"{what}: this rank's part has {numel} values, the tensor given for it {flat.x.numel()}")

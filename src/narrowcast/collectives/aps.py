@@ -6,7 +6,7 @@ the format)) and M = max over ranks of ceil(log2(W * largest gradient)), the sca
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -20,28 +20,27 @@ NOTHING = -(1 << 20)
 """The exponent of a tensor without a finite value other than zero: below any real one, so that MAX ignores it."""
 
 
-def exponent(x: Tensor, world: int) -> int:
-    """ceil(log2(world * largest finite magnitude)); the product is exact in double."""
-    top = float(largest_finite(x))
-    if top < TINY:
-        return NOTHING
-    mantissa, power = math.frexp(world * top)
-    return power - 1 if mantissa == 0.5 else power
+def exponents(tops: Sequence[Tensor], world: int) -> Tensor:
+    """ceil(log2(world * top)) of each largest finite magnitude, as int32 where these are; exact in double."""
+    top_S = torch.stack(list(tops))
+    mantissa, power = torch.frexp(top_S.double() * world)
+    return torch.where(top_S < TINY, NOTHING, torch.where(mantissa == 0.5, power - 1, power)).int()
 
 
 def agreed_scales(call: Call, x: Tensor) -> list[Tensor | None]:
     """The scale of each segment; a zero tensor gets scale 0.
 
-    One small MAX for all segments together. Bytes sent a rank: 4 (W-1) a segment.
+    One small MAX for all segments together. Bytes sent a rank: 4 (W-1) a segment. Nothing is read by the host.
     """
     assert isinstance(call.codec, Scaled)
-    ranges = segment_ranges(call.segments)
-    exponents = torch.tensor([exponent(x[low:high], call.exchange.world) for low, high in ranges], dtype=torch.int32)
-    call.exchange.max_(exponents)
-    return [scale_of(call.codec.plan, value) for value in exponents.tolist()]
+    found = exponents([largest_finite(x[low:high]) for low, high in segment_ranges(call.segments)], call.exchange.world)
+    call.exchange.max_(found)
+    return list(scales_of(call.codec.plan, found).view(-1, 1).unbind())
 
 
-def scale_of(plan: Plan, largest: int) -> Tensor:
-    """The scale for the largest exponent of all ranks; 0 where all have zeros."""
+def scales_of(plan: Plan, largest_S: Tensor) -> Tensor:
+    """The scale of each segment for the largest exponent of all ranks; 0 where all have zeros."""
     low, high = plan.exponents
-    return torch.tensor([0.0 if largest == NOTHING else 2.0 ** min(max(largest - plan.top_exponent, low), high)])
+    # by its bits: a power function may be off by one
+    bits = ((largest_S - plan.top_exponent).clamp(low, high) + 127) << 23
+    return torch.where(largest_S == NOTHING, 0.0, bits.view(torch.float32))

@@ -29,7 +29,7 @@ def native(call: Call, scales: list[Tensor | None] | None = None) -> None:
     wire = saturating(call.x, dtype).to(dtype)
     wire = wire.clone() if wire.data_ptr() == call.x.data_ptr() else wire
     call.exchange.meet()
-    call.exchange.transport.sum_(wire)
+    call.exchange.all_sum_(wire)
     world = call.exchange.world
     call.exchange.sent_bytes += 2 * (world - 1) * wire.numel() * wire.itemsize // world
     store(call.x, call.reduction.finish(wire.float()))
@@ -51,13 +51,13 @@ def shared_scale(call: Call, scales: list[Tensor | None] | None = None) -> None:
     x_NB = blocks.as_blocks(call.x.float(), codec.block)
     top_N = x_NB.abs().amax(dim=1).view(torch.int32)
     call.exchange.meet()
-    call.exchange.transport.max_(top_N)
+    call.exchange.all_max_(top_N)
     top_N = top_N.view(torch.float32)
-    scale_N = torch.where(top_N >= TINY, top_N / levels, 0.0)
+    scale_N = torch.where(top_N >= TINY, top_N / torch.full_like(top_N, levels), 0.0)
     scale_N = torch.where(top_N.isfinite(), scale_N, torch.nan)
     t_NB = torch.where(scale_N.isnan()[:, None], 0.0, x_NB * blocks.inverse(scale_N)[:, None])
     total_NB = t_NB.round().clamp(-levels, levels).to(torch.int8)
-    call.exchange.transport.sum_(total_NB)
+    call.exchange.all_sum_(total_NB)
     call.exchange.sent_bytes += 2 * (world - 1) * (total_NB.numel() + 4 * len(top_N)) // world
     value = (total_NB.float() * scale_N[:, None]).flatten()[:n]
     store(call.x, call.reduction.finish(value.clamp(-torch.finfo(torch.float32).max, torch.finfo(torch.float32).max)))

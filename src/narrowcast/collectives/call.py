@@ -23,7 +23,8 @@ class Reduction:
 
     def finish(self, total: Tensor) -> Tensor:
         if self.divide != 1.0:
-            total.div_(self.divide)
+            # by a tensor: a number would be inverted first on a GPU, which rounds twice
+            total.div_(torch.full((), self.divide, device=total.device))
         return total.mul_(self.multiply) if self.multiply != 1.0 else total
 
 

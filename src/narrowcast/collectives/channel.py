@@ -1,4 +1,4 @@
-"""A channel: one group's own transport, and one thread that runs its calls in order, so that all ranks agree on it."""
+"""A channel: one group's own transport, and threads that start its calls in order, so that all ranks agree on it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ from narrowcast.collectives.work import Work
 Job = Callable[[Exchange], None]
 
 
+THREADS = 2
+"""One call ends while the next begins."""
+
+
 class BrokenChannelError(RuntimeError):
     """An earlier call failed, so ranks may be out of step."""
 
@@ -31,8 +35,24 @@ class _Item:
     work: Work
 
 
+class _Turn:
+    """The right to send, which a call gives on once: when all is sent, or at its end."""
+
+    def __init__(self, turn: threading.Semaphore) -> None:
+        self._turn: threading.Semaphore | None = turn
+
+    def end(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.release()
+
+
 class Channel:
-    """Calls on one transport, first in first out. After a failure every further call raises at once."""
+    """Calls on one transport, first in first out. After a failure every further call raises at once.
+
+    A call begins when the one before is over, or has said that all it sends is on its way: the next one's first bytes
+    are then made while the last ones travel, and the link does not rest between two calls.
+    """
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
@@ -42,7 +62,11 @@ class Channel:
         self._kinds: dict[str, int] = {}
         self._broken: BaseException | None = None
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._turn = threading.Semaphore()
+        """Held by the thread whose call may still send."""
+        self._failing = threading.Lock()
+        self._notes: dict[int, str] | None = None
 
     @property
     def rank(self) -> int:
@@ -55,9 +79,13 @@ class Channel:
     def submit(self, signature: Signature, job: Job, work: Work | None = None) -> Work:
         """Run `job` after everything submitted before; every rank must submit the same in the same order."""
         work = work or Work()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._loop, name="narrowcast-channel", daemon=True)
-            self._thread.start()
+        if not self._threads:
+            self._threads = [
+                threading.Thread(target=self._loop, name="narrowcast-channel", daemon=True)
+                for _ in range(THREADS if self.transport.shared_by_threads else 1)
+            ]
+            for thread in self._threads:
+                thread.start()
         self._queue.put(_Item(written(signature), job, work))
         return work
 
@@ -74,46 +102,63 @@ class Channel:
         self.transport.give_up(Failure(self._calls + 1, "{}", f"{type(error).__name__}: {error}", own=True).written())
 
     def _loop(self) -> None:
-        while (item := self._queue.get()) is not None:
-            item.work.complete(self._run(item))
+        while True:
+            self._turn.acquire()
+            item = self._queue.get()
+            if item is None:
+                self._queue.put(None)  # for the other thread
+                self._turn.release()
+                return
+            turn = _Turn(self._turn)
+            try:
+                error = self._run(item, turn)
+            finally:
+                turn.end()
+            item.work.complete(error)
+            del item  # and with it the tensors of the call
 
-    def _run(self, item: _Item) -> BaseException | None:
+    def _run(self, item: _Item, turn: _Turn) -> BaseException | None:
         """Run one call; None, or what went wrong. A disagreement, found before anything moved, leaves us usable."""
         if self._broken is not None:
-            return BrokenChannelError(
-                f"an earlier collective failed ({self._broken}); make a new group and attach again"
-            )
+            return self._too_late()
         self._calls += 1
+        number = self._calls
         try:
             if item.text not in self._kinds:
                 agree(self.transport, item.text)
                 # agreements happen in the same order everywhere, so a kind has one number on all ranks
                 self._kinds[item.text] = len(self._kinds)
-            exchange = Exchange(self.transport, self._calls, self._kinds[item.text])
+            exchange = Exchange(self.transport, number, self._kinds[item.text], pass_on=turn.end)
             item.job(exchange)
         except DisagreementError as error:
             return error
         except BaseException as error:  # noqa: BLE001  whatever it is, it belongs to the caller
-            return self._give_up(item, error)
+            return self._give_up(number, item.text, error)
         item.work.sent_bytes = exchange.sent_bytes
         return None
 
-    def _give_up(self, item: _Item, error: BaseException) -> BaseException:
+    def _too_late(self) -> BaseException:
+        return BrokenChannelError(f"an earlier collective failed ({self._broken}); make a new group and attach again")
+
+    def _give_up(self, number: int, text: str, error: BaseException) -> BaseException:
         """Let the peers know at once, since they would wait for their timeout otherwise; find out what they saw."""
-        self._broken = error
-        failure = Failure.of(self._calls, item.text, error)
-        notes = self.transport.give_up(failure.written())
-        found = error if failure.own else explained(error, notes)
+        failure = Failure.of(number, text, error)
+        with self._failing:  # of two calls under way the first to fail speaks for both
+            if self._notes is None:
+                self._broken = self._broken or error
+                self._notes = self.transport.give_up(failure.written())
+        found = error if failure.own else explained(error, self._notes)
         if found is not error:
             found.__cause__ = error
         return found
 
     def close(self, timeout: timedelta = timedelta(seconds=5)) -> None:
-        """End the thread and the transport; calls that are queued still run."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
+        """End the threads and the transport; calls that are queued still run."""
+        threads, self._threads = self._threads, []
+        if threads:
             self._queue.put(None)
-            thread.join(timeout.total_seconds())
+            for thread in threads:
+                thread.join(timeout.total_seconds())
         if self._broken is None:
             self._broken = BrokenChannelError("the channel was closed")
             self.transport.close()

@@ -119,7 +119,7 @@ class Coder:
 
     def reduce(
         self,
-        wires: Sequence[Tensor],
+        wires: Tensor,
         part: Range,
         wire: Tensor,
         stream: int,
@@ -129,11 +129,11 @@ class Coder:
         multiply: float = 1.0,
         out: Tensor | None = None,
     ) -> None:
-        """Add the messages of all ranks in their order, write that of the sum; `out` gets what it decodes to."""
+        """Add the messages of all ranks, one a row, in their order, and write that of the sum. out: its values."""
         start = time.perf_counter()
         for piece in self._places(part, stream, scales, owed):
             self.codec.reduce(
-                [one[piece.bytes] for one in wires],
+                wires[:, piece.bytes],
                 piece.values.stop - piece.values.start,
                 divide=divide,
                 multiply=multiply,

@@ -22,9 +22,9 @@ class Residuals:
     unit: float = 1.0
 
     @classmethod
-    def zeros(cls, numel: int, shots: int = 2) -> Residuals:
-        """Nothing owed. A call with one shot (a reduce-scatter) needs no `second`."""
-        return cls(torch.zeros(numel), torch.zeros(numel if shots == 2 else 0))
+    def zeros(cls, numel: int, shots: int = 2, device: torch.device | str | None = None) -> Residuals:
+        """Nothing owed. A call with one shot (a reduce-scatter) needs no `second`. device: that of the values."""
+        return cls(torch.zeros(numel, device=device), torch.zeros(numel if shots == 2 else 0, device=device))
 
     def owed(self, shot: int, part: Range) -> Owed:
         """What a part's encoding takes in and renews."""

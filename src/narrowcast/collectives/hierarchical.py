@@ -12,8 +12,6 @@ from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives import phases
 from narrowcast.collectives.call import Call, Reduction
 from narrowcast.collectives.coder import Coder, Range, concrete, split
-from narrowcast.collectives.exchange import Exchange
-from narrowcast.collectives.transport import Subset
 from narrowcast.collectives.two_shot import two_shot
 
 
@@ -33,9 +31,9 @@ def hierarchical(call: Call, scales: list[Tensor | None] | None = None) -> None:
     inner = call.inner or codec_named("as-is")
     rank = call.exchange.rank
     inside = replace(
-        call, codec=inner, exchange=_sub(call, node), reduction=Reduction(), residuals=None, origin=(rank, 0)
+        call, codec=inner, exchange=call.exchange.among(node), reduction=Reduction(), residuals=None, origin=(rank, 0)
     )
-    across = _sub(call, [members[place] for members in nodes])
+    across = call.exchange.among([members[place] for members in nodes])
 
     # cut where both codecs allow it
     parts = split((0, call.x.numel()), len(node), math.lcm(inside.coder().align, call.coder().align))
@@ -60,10 +58,6 @@ def checked_nodes(nodes: Sequence[Sequence[int]] | None, world: int) -> list[lis
     if len({len(members) for members in listed}) > 1:
         raise ValueError(f"all_reduce: nodes={listed} differ in size; 'hierarchical' needs equally many ranks a node")
     return listed
-
-
-def _sub(call: Call, ranks: Sequence[int]) -> Exchange:
-    return Exchange(Subset(call.exchange.transport, ranks), call.exchange.call, call.exchange.kind)
 
 
 def _lengths(coder: Coder, part: Range) -> list[int]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from narrowcast.collectives.channel import Channel
-from narrowcast.collectives.transport import Pending
+from narrowcast.collectives.transport import Parcel, Pending
 
 
 class _Request:
@@ -21,6 +22,8 @@ class _Request:
 
 class MpiTransport:
     """The ranks of an MPI communicator (by default all), on a duplicate of it, so that messages cannot mix."""
+
+    shared_by_threads = False  # that would need MPI_THREAD_MULTIPLE
 
     def __init__(self, communicator: Any = None) -> None:
         from mpi4py import MPI
@@ -36,6 +39,12 @@ class MpiTransport:
 
     def irecv(self, wire: Tensor, peer: int, tag: int) -> Pending:
         return _Request(self._comm.Irecv([wire.numpy(), self._mpi.BYTE], source=peer, tag=tag % self._limit), wire)
+
+    def carries(self, device: torch.device) -> bool:
+        return False  # numpy sees host memory alone
+
+    def swap(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
+        raise NotImplementedError("MPI carries host memory alone here")
 
     def max_(self, values: Tensor) -> None:
         self._reduce(values, self._mpi.MAX)

@@ -19,12 +19,12 @@ def one_shot(call: Call, scales: list[Tensor | None] | None = None) -> None:
     coder, exchange, whole = call.coder(), call.exchange, (0, call.x.numel())
     size = coder.nbytes(whole)
     incoming = {peer: exchange.receive(size, peer, 0) for peer in exchange.others()}
-    wire = torch.empty(size, dtype=torch.uint8)
+    wire = exchange.wire(size)
     owed = None if call.residuals is None else call.residuals.owed(0, whole)
     coder.encode(call.x, whole, wire, call.stream(0), scales, owed)
     for peer in exchange.others():
         exchange.send(wire, peer, 0)
-    total = torch.empty(call.x.numel())
+    total = exchange.floats(call.x.numel())
     for rank in range(exchange.world):
         coder.decode(wire if rank == exchange.rank else incoming[rank].get(), whole, total, accumulate=rank > 0)
     store(call.x, call.reduction.finish(total))

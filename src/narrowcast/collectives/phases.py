@@ -24,11 +24,11 @@ def reduce_scatter(call: Call, parts: Sequence[Range], scales: list[Tensor | Non
     incoming = {peer: exchange.receive(size, peer, REDUCE_SCATTER) for peer in exchange.others()}
     wires = {}
     for peer in [*exchange.others(), exchange.rank]:
-        wires[peer] = torch.empty(coder.nbytes(parts[peer]), dtype=torch.uint8)
+        wires[peer] = exchange.wire(coder.nbytes(parts[peer]))
         coder.encode(take(call.x, parts[peer]), parts[peer], wires[peer], call.stream(0), scales)
         if peer != exchange.rank:
             exchange.send(wires[peer], peer, REDUCE_SCATTER)
-    total = torch.empty(mine[1] - mine[0])
+    total = exchange.floats(mine[1] - mine[0])
     for rank in range(exchange.world):
         wire = wires[rank] if rank == exchange.rank else incoming[rank].get()
         coder.decode(wire, mine, total, accumulate=rank > 0)
@@ -41,7 +41,7 @@ def all_gather(call: Call, parts: Sequence[Range], own: Tensor, scales: list[Ten
     exchange, coder = call.exchange, call.coder()
     incoming = {p: exchange.receive(coder.nbytes(parts[p]), p, ALL_GATHER) for p in exchange.others()}
     mine = parts[exchange.rank]
-    wire = torch.empty(coder.nbytes(mine), dtype=torch.uint8)
+    wire = exchange.wire(coder.nbytes(mine))
     coder.encode(own, mine, wire, call.stream(1), scales)
     for peer in exchange.others():
         exchange.send(wire, peer, ALL_GATHER)
@@ -58,7 +58,7 @@ def all_to_all(sending: Call, receiving: Call) -> None:
     _agree_on_sizes(exchange, leaving, arriving)
     incoming = {p: exchange.receive(in_coder.nbytes(arriving[p]), p, ALL_TO_ALL) for p in exchange.others()}
     for peer in [*exchange.others(), exchange.rank]:
-        wire = torch.empty(out_coder.nbytes(leaving[peer]), dtype=torch.uint8)
+        wire = exchange.wire(out_coder.nbytes(leaving[peer]))
         out_coder.encode(take(sending.x, leaving[peer]), leaving[peer], wire, sending.stream(0))
         if peer != exchange.rank:
             exchange.send(wire, peer, ALL_TO_ALL)
@@ -83,7 +83,7 @@ def _agree_on_sizes(exchange: Exchange, leaving: Sequence[Range], arriving: Sequ
 def broadcast(call: Call, root: int) -> None:
     """`root` encodes once and sends to everybody; all ranks, `root` too, decode the same bytes."""
     exchange, coder, whole = call.exchange, call.coder(), (0, call.x.numel())
-    wire = torch.empty(coder.nbytes(whole), dtype=torch.uint8)
+    wire = exchange.wire(coder.nbytes(whole))
     if exchange.rank == root:
         coder.encode(call.x, whole, wire, call.stream(0))
         for peer in exchange.others():

@@ -56,7 +56,7 @@ def is_shared(call: Call) -> bool:
 
 def _encoded(call: Call, values: Tensor, part: Range, scales: list[Tensor | None] | None, phase: int = 0) -> Tensor:
     coder = call.coder()
-    wire = torch.empty(coder.nbytes(part), dtype=torch.uint8)
+    wire = call.exchange.wire(coder.nbytes(part))
     coder.encode(values, part, wire, call.stream(phase), scales)
     return wire
 

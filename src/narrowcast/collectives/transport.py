@@ -25,17 +25,33 @@ class Pending(Protocol):
         """Block until it has arrived or left; call it once."""
 
 
+Parcel = tuple[Tensor, int]
+"""A wire, and the rank that it goes to or comes from."""
+
+
 class Transport(Protocol):
     """A rank's view of its peers. Messages of one tag between two ranks arrive in order."""
 
     rank: int
     world: int
+    shared_by_threads: bool
+    """Whether two threads may use it at a time."""
 
     def isend(self, wire: Tensor, peer: int, tag: int) -> Pending:
         """Send a contiguous uint8 tensor; it must not change before `wait` returned."""
 
     def irecv(self, wire: Tensor, peer: int, tag: int) -> Pending:
         """Receive exactly `wire.numel()` bytes."""
+
+    def carries(self, device: torch.device) -> bool:
+        """Whether `swap`, `max_` and `sum_` take memory of this device."""
+
+    def swap(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
+        """Send and receive device memory, all at once; to `wait` is to let the current stream wait.
+
+        Rounds happen one after another, after what the current stream has been given. There are no tags: messages
+        between two ranks match by their order.
+        """
 
     def max_(self, values: Tensor) -> None:
         """Replace each int32 by its maximum over all ranks."""
@@ -57,8 +73,10 @@ class TorchTransport:
     """Connections of our own between the ranks of `group`, so that user traffic cannot get between our messages.
 
     A Gloo backend by itself, made on the group's store: torch's registry of groups does not know it, so that it can be
-    made again and again, and is gone when we drop it.
+    made again and again, and is gone when we drop it. Where the group has NCCL for CUDA tensors, so have we.
     """
+
+    shared_by_threads = True
 
     def __init__(self, group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> None:
         chosen = group or dist.group.WORLD
@@ -70,6 +88,8 @@ class TorchTransport:
         store, prefix = dist.distributed_c10d._get_process_group_store(chosen), f"narrowcast/{number}"
         meeting = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
         self._backend: Any = dist.ProcessGroupGloo(meeting, self.rank, self.world, self._timeout)
+        self._has_nccl, self._meeting = has_nccl(chosen), meeting
+        self._carrier: Any = None
         self._store: Any = dist.PrefixStore(prefix, _connection(chosen, store))  # type: ignore[attr-defined]
         self._shared = 0
 
@@ -78,6 +98,28 @@ class TorchTransport:
 
     def irecv(self, wire: Tensor, peer: int, tag: int) -> Pending:
         return self._open().recv([wire], peer, tag)
+
+    def carries(self, device: torch.device) -> bool:
+        return device.type == "cuda" and self._has_nccl
+
+    def _nccl(self) -> Any:
+        """Made at its first use; NCCL itself connects all ranks in the first round, which all take part in."""
+        self._open()
+        if self._carrier is None:
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = self._timeout
+            meeting = dist.PrefixStore("nccl", self._meeting)  # type: ignore[attr-defined]
+            self._carrier = dist.ProcessGroupNCCL(meeting, self.rank, self.world, options)
+        return self._carrier
+
+    def swap(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
+        backend = self._nccl()
+        backend._start_coalescing()
+        for wire, peer in receives:
+            backend.recv([wire], peer, 0)
+        for wire, peer in sends:
+            backend.send([wire], peer, 0)
+        return backend._end_coalescing()
 
     def max_(self, values: Tensor) -> None:
         self._reduce(values, dist.ReduceOp.MAX)
@@ -88,7 +130,8 @@ class TorchTransport:
     def _reduce(self, values: Tensor, op: Any) -> None:
         options = dist.AllreduceOptions()
         options.reduceOp = op
-        self._open().allreduce([values], options).wait()
+        backend = self._nccl() if values.is_cuda else self._open()
+        backend.allreduce([values], options).wait()
 
     def share(self, text: str) -> list[str]:
         number, self._shared = self._shared, self._shared + 1
@@ -116,12 +159,18 @@ class TorchTransport:
 
     def close(self) -> None:
         self._backend = None
+        carrier, self._carrier = self._carrier, None
+        if carrier is not None:
+            carrier.shutdown()  # what is under way gets through first
 
     def give_up(self, note: str) -> dict[int, str]:
         notes: dict[int, str] = {}
         # the store may be gone, or its host may be stopped: then nobody can tell anything
         with contextlib.suppress(RuntimeError, TimeoutError):
             bounded(lambda: self._leave(note), STORE_GRACE)
+        if self._carrier is not None:
+            self._carrier.abort()  # peers may never come
+            self._carrier = None
         self.close()
         with contextlib.suppress(RuntimeError, TimeoutError):
             bounded(lambda: self._collect(notes, time.monotonic() + NOTES_WAIT), STORE_GRACE)
@@ -196,18 +245,36 @@ def group_timeout(group: dist.ProcessGroup | None) -> timedelta:
     return timedelta(minutes=30)
 
 
+def has_nccl(group: dist.ProcessGroup) -> bool:
+    """Whether NCCL moves the CUDA tensors of a group."""
+    if not torch.cuda.is_available() or not dist.is_nccl_available():
+        return False
+    try:
+        found = group._get_backend(torch.device("cuda"))
+    except RuntimeError:  # none for CUDA tensors
+        return False
+    return isinstance(found, dist.ProcessGroupNCCL)
+
+
 class Subset:
     """Some ranks of a transport, renumbered from 0: the nodes or the members of a node in a hierarchy."""
 
     def __init__(self, whole: Transport, ranks: Sequence[int]) -> None:
         self._whole, self._ranks = whole, list(ranks)
         self.rank, self.world = self._ranks.index(whole.rank), len(self._ranks)
+        self.shared_by_threads = whole.shared_by_threads
 
     def isend(self, wire: Tensor, peer: int, tag: int) -> Pending:
         return self._whole.isend(wire, self._ranks[peer], tag)
 
     def irecv(self, wire: Tensor, peer: int, tag: int) -> Pending:
         return self._whole.irecv(wire, self._ranks[peer], tag)
+
+    def carries(self, device: torch.device) -> bool:
+        return self._whole.carries(device)
+
+    def swap(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
+        return self._whole.swap(*([(wire, self._ranks[peer]) for wire, peer in part] for part in (sends, receives)))
 
     def max_(self, values: Tensor) -> None:
         raise NotImplementedError("a subset of ranks has no reductions of its own")

@@ -31,10 +31,9 @@ def tree(call: Call, scales: list[Tensor | None] | None = None) -> None:
         kept = _half(kept, rank, distance)
         reduced[distance] = exchange.receive(coder.nbytes(_span(shards, kept)), rank ^ distance, level)
     for level, distance in enumerate(reversed(distances)):
-        theirs = _group(rank ^ distance, distance)
-        for shard in theirs:
-            index = len(distances) + level * world + shard
-            gathered[distance, shard] = exchange.receive(coder.nbytes(shards[shard]), rank ^ distance, index)
+        for shard in _group(rank ^ distance, distance):
+            size = coder.nbytes(shards[shard])
+            gathered[distance, shard] = exchange.receive(size, rank ^ distance, len(distances) + level)
 
     total, kept = call.x.float().clone() if call.x.dtype == torch.float32 else call.x.float(), range(world)
     for level, distance in enumerate(distances):
@@ -52,7 +51,7 @@ def tree(call: Call, scales: list[Tensor | None] | None = None) -> None:
     }
     for level, distance in enumerate(reversed(distances)):
         for shard in _group(rank, distance):
-            exchange.send(wires[shard], rank ^ distance, len(distances) + level * world + shard)
+            exchange.send(wires[shard], rank ^ distance, len(distances) + level)
         for shard in _group(rank ^ distance, distance):
             wires[shard] = gathered[distance, shard].get()
     for shard, wire in wires.items():
@@ -83,6 +82,6 @@ def _span(shards: list[Range], kept: range) -> Range:
 
 def _encoded(call: Call, values: Tensor, part: Range, scales: list[Tensor | None] | None, phase: int = 0) -> Tensor:
     coder = call.coder()
-    wire = torch.empty(coder.nbytes(part), dtype=torch.uint8)
+    wire = call.exchange.wire(coder.nbytes(part))
     coder.encode(values, part, wire, call.stream(phase), scales)
     return wire

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from narrowcast.collectives.call import Call, take
 from narrowcast.collectives.coder import Coder, Owed, Range, split
-from narrowcast.collectives.exchange import Incoming
+from narrowcast.collectives.post import Incoming
 
 FIRST, SECOND = 0, 1
 MAX_CHUNKS = 8
@@ -25,16 +24,15 @@ class TwoShot:
         shards = split((0, call.x.numel()), self.exchange.world, self.coder.align)
         self.chunks = chunks_of(shards, self.coder)
         self.count = len(self.chunks[0])
-        self.own: dict[int, Tensor] = {}
-        mine = self.chunks[self.exchange.rank]
-        peers = self.exchange.others()
+        mine, peers = self.chunks[self.exchange.rank], self.exchange.others()
+        self.rows = [self.exchange.rows(self.coder.nbytes(part)) for part in mine]
         self.first = {
-            (peer, c): self.exchange.receive(self.coder.nbytes(part), peer, c)
-            for c, part in enumerate(mine)
+            (peer, c): self.exchange.receive(row.shape[1], peer, first_index(c), row[peer])
+            for c, row in enumerate(self.rows)
             for peer in peers
         }
         self.second: dict[tuple[int, int], Incoming] = {
-            (peer, c): self.exchange.receive(self.coder.nbytes(self.chunks[peer][c]), peer, self.count + c)
+            (peer, c): self.exchange.receive(self.coder.nbytes(self.chunks[peer][c]), peer, second_index(c))
             for c in range(self.count)
             for peer in peers
         }
@@ -42,14 +40,12 @@ class TwoShot:
     def encode_first(self, c: int) -> None:
         """Encode chunk c of every shard and send it to the shard's owner."""
         for peer in [*self.exchange.others(), self.exchange.rank]:
-            part = self.chunks[peer][c]
-            wire = torch.empty(self.coder.nbytes(part), dtype=torch.uint8)
+            part, is_own = self.chunks[peer][c], peer == self.exchange.rank
+            wire = self.rows[c][peer] if is_own else self.exchange.wire(self.coder.nbytes(part))
             values, stream = take(self.call.x, part), self.call.stream(FIRST)
             self.coder.encode(values, part, wire, stream, self.scales, self._owed(FIRST, part))
-            if peer == self.exchange.rank:
-                self.own[c] = wire
-            else:
-                self.exchange.send(wire, peer, c)
+            if not is_own:
+                self.exchange.send(wire, peer, first_index(c))
 
     def _owed(self, shot: int, part: Range) -> Owed | None:
         return None if self.call.residuals is None else self.call.residuals.owed(shot, part)
@@ -57,13 +53,11 @@ class TwoShot:
     def reduce(self, c: int) -> None:
         """Sum chunk c of this rank's shard in rank order, encode the sum, send it to everybody, decode it ourselves."""
         part, finish = self.chunks[self.exchange.rank][c], self.call.reduction
-        wires = [
-            self.own.pop(c) if rank == self.exchange.rank else self.first[rank, c].get()
-            for rank in range(self.exchange.world)
-        ]
-        wire = torch.empty(self.coder.nbytes(part), dtype=torch.uint8)
+        for peer in self.exchange.others():
+            self.first[peer, c].get()
+        wire = self.exchange.wire(self.coder.nbytes(part))
         self.coder.reduce(
-            wires,
+            self.rows[c],
             part,
             wire,
             self.call.stream(SECOND),
@@ -74,13 +68,22 @@ class TwoShot:
             out=take(self.call.x, part),
         )
         for peer in self.exchange.others():
-            self.exchange.send(wire, peer, self.count + c)
+            self.exchange.send(wire, peer, second_index(c))
 
     def collect(self, c: int) -> None:
         """Decode chunk c of everybody else's shard."""
         for peer in self.exchange.others():
             part = self.chunks[peer][c]
             self.coder.decode(self.second[peer, c].get(), part, take(self.call.x, part))
+
+
+def first_index(c: int) -> int:
+    """The number of chunk c's messages in the first shot: the order of sending is 0, 1, sum of 0, 2, sum of 1, ..."""
+    return 2 * c
+
+
+def second_index(c: int) -> int:
+    return 2 * c + 3
 
 
 def is_agreed(call: Call) -> bool:
@@ -104,7 +107,8 @@ def two_shot(call: Call, scales: list[Tensor | None] | None = None) -> None:
     4. It encodes the sum and sends it to everybody; it decodes its own bytes as the others do.
 
     Bytes sent a rank: 2 (W-1)/W nbytes(n). Roundings a value: 2. Passes over the data: 2 (encode, decode), and one of
-    each over a shard. While chunk c is on the wire, c-1 is summed and c+1 encoded.
+    each over a shard. While chunk c is on the wire, c-1 is summed and c+1 encoded; while the last one is, the channel's
+    next call begins.
     """
     state = TwoShot(call, scales)
     for step in range(state.count + 2):
@@ -112,6 +116,8 @@ def two_shot(call: Call, scales: list[Tensor | None] | None = None) -> None:
             state.encode_first(step)
         if 0 <= step - 1 < state.count:
             state.reduce(step - 1)
+        if step == state.count:
+            call.exchange.all_sent()
         if 0 <= step - 2 < state.count:
             state.collect(step - 2)
     call.exchange.finish()

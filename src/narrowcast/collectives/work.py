@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
+
+from narrowcast.collectives.lane import Visit
 
 
 class Work:
-    """What `async_op=True` returns: `wait()` until the result is there, or raise what went wrong."""
+    """What `async_op=True` returns: `wait()` until the result is there, or raise what went wrong.
 
-    def __init__(self) -> None:
+    On a CUDA device the current stream waits for the result, as with torch's own Work; this thread waits only until the
+    call has been given to the device.
+    """
+
+    def __init__(self, visit: Visit | None = None) -> None:
+        self._visit = visit
         self._done = threading.Event()
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[Work], None]] = []
@@ -18,7 +26,7 @@ class Work:
         self.sent_bytes = 0
 
     def is_completed(self) -> bool:
-        return self._done.is_set()
+        return self._done.is_set() and (self._visit is None or self._visit.is_over())
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until done; raises the error of the call. May be called any number of times."""
@@ -26,6 +34,8 @@ class Work:
             raise TimeoutError(f"collective: not done after {timeout}; it goes on, wait again or give up the group")
         if self._error is not None:
             raise self._error
+        if self._visit is not None:
+            self._visit.join()
         return True
 
     def join(self) -> None:
@@ -36,12 +46,16 @@ class Work:
         return self._error
 
     def then(self, callback: Callable[[Work], None]) -> None:
-        """Call back from the worker thread when done, or now."""
+        """Call back from the worker thread when done, or now. The current stream is then the one of the work."""
         with self._lock:
             if not self._done.is_set():
                 self._callbacks.append(callback)
                 return
-        callback(self)
+        self._call(callback)
+
+    def _call(self, callback: Callable[[Work], None]) -> None:
+        with nullcontext() if self._visit is None else self._visit.lane.current():
+            callback(self)
 
     def complete(self, error: BaseException | None = None) -> None:
         """For the channel: mark as done and call back."""
@@ -50,4 +64,4 @@ class Work:
             self._done.set()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            callback(self)
+            self._call(callback)

@@ -67,11 +67,13 @@ class DDPState:
         self.names = {id(p): name for name, p in self.parameters.items()}
         self._sparse = _with_sparse_gradients(model.module)
         self._check_algorithm()
-        self.channel, self._aside = Channel(TorchTransport(self.group)), Channel(TorchTransport(self.group))
+        self.channel = Channel(TorchTransport(self.group))
+        self._aside = self._second_channel()
         self.memory = Memory(self.channel.world, scaler)
         self.stats, self.sample_every = Stats(), sample_every
         try:
-            self.probe = probe(self.channel, self.lossy()) if self.channel.world > 1 else None
+            device = next(iter(self.parameters.values())).device
+            self.probe = probe(self.channel, self.lossy(), device) if self.channel.world > 1 else None
         except RuntimeError:  # ranks that disagree find out here already
             self.close()
             raise
@@ -87,6 +89,13 @@ class DDPState:
             if codec.feedback and chosen not in algorithms.WITH_FEEDBACK:
                 allowed = ", ".join(algorithms.WITH_FEEDBACK)
                 raise ValueError(f"attach: {name} has {codec}; error feedback goes with {allowed}, not with {chosen}")
+
+    def _second_channel(self) -> Channel:
+        """For what need not wait in line. Two on one device would be two connections of its backend that race there."""
+        devices = {parameter.device for parameter in self.parameters.values()}
+        if any(self.channel.transport.carries(device) for device in devices):
+            return self.channel
+        return Channel(TorchTransport(self.group))
 
     # ---- what travels how --------------------------------------------------------------------------------------------
 
@@ -141,11 +150,11 @@ class DDPState:
 
     def reduce(self, bucket: Bucket) -> Done:
         """Start the all-reduce of a bucket and return at once; the future gets the bucket's buffer."""
-        future: Done = torch.futures.Future()
+        future = _future(bucket.buffer())
         try:
             started = self._start_bucket(bucket, future)
         except Exception as error:  # noqa: BLE001  raised here it would leave the DDP model unusable
-            for channel in (self.channel, self._aside):
+            for channel in {self.channel, self._aside}:
                 channel.fail(error)
             _settle(future, bucket.buffer(), error)
             started = future
@@ -167,8 +176,10 @@ class DDPState:
         groups, rescale, step = self.groups(bucket), self._share.rescale, self.step
         self._show(groups, step, "local")
 
-        def settle(error: BaseException | None) -> None:
+        def settle(works: list[Work], error: BaseException | None) -> None:
             if error is None:
+                for work in works:
+                    work.wait()  # done, all of them: what follows comes after them on the device, too
                 rescale(buffer)
                 error = self._watch.guarded(lambda: self._show(groups, step, "mean"))
             _settle(future, buffer, error)
@@ -226,7 +237,7 @@ class DDPState:
 
         def count(done: Work) -> None:
             self._count(done.sent_bytes, numel, plain_bytes, times, time.perf_counter() - began)
-            pending.arrived(done.exception())
+            pending.arrived(done)
 
         work.then(count)
 
@@ -282,20 +293,20 @@ class _LiveShare:
 
 
 class _Pending:
-    """Counts the groups of a bucket down, then calls back once."""
+    """Counts the groups of a bucket down, then calls back once, with their works and the first error."""
 
-    def __init__(self, count: int, done: Callable[[BaseException | None], None]) -> None:
-        self._left, self._done = count, done
-        self._error: BaseException | None = None
+    def __init__(self, count: int, done: Callable[[list[Work], BaseException | None], None]) -> None:
+        self._count, self._done = count, done
+        self._works: list[Work] = []
         self._lock = threading.Lock()
 
-    def arrived(self, error: BaseException | None) -> None:
+    def arrived(self, work: Work) -> None:
         with self._lock:
-            self._left -= 1
-            self._error = self._error or error
-            last = self._left == 0
+            self._works.append(work)
+            last = len(self._works) == self._count
         if last:
-            self._done(self._error)
+            errors = (work.exception() for work in self._works)
+            self._done(self._works, next((error for error in errors if error is not None), None))
 
 
 def _adjacent(gradients: Sequence[Tensor], buffer: Tensor) -> Tensor | None:
@@ -309,6 +320,11 @@ def _adjacent(gradients: Sequence[Tensor], buffer: Tensor) -> Tensor | None:
             return None
         at += gradient.numel()
     return buffer[start - buffer.storage_offset() : at - buffer.storage_offset()]
+
+
+def _future(buffer: Tensor) -> Done:
+    """On a CUDA device it carries the stream's work with it: whoever waits for it lets its own stream wait."""
+    return torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
 
 
 def _settle(future: Any, buffer: Tensor, error: BaseException | None) -> None:

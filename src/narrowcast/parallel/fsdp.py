@@ -68,7 +68,8 @@ class FSDPState:
         self._backward, self._watch = -1, Watch(gradients, min_values)
         self._undo: list[Undo] = []
         try:
-            self.probe = probe(self.channel, self.lossy()) if self.channel.world > 1 else None
+            device = torch.device(self.units[0].mesh.mesh.device_type)
+            self.probe = probe(self.channel, self.lossy(), device) if self.channel.world > 1 else None
         except RuntimeError:  # ranks that disagree find out here already
             self.close()
             raise
@@ -242,7 +243,7 @@ class FSDPState:
         world = self.channel.world
         part = tensor.part(world)
         nothing = torch.zeros(part)
-        x = torch.cat([mine.get(_key(row, tensor.name), nothing) for row in range(world)])
+        x = torch.cat([mine.get(_key(row, tensor.name), nothing).cpu() for row in range(world)])
         total = torch.empty(part)
         plan = Rows(world, [part], [codec_named("fp32")], x.dtype)
         signature = {"call": "residuals", "tensor": tensor.name, "length": part}
@@ -252,7 +253,7 @@ class FSDPState:
 
         self.channel.submit(signature, job).wait()
         if self.replicas is not None:
-            total += between.get(tensor.name, nothing) / unit.gain
+            total += between.get(tensor.name, nothing).cpu() / unit.gain
             all_reduce(total, "fp32", dist.ReduceOp.AVG, channel=self.replicas)
         return total
 
@@ -312,7 +313,7 @@ def _check_watchers(role: str, of: object, sees_gradients: bool) -> None:
 def check_free(model: nn.Module) -> None:
     """Refuse a model that has collectives of its own, or ours."""
     for module in model.modules():
-        for group in module._get_fsdp_state()._fsdp_param_groups if isinstance(module, FSDPModule) else ():
+        for group in layout.param_groups(module) if isinstance(module, FSDPModule) else ():
             comms: tuple[Any, ...] = (group._reduce_scatter_comm, group._all_gather_comm, group._all_reduce_hook)
             if any(isinstance(comm, (Gradients, Parameters, Between)) for comm in comms):
                 raise RuntimeError("attach: the model is attached already; call detach() on its handle first")

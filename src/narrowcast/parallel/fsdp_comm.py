@@ -18,6 +18,7 @@ from narrowcast.collectives.api import all_reduce, reduction_of
 from narrowcast.collectives.coder import Noise, Times, segment_ranges
 from narrowcast.collectives.exchange import Exchange
 from narrowcast.collectives.one_shot import store
+from narrowcast.collectives.submit import submit
 from narrowcast.collectives.work import Work
 from narrowcast.kernels.ops import FLOATS
 from narrowcast.parallel import rows
@@ -108,9 +109,7 @@ class Gradients(_Comm, ReduceScatter):
             return
         codecs = self._codecs(self.last, GRADIENT)
         lengths, names = [t.part(world) for t in self.last], [t.name for t in self.last]
-        x, total = input_tensor.view(-1).cpu(), output_tensor.view(-1)
-        if not total.is_cpu:
-            total = torch.empty(total.shape, dtype=total.dtype)
+        x, total = input_tensor.view(-1), output_tensor.view(-1)
         plan, reduction = self._rows(lengths, codecs, x.dtype), reduction_of(op, world)
         self.unit.gain = world * reduction.multiply / reduction.divide
         residuals = state.residuals(names, lengths, x) if any(codec.feedback for codec in codecs) else None
@@ -122,12 +121,12 @@ class Gradients(_Comm, ReduceScatter):
 
         plain = (world - 1) * x.numel() * x.element_size() // world
         count = self._count(GRADIENT, "reduce_scatter of gradients", x.numel(), plain, plan.times)
-        work = state.channel.submit(self._signature("reduce_scatter", plan, names, op=str(reduction)), job)
+        signature = self._signature("reduce_scatter", plan, names, op=str(reduction))
+        owed = [] if residuals is None else [residuals.first]
+        # FSDP's own stream is the current one here: it waits, and this thread only until the device has the work
+        work = submit(state.channel, signature, job, [x, total, *owed])
         work.wait()
         count(work)
-        if not output_tensor.is_cpu:
-            # in the caller's thread: there FSDP's own stream is the current one
-            output_tensor.copy_(total)
 
 
 class Parameters(_Comm, AllGather):
@@ -145,8 +144,7 @@ class Parameters(_Comm, AllGather):
         if self._left_out(input_tensor, group, lengths):
             return self.plain(output_tensor, input_tensor, group, async_op)
         codecs, names = self._codecs(self.unit.tensors, PARAMETER), [t.name for t in self.unit.tensors]
-        own = input_tensor.view(-1).cpu()
-        out = output_tensor.view(-1) if output_tensor.is_cpu else torch.empty(own.numel() * world, dtype=own.dtype)
+        own, out = input_tensor.view(-1), output_tensor.view(-1)
         plan = self._rows(lengths, codecs, own.dtype)
 
         def job(exchange: Exchange) -> None:
@@ -154,13 +152,9 @@ class Parameters(_Comm, AllGather):
 
         plain = (world - 1) * own.numel() * own.element_size()
         count = self._count(PARAMETER, "all_gather of parameters", own.numel() * world, plain, plan.times)
-        work = self.state.channel.submit(self._signature("all_gather", plan, names), job)
+        work = submit(self.state.channel, self._signature("all_gather", plan, names), job, [own, out])
         work.then(count)
-        if output_tensor.is_cpu:
-            return Gathering(work)
-        work.wait()
-        output_tensor.copy_(out)
-        return None
+        return Gathering(work)
 
     def _left_out(self, own: Tensor, group: dist.ProcessGroup, lengths: list[int]) -> bool:
         """Whether FSDP's own all-gather takes this one; explain() says why."""
@@ -191,34 +185,31 @@ class Between(_Comm):
         if self._partial is not None:
             shard.add_(self._partial)
             self._partial = None
-        host = shard.view(-1).cpu()
-        self._reduce(host)
-        if not shard.is_cpu:
-            shard.copy_(host.view_as(shard))
+        self._reduce(shard.view(-1))
 
     def _keep(self, shard: Tensor) -> None:
         """set_requires_all_reduce(False): later. FSDP adds to `.grad` what we leave in the shard, so leave nothing."""
         self._partial = shard.clone() if self._partial is None else self._partial.add_(shard)
         shard.zero_()
 
-    def _reduce(self, host: Tensor) -> None:
+    def _reduce(self, flat: Tensor) -> None:
         state, tensors = self.state, self.gradients.last
         assert state.replicas is not None
         ranges = segment_ranges([t.part(state.channel.world) for t in tensors])
         parts: dict[Codec, list[tuple[str, Tensor]]] = {}
         for tensor, codec, (low, high) in zip(tensors, self._codecs(tensors, BETWEEN), ranges, strict=True):
-            parts.setdefault(codec, []).append((tensor.name, host[low:high]))
-        works = [self._start(codec, members, host) for codec, members in parts.items()]
+            parts.setdefault(codec, []).append((tensor.name, flat[low:high]))
+        works = [self._start(codec, members, flat) for codec, members in parts.items()]
         for work in works:
             work.wait()
 
-    def _start(self, codec: Codec, members: list[tuple[str, Tensor]], host: Tensor) -> Work:
+    def _start(self, codec: Codec, members: list[tuple[str, Tensor]], flat: Tensor) -> Work:
         state, times = self.state, Times()
         channel = state.replicas
         assert channel is not None
         names, tensors = tuple(name for name, _ in members), [tensor for _, tensor in members]
         numel = sum(tensor.numel() for tensor in tensors)
-        plain = 2 * (channel.world - 1) * numel * host.element_size() // channel.world
+        plain = 2 * (channel.world - 1) * numel * flat.element_size() // channel.world
         count = self._count(BETWEEN, "all_reduce between replicas", numel, plain, times)
         work = all_reduce(
             tensors,
@@ -231,7 +222,7 @@ class Between(_Comm):
             residuals=state.between_memory.residuals(names, tensors) if codec.feedback else None,
             times=times,
             channel=channel,
-            buffer=host if numel == host.numel() else None,
+            buffer=flat if numel == flat.numel() else None,
         )
         assert work is not None
         work.then(count)

@@ -59,12 +59,20 @@ class Sharded:
         return torch.cat([row.view(part) for row in rows], dim=self.dim)
 
 
+def param_groups(module: FSDPModule) -> list[ParamGroup]:
+    """What a module shards by itself: one group, or several since torch has per-parameter meshes (after 2.11)."""
+    state: Any = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
 class Unit:
     """A module that `fully_shard` was called on, with the parameters that travel together."""
 
     def __init__(self, number: int, name: str, module: FSDPModule, names: dict[nn.Module, str]) -> None:
         self.number, self.name, self.module = number, name, module
-        self.private: ParamGroup = module._get_fsdp_state()._fsdp_param_groups[0]
+        self.private: ParamGroup = param_groups(module)[0]
         self.tensors = [_sharded(private, names) for private in self.private.fsdp_params]
         self.gain = 1.0
         """What the reduce-scatter made of the mean, when it last ran: 1 for AVG, the number of ranks for SUM."""
@@ -136,10 +144,11 @@ class Unit:
     def take_over_replicas(self) -> Callable[[], None]:
         """Stop FSDP's own all-reduce between replicas, which has no hook; returns the way back."""
         group, old, after = self.private, self.private.mesh_info, self.private.post_forward_mesh_info
-        new = FSDPMeshInfo(
-            old.mesh, shard_mesh_dim=old.shard_mesh_dim, dp_mesh_dims=old.dp_mesh_dims, spmd_mesh=old.spmd_mesh
-        )
-        new.reduce_scatter_process_group = old.reduce_scatter_process_group
+        # newer versions of torch have more to hand over
+        newer = {name: getattr(old, name) for name in ("dp_mesh_dims", "spmd_mesh") if hasattr(old, name)}
+        new = FSDPMeshInfo(old.mesh, shard_mesh_dim=old.shard_mesh_dim, **newer)
+        if hasattr(old, "reduce_scatter_process_group"):
+            new.reduce_scatter_process_group = old.reduce_scatter_process_group
         group.mesh_info = new
         if after is old:
             group.post_forward_mesh_info = new
@@ -166,7 +175,7 @@ def units(model: nn.Module) -> list[Unit]:
     for name, module in model.named_modules():
         if not isinstance(module, FSDPModule):
             continue
-        groups = module._get_fsdp_state()._fsdp_param_groups
+        groups = param_groups(module)
         if not groups or id(groups[0]) in seen:
             continue
         seen.add(id(groups[0]))

@@ -82,7 +82,11 @@ class Handle:
     def state_dict(self) -> dict[str, Tensor]:
         """What error feedback owes, as the mean over all ranks (collective): valid for any world size."""
         owed = self._state.memory.by_parameter()
-        mean = {name: owed[name].clone().view(p.shape) for name, p in self._state.parameters.items() if name in owed}
+        mean = {
+            name: owed[name].to(p.device, copy=True).view(p.shape)
+            for name, p in self._state.parameters.items()
+            if name in owed
+        }
         all_reduce(list(mean.values()), "fp32", dist.ReduceOp.AVG, channel=self._state.channel)
         return mean
 

@@ -200,7 +200,9 @@ class LocalSGD:
         it is the same everywhere.
         """
         owed = self._memory.by_parameter()
-        mean = {name: owed.get(name, torch.zeros(a.numel())).clone() for name, a in self._anchors.items()}
+        mean = {
+            name: owed.get(name, torch.zeros(a.numel())).to(a.device, copy=True) for name, a in self._anchors.items()
+        }
         all_reduce(list(mean.values()), "fp32", dist.ReduceOp.AVG, channel=self._channel)
         counters = {"steps": self.steps, "exchanges": self.exchanges}
         return local_state.saved(self._parameters, self._anchors, mean, self._outer, counters)

@@ -54,19 +54,19 @@ class Memory:
         """The residuals of the tensors that travel together in one call; regrouped when buckets were rebuilt."""
         found = self._groups.get(names)
         if found is None:
-            found = self._groups[names] = self._regroup(names, [g.numel() for g in gradients])
+            found = self._groups[names] = self._regroup(names, [g.numel() for g in gradients], gradients[0].device)
             self._save(names, found[1])
         return found[1]
 
-    def _regroup(self, names: Names, lengths: list[int]) -> tuple[list[int], Residuals]:
-        """Gather what is owed to these parameters from wherever it is kept."""
+    def _regroup(self, names: Names, lengths: list[int], device: torch.device) -> tuple[list[int], Residuals]:
+        """Gather what is owed to these parameters from wherever it is kept, where their gradients are."""
         owed = self._by_parameter()
         for old in [group for group in self._groups if set(group) & set(names)]:
             del self._groups[old]
             self._saved.pop(old, None)
             left = {name: owed[name] for name in old if name not in names}
             self._loaded.update(left)
-        residuals = Residuals.zeros(sum(lengths), self._shots)
+        residuals = Residuals.zeros(sum(lengths), self._shots, device)
         residuals.unit = self._scale
         for name, (low, high) in zip(names, segment_ranges(lengths), strict=True):
             self._loaded.pop(name, None)

@@ -74,18 +74,18 @@ class Boundary(Route):
         if _has_no_values(x):
             return x.new_empty(self.words, dtype=CARRIER)
         turn = self.turn(direction)
-        carrier = torch.zeros(self.words, dtype=CARRIER)
+        carrier = torch.zeros(self.words, dtype=CARRIER, device=x.device)
         stream = Noise(turn.seed, turn.step).stream(dist.get_rank() if dist.is_initialized() else 0, 0)
-        turn.codec.encode(x.detach().cpu(), seed=turn.seed, stream=stream, out=self._wire(carrier, turn.codec))
+        turn.codec.encode(x.detach(), seed=turn.seed, stream=stream, out=self._wire(carrier, turn.codec))
         self.traffic[direction].count(self.nbytes, x.numel() * x.element_size(), x.numel())
-        return carrier.to(x.device)
+        return carrier
 
     def _opened(self, envelope: Tensor, direction: Direction) -> Tensor:
         if _has_no_values(envelope):
             return envelope.new_empty(self.shape, dtype=self.dtype)
         codec = self.codec(direction)
-        wire = self._wire(envelope.detach().cpu().contiguous(), codec)
-        return codec.decode(wire, self.numel, dtype=self.dtype).view(self.shape).to(envelope.device)
+        wire = self._wire(envelope.detach().contiguous(), codec)
+        return codec.decode(wire, self.numel, dtype=self.dtype).view(self.shape)
 
     def _wire(self, carrier: Tensor, codec: Codec) -> Tensor:
         return carrier.view(torch.uint8)[: codec.nbytes(self.numel, self.dtype)]

@@ -7,12 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from narrowcast.codecs import Codec
 from narrowcast.collectives.api import all_reduce
 from narrowcast.collectives.channel import Channel
 from narrowcast.collectives.exchange import Exchange
 from narrowcast.collectives.feedback import Residuals
+from narrowcast.collectives.submit import submit
 
 SMALL_VALUES, LARGE_VALUES = 1 << 18, 1 << 22
 SLOW_SECONDS = 0.03
@@ -44,13 +46,14 @@ class Probe:
         )
 
 
-def probe(channel: Channel, codecs: Iterable[Codec]) -> Probe:
-    """Collective. All ranks take the slowest rank's time, so that they decide alike."""
+def probe(channel: Channel, codecs: Iterable[Codec], device: torch.device) -> Probe:
+    """Collective, with values on `device`. All ranks take the slowest rank's time, so that they decide alike."""
     found: list[float] = []
-    channel.submit({"version": "1", "call": "probe"}, lambda exchange: _plain(exchange, found)).wait()
+    used = [torch.empty(0, device=device)]
+    submit(channel, {"version": "1", "call": "probe"}, lambda exchange: _plain(exchange, found), used).wait()
     if len(found) == 1:
         return Probe(found[0])
-    measured = {codec: _through(channel, codec) for codec in codecs}
+    measured = {codec: _through(channel, codec, device) for codec in codecs}
     return Probe(min(found[1:]), measured)
 
 
@@ -63,19 +66,29 @@ def _plain(exchange: Exchange, found: list[float]) -> None:
 
 
 def _sum_seconds(exchange: Exchange, values: int) -> float:
-    x = torch.ones(values)
+    x = torch.ones(values, device=exchange.lane.device)
+    _settle(x)
     start = time.perf_counter()
-    exchange.transport.sum_(x)
+    exchange.all_sum_(x)
+    _settle(x)
     microseconds = torch.tensor([int(1e6 * (time.perf_counter() - start))], dtype=torch.int32)
     exchange.transport.max_(microseconds)
     return int(microseconds) / 1e6
 
 
-def _through(channel: Channel, codec: Codec) -> float:
-    x, spent = torch.linspace(-1, 1, LARGE_VALUES), []
-    residuals = Residuals.zeros(LARGE_VALUES) if codec.feedback else None
+def _settle(x: Tensor) -> None:
+    """A device's time is the host's when this stream is empty."""
+    if x.is_cuda:
+        torch.cuda.current_stream(x.device).synchronize()
+
+
+def _through(channel: Channel, codec: Codec, device: torch.device) -> float:
+    x, spent = torch.linspace(-1, 1, LARGE_VALUES, device=device), []
+    residuals = Residuals.zeros(LARGE_VALUES, device=device) if codec.feedback else None
     for _ in range(ROUNDS):
+        _settle(x)
         start = time.perf_counter()
         all_reduce(x, codec, step=0, residuals=residuals, algorithm="two_shot", channel=channel)
+        _settle(x)
         spent.append(time.perf_counter() - start)
     return min(spent) / LARGE_VALUES

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import Codec
-from narrowcast.codecs.scaled import Scaled
-from narrowcast.collectives.aps import exponent, scale_of
+from narrowcast.codecs.scaled import Scaled, largest_finite
+from narrowcast.collectives.aps import exponents, scales_of
 from narrowcast.collectives.call import Reduction
 from narrowcast.collectives.coder import Coder, Noise, Range, Times, segment_ranges
 from narrowcast.collectives.exchange import Exchange
@@ -54,7 +54,7 @@ class Rows:
         self, values: Tensor, row: int, stream: int, scales: Scales | None = None, residuals: Residuals | None = None
     ) -> Tensor:
         """The message of a row; `values` holds that row alone."""
-        wire, at = torch.empty(self.nbytes(row), dtype=torch.uint8), 0
+        wire, at = torch.empty(self.nbytes(row), dtype=torch.uint8, device=values.device), 0
         for codec, run in self._runs:
             part, coder = self.range(row, run), self._coders[codec]
             out = wire[at : at + coder.nbytes(part)]
@@ -79,13 +79,12 @@ class Rows:
             return None
         wanted_WL = (x if residuals is None else residuals.wanted(x, 0, (0, x.numel()))).view(self.world, -1)
         ranges = segment_ranges(self.lengths)
-        found = [exponent(wanted_WL[:, slice(*ranges[j])].reshape(-1), exchange.world) for j in agreed]
-        exponents = torch.tensor(found, dtype=torch.int32)
-        exchange.max_(exponents)
+        found = exponents([largest_finite(wanted_WL[:, slice(*ranges[j])]) for j in agreed], exchange.world)
+        exchange.max_(found)
         scales: Scales = [None] * len(self.codecs)
-        for (j, codec), largest in zip(agreed.items(), exponents.tolist(), strict=True):
+        for (j, codec), largest in zip(agreed.items(), found.view(-1, 1).unbind(), strict=True):
             assert isinstance(codec, Scaled)
-            scales[j] = scale_of(codec.plan, largest)
+            scales[j] = scales_of(codec.plan, largest)
         return scales * self.world
 
 
@@ -116,7 +115,7 @@ def reduce_scatter(
             own = wire
         else:
             exchange.send(wire, peer, REDUCE_SCATTER)
-    total = torch.empty(rows.length)
+    total = exchange.floats(rows.length)
     for rank in range(exchange.world):
         rows.decode(own if rank == mine else incoming[rank].get(), mine, total, accumulate=rank > 0)
     exchange.finish()

@@ -1,0 +1,32 @@
+"""Giving a call to its channel, on the lane of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from narrowcast.collectives.agreement import Signature
+from narrowcast.collectives.channel import Channel, Job
+from narrowcast.collectives.exchange import Exchange
+from narrowcast.collectives.lane import HOST, Visit, lane_of
+from narrowcast.collectives.work import Work
+
+
+def submit(channel: Channel, signature: Signature, job: Job, tensors: Sequence[Tensor]) -> Work:
+    """Run `job` in its turn. `tensors` are all that it reads and writes: they are on one device, which tells the lane.
+
+    What it reads has been given to the current stream; what it writes is there for any stream that waited for the work.
+    """
+    lane = lane_of(channel.transport, tensors[0].device)
+    if lane is HOST:
+        return channel.submit(signature, job)
+    visit = Visit(lane, tensors)
+
+    def there(exchange: Exchange) -> None:
+        here = exchange.on(lane)
+        with visit.working():
+            job(here)
+        exchange.sent_bytes += here.sent_bytes
+
+    return channel.submit(signature, there, Work(visit))
