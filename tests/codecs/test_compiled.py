@@ -44,3 +44,28 @@ def test_a_compiled_function_gives_the_same_values(spec: str) -> None:
         for got, wanted in zip(compiled(normal(step), residuals[0]), through(normal(step), residuals[1]), strict=True):
             assert torch.equal(got, wanted)
         assert torch.equal(*residuals)
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_round_to_is_an_op_too(rounding: str) -> None:
+    x, seed = normal()[: N - 1].view(25, 40), 2**64 - 1 if rounding == "stochastic" else None
+    signed = -1 if seed is not None else None
+    torch.library.opcheck(OPS.round_to.default, (x, "e4m3fn", rounding, None, "ieee", signed))
+    torch.library.opcheck(OPS.round_to.default, (x.t().to(torch.bfloat16), "e5m2", rounding, "inf", "ieee", signed))
+
+    fmt = nc.format("e3m0")
+
+    def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+        out = torch.zeros_like(x)
+        nc.round_to(x, fmt, out=out)
+        return nc.round_to(2 * x, "e4m3fn", rounding=rounding, seed=seed) + 1, out
+
+    compiled = torch.compile(rounded, fullgraph=True, backend="aot_eager")
+    for got, wanted in zip(compiled(x), rounded(x), strict=True):
+        assert torch.equal(got, wanted)
+
+
+def test_a_compiled_round_to_refuses_what_round_to_refuses() -> None:
+    compiled = torch.compile(lambda x: nc.round_to(x, "e4m3fn", rounding="stochastic"), backend="aot_eager")
+    with pytest.raises(ValueError, match="needs seed="):
+        compiled(normal())

@@ -262,6 +262,9 @@ def check_compile() -> list[str]:
     torch.library.opcheck(torch.ops.narrowcast.decode.default, (wire, "int8/256", N, torch.float32))
     torch.library.opcheck(torch.ops.narrowcast.decode_add.default, (wire, "int8/256", x.clone()))
     torch.library.opcheck(torch.ops.narrowcast.reduce.default, (wire.expand(3, -1).contiguous(), "int8/256", N, 1.0, 1.0, 0, 0, 0, None))  # fmt: skip  # noqa: E501
+    torch.library.opcheck(torch.ops.narrowcast.round_to.default, (x, "e4m3fn", "stochastic", None, "ieee", 7))
+    rounded = torch.compile(lambda x: nc.round_to(2 * x, "e4m3fn"), fullgraph=True)
+    found.same(rounded(x), nc.round_to(2 * x.cpu(), "e4m3fn"), "round_to")
     return found.faults
 
 

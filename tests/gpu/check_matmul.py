@@ -8,6 +8,8 @@ Bits are compared first; a speed is printed only after that. TFLOP/s count a pro
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 
 import torch
 from torch import Tensor
@@ -60,6 +62,11 @@ def check(spec: str) -> int:
     return count
 
 
+def alone() -> None:
+    """Each process has a core of its own."""
+    torch.set_num_threads(1)
+
+
 def seconds(spec: str, a: Tensor, b: Tensor, rounds: int = 5) -> float:
     matmul(a, b, spec, seed=1)
     times = []
@@ -77,14 +84,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=2048, help="rows and columns of the matrices that are timed")
     parser.add_argument("--model", action="store_true", help="time a lowered ResNet-18 too")
+    parser.add_argument("--processes", type=int, default=1, help="share the checks: nearly all of their time compiles")
     size = (arguments := parser.parse_args()).size
     print(
         "torch", torch.__version__, "GPU:", torch.cuda.get_device_name(0), "CPU runs:", explain("bf16").implementation
     )
     specs = [f"{name}{method}" for name in FORMATS for method in METHODS] + list(MIXED)
-    print(
-        f"{sum(check(spec) for spec in specs)} products of {len(specs)} accumulators: the bits of the CPU", flush=True
-    )
+    with ProcessPoolExecutor(arguments.processes, multiprocessing.get_context("spawn"), alone) as pool:
+        count = sum(pool.map(check, specs))
+    print(f"{count} products of {len(specs)} accumulators: the bits of the CPU", flush=True)
     for spec, target in SPEEDS.items():
         a, b = (x.cuda() for x in operands(spec, size))
         speed = 2e-12 * size**3 / seconds(spec, a, b)

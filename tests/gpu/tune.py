@@ -1,82 +1,167 @@
-"""By hand on a machine with a GPU: how large tiles should be, and how many warps a program should have.
+"""By hand on a machine with a GPU: how large tiles should be, how many warps a program should have, and what each way
+of summing narrow codes brings.
 
-    PYTHONPATH=src python tests/gpu/tune.py [SPEC ...]
+    PYTHONPATH=src python tests/gpu/tune.py [--check] [SPEC ...]
 
-Prints the share of a copy for each op, codec and choice. The best go into OVERRIDES of kernels/triton/launch.py.
+Prints the share of a copy for each op, codec and choice, best first; a choice whose bits are not the CPU's has none.
+The best go into OVERRIDES of kernels/triton/launch.py. --check: only compares bits, of what is shipped.
 """
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import statistics
 import sys
-from concurrent.futures import ProcessPoolExecutor
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 import narrowcast as nc
 from narrowcast.bench import cuda as bench
+from narrowcast.bench.cuda import TARGETS
+from narrowcast.codecs import Codec
 from narrowcast.kernels import ops
 from narrowcast.kernels.triton import launch
 
-SPECS = ("int8/256", "e4m3fn/256", "e5m2", "int4/128", "mxfp4", "int8/256+sr", "dynamic8/256", "dtree8", "int3/64")
-SPECS += ("onebit/64", "nvfp4")
-CHOICES = [(1024, 4), (1024, 8), (2048, 4), (2048, 8), (4096, 4), (4096, 8), (8192, 8), (8192, 16)]
-OPS = ("encode", "decode", "reduce")
-SMALL, LARGE = 1 << 22, 1 << 27
+SPECS = ("int4/128", "mxfp4", "nvfp4", "int4/128+sr+ef", "int3/64", "int6/64", "onebit/64", "posit8.1/256")
+OPS = ("encode", "reduce")
+TILES = ((2048, 4), (4096, 8), (8192, 8))
+SMALL, LARGE = 1 << 16, 1 << 27
+"""Both end in a full tile, so that one kernel serves them."""
+COMPILE_SECONDS = 60.0
+"""What is not compiled and checked by then is left out."""
+SHIPPED = dict(launch.OVERRIDES)
 
 
-def choose(tile: int, warps: int) -> None:
-    """Everywhere."""
-    for op in OPS:
-        launch.OVERRIDES[op, ""] = launch.Tuning(tile, warps)
-    for key in [key for key in launch.OVERRIDES if key[1]]:
-        del launch.OVERRIDES[key]
-    launch._prepare.cache_clear()
-    launch._prepare_decode.cache_clear()
+@dataclass(frozen=True)
+class Choice:
+    """Tiles and warps, or what is shipped; and which ways of summing are on."""
+
+    tiles: tuple[int, int] | None = None
+    by_words: bool = True
+    by_lanes: bool = True
+
+    def __str__(self) -> str:
+        size = "shipped" if self.tiles is None else f"{self.tiles[0]}/{self.tiles[1]}"
+        off = " no words" if not self.by_words else " no lanes" if not self.by_lanes else ""
+        return size + off
+
+    def take(self) -> None:
+        launch.OVERRIDES.clear()
+        if self.tiles is None:
+            launch.OVERRIDES.update(SHIPPED)
+        else:
+            launch.OVERRIDES.update({(op, ""): launch.Tuning(*self.tiles) for op in (*OPS, "decode")})
+        launch.BY_WORDS, launch.BY_LANES = self.by_words, self.by_lanes
+        launch._prepare.cache_clear()
+        launch._prepare_decode.cache_clear()
 
 
-def calls(spec: str, x: torch.Tensor, out: torch.Tensor) -> dict:
-    codec, n = nc.codec(spec), x.numel()
-    wire = codec.encode(x)
-    rows = ops.aligned_rows(bench.WORLD, len(wire), x.device)
-    rows.copy_(wire.expand(bench.WORLD, -1))
-    return {
-        "encode": lambda: codec.encode(x, out=wire),
-        "decode": lambda: codec.decode(wire, n, out=out),
-        "reduce": lambda: codec.reduce(rows, n, out=wire),
-    }
+CHOICES = [Choice(), Choice(by_lanes=False), *map(Choice, TILES), Choice(by_words=False)]
 
 
-def compile_all(spec: str, tile: int, warps: int) -> None:
-    """Into Triton's cache."""
-    choose(tile, warps)
-    x = torch.randn(SMALL, device="cuda")
-    for call in calls(spec, x, torch.empty_like(x)).values():
-        call()
-    torch.cuda.synchronize()
+def choices(spec: str) -> list[Choice]:
+    """Those that differ for a codec."""
+    recipe = launch.describe(nc.codec(spec).plan_for(torch.float32))[0]
+    narrow = recipe.bits in launch.WORDS
+    looks_up = narrow and recipe.bits <= 4 and recipe.codes.kind != launch.UNIFORM
+    return [c for c in CHOICES if (narrow or c.by_words) and (looks_up or c.by_lanes)]
+
+
+@dataclass
+class Case:
+    """A codec's calls on n values of a device."""
+
+    codec: Codec
+    n: int
+    device: str
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        # the same everywhere, and on a GPU not made by the CPU where there are many
+        few = [torch.randn(min(self.n, SMALL), generator=generator).to(self.device) for _ in range(bench.WORLD)]
+        self.xs = [x.repeat(-(-self.n // len(x)))[: self.n] for x in few[:1]] if self.n > SMALL else few
+        self.owed = torch.zeros(self.n, device=self.device) if self.codec.feedback else None
+        wires = [self.codec.encode(x, seed=rank) for rank, x in enumerate(self.xs)]
+        self.rows = ops.aligned_rows(bench.WORLD, len(wires[0]), self.device)
+        for rank, row in enumerate(self.rows):
+            row.copy_(wires[rank % len(wires)])
+        self.wire = torch.empty_like(wires[0])
+
+    def calls(self) -> dict[str, Callable[[], Tensor]]:
+        return {
+            "encode": lambda: self.codec.encode(self.xs[0], residual=self.owed, out=self.wire),
+            "reduce": lambda: self.codec.reduce(self.rows, self.n, residual=self.owed, out=self.wire),
+        }
+
+    def results(self) -> list[Tensor]:
+        """Of both, one after another, and what is owed in the end."""
+        found = [call().cpu().clone() for call in self.calls().values()]
+        return found + ([self.owed.cpu()] if self.owed is not None else [])
+
+
+def check(spec: str, choice: Choice) -> bool:
+    """Whether the bits are the CPU's; compiles into Triton's cache."""
+    torch.set_num_threads(1)
+    choice.take()
+    codec = nc.codec(spec)
+    there, here = (Case(codec, SMALL, device).results() for device in ("cuda", "cpu"))
+    return all(torch.equal(a, b) for a, b in zip(there, here, strict=True))
+
+
+def checked(specs: Sequence[str], wanted: Sequence[Choice]) -> dict[tuple[str, Choice], str]:
+    """By codec and choice: empty where the bits are right, else what is wrong. The choices in turn, so that each codec
+    has its first ones where time runs out.
+    """
+    found: dict[tuple[str, Choice], str] = {}
+    pool = ProcessPoolExecutor(14, mp_context=multiprocessing.get_context("spawn"))
+    jobs = {pool.submit(check, spec, c): (spec, c) for c in wanted for spec in specs if c in choices(spec)}
+    try:
+        for job in as_completed(jobs, COMPILE_SECONDS):
+            error = job.exception()
+            found[jobs[job]] = str(error) if error is not None else "" if job.result() else "other bits than the CPU's"
+            print(*jobs[job], found[jobs[job]][:400] or "right", flush=True)
+    except TimeoutError:
+        print(f"{len(jobs) - len(found)} choices were not ready in time", flush=True)
+        for worker in list(pool._processes.values()):
+            worker.terminate()
+    pool.shutdown(wait=False, cancel_futures=True)
+    return found
+
+
+def copy_seconds() -> float:
+    x = torch.randn(LARGE, device="cuda")
+    out = torch.empty_like(x)
+    return statistics.median(bench.interleaved({"copy": lambda: out.copy_(x)}, 9, 5)["copy"])
 
 
 def main() -> None:
-    specs = sys.argv[1:] or SPECS
-    jobs = list(itertools.product(specs, CHOICES))
-    with ProcessPoolExecutor(14, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for done in [pool.submit(compile_all, spec, *choice) for spec, choice in jobs]:
-            done.result()
-    x = torch.randn(LARGE, device="cuda")
-    out = torch.empty_like(x)
-    copy = statistics.median(bench.interleaved({"copy": lambda: out.copy_(x)}, 9, 5)["copy"])
+    start, only_check = time.perf_counter(), "--check" in sys.argv
+    specs = [given for given in sys.argv[1:] if not given.startswith("--")] or list(SPECS)
+    verdicts = checked(specs, CHOICES[:1] if only_check else CHOICES)
+    print(f"{len(verdicts)} choices compiled and checked after {time.perf_counter() - start:.0f} s", flush=True)
+    if only_check:
+        sys.exit(any(verdicts.values()) or len(verdicts) < len(specs))
+    copy = copy_seconds()
     for spec in specs:
-        found: dict[str, list[str]] = {op: [] for op in OPS}
-        for choice in CHOICES:
-            choose(*choice)
-            took = bench.interleaved(calls(spec, x, out), 5, 3)
-            for op, moved in zip(OPS, bench._moved(nc.codec(spec), LARGE), strict=True):
+        shares: dict[str, list[tuple[float, str]]] = {op: [] for op in OPS}
+        encode, _, reduce = bench._moved(nc.codec(spec), LARGE)
+        case = Case(nc.codec(spec), LARGE, "cuda")
+        for choice in [choice for choice in choices(spec) if verdicts.get((spec, choice)) == ""]:
+            choice.take()
+            took = bench.interleaved(case.calls(), 5, 3)
+            for op, moved in (("encode", encode), ("reduce", reduce)):
                 share = moved / statistics.median(took[op]) / (8 * LARGE / copy)
-                found[op].append(f"{choice[0]}/{choice[1]} {share:5.1%}")
+                shares[op].append((share, f"{choice} {share:.1%}"))
         for op in OPS:
-            print(f"{spec:14} {op:7}", "  ".join(found[op]), flush=True)
+            target = getattr(TARGETS[spec], op) if spec in TARGETS else 0.0
+            listed = "; ".join(text for _, text in sorted(shares[op], reverse=True))
+            print(f"{spec:14} {op:6} target {target:.0%}: {listed}", flush=True)
+    print(f"done after {time.perf_counter() - start:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -39,4 +39,20 @@ def failure(codec: Codec, device: torch.device | None = None) -> str | None:
     reference.decode(codec.plan, expected, n, plain)
     if not torch.equal(out.view(torch.int32)[~out.isnan()], plain.view(torch.int32)[~plain.isnan()]):
         return "decoded values differ from the reference"
-    return None
+    return _failure_of_sums(codec, x, device)
+
+
+def _failure_of_sums(codec: PlanCodec, x: Tensor, device: torch.device | None) -> str | None:
+    """Three ranks' wires, added in order and encoded again: against the same by the reference, step by step."""
+    n = x.numel()
+    ranks = [x, x.flip(0), -x.roll(777)]
+    wires = [torch.empty(codec.nbytes(n), dtype=torch.uint8) for _ in ranks]
+    total, expected = torch.zeros(n), torch.empty(codec.nbytes(n), dtype=torch.uint8)
+    for rank, (values, wire) in enumerate(zip(ranks, wires, strict=True)):
+        reference.encode(codec.plan, values, wire, seed=3, stream=rank)
+        plain = torch.empty(n)
+        reference.decode(codec.plan, wire, n, plain)
+        total = plain if rank == 0 else total + plain
+    reference.encode(codec.plan, total / 3, expected, seed=3, stream=9)
+    found = codec.reduce([wire.to(device) for wire in wires], n, seed=3, stream=9, divide=3.0).cpu()
+    return None if torch.equal(found, expected) else f"{int((found != expected).sum())} of {n} bytes of a sum differ"

@@ -1,7 +1,7 @@
 """Codecs inside torch.compile: torch ops with fake implementations, which a compiler takes as they are.
 
-`Codec.encode`, `decode` and `reduce` call these while a graph is traced, and only then. A codec is named by its spec;
-make it outside of the compiled function.
+`Codec.encode`, `decode` and `reduce` call these while a graph is traced, and only then; so does `round_to`. A codec is
+named by its spec and a format by its name; make a codec outside of the compiled function.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from narrowcast.kernels import ops
 
 if TYPE_CHECKING:
     from narrowcast.codecs.base import Codec
@@ -25,6 +27,9 @@ _lib.define(f"encode_owed(Tensor x, Tensor(a!) residual, str codec, float unit, 
 _lib.define("decode(Tensor wire, str codec, int n, ScalarType dtype) -> Tensor")
 _lib.define("decode_add(Tensor wire, str codec, Tensor(a!) out) -> ()")
 _lib.define(f"reduce(Tensor wires, str codec, int n, float divide, float multiply, {NOISE}) -> Tensor")
+
+
+_lib.define("round_to(Tensor x, str format, str rounding, str? overflow, str rules, int? seed) -> Tensor")
 
 
 def signed(word: int) -> int:
@@ -67,6 +72,11 @@ def _reduce(
     return KNOWN[codec].reduce(wires, n, divide=divide, multiply=multiply, **noise)  # type: ignore[arg-type]
 
 
+def _round_to(x: Tensor, format: str, rounding: str, overflow: str | None, rules: str, seed: int | None) -> Tensor:
+    given = None if seed is None else _unsigned(seed)
+    return ops.round_to(x, format, rounding=rounding, overflow=overflow, rules=rules, seed=given)
+
+
 def _wire_like(tensor: Tensor, codec: str, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(KNOWN[codec].nbytes(n, dtype), dtype=torch.uint8, device=tensor.device)
 
@@ -93,6 +103,7 @@ for _name, _run, _fake in (
     ("decode", _decode, _fake_decode),
     ("decode_add", _decode_add, lambda *_: None),
     ("reduce", _reduce, _fake_reduce),
+    ("round_to", _round_to, lambda x, *_: torch.empty_like(x)),
 ):
     _lib.impl(_name, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"narrowcast::{_name}", _fake, lib=_lib)

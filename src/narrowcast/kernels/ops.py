@@ -186,15 +186,50 @@ def round_to(
     rules: "cpd" reproduces the corner cases of CPD's cast. NaN, Inf and -0 are kept where the format can hold them;
     `format(...).rules` says what becomes of them elsewhere. `x` is never changed, unless it is given as `out`.
     """
+    if torch.compiler.is_compiling():
+        return _traced_round(x, fmt, rounding, overflow, rules, seed, out)
     fmt = format_named(fmt) if isinstance(fmt, str) else fmt
     check_floats("round_to", x)
     overflow = overflow if overflow is not None else fmt.default_overflow
     _check_rounding(fmt, rounding, overflow, rules, seed)
     out = _checked_out(x, out)
+    run = _rounder(x, fmt, rounding, rules)
+    if rounding != "stochastic" and (lying := _as_they_lie(x, out)) is not None:
+        run(lying[0], fmt, rounding, overflow, rules, 0, lying[1])
+        return out
     source = x.detach().contiguous()
-    target = out if out.is_contiguous() else torch.empty_like(source)
-    _rounder(x, fmt, rounding, rules)(source, fmt, rounding, overflow, rules, seed or 0, target)
+    target = out if out.is_contiguous() else torch.empty_like(source, memory_format=torch.contiguous_format)
+    run(source, fmt, rounding, overflow, rules, seed or 0, target)
     return out if target is out else out.copy_(target)
+
+
+def _as_they_lie(x: Tensor, out: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Both as flat tensors in the order of their memory, where it is the same order without gaps: pictures in channels
+    last need no copies then. Noise goes by the place in the tensor, so this is not for stochastic rounding."""
+    if x.is_contiguous() or x.stride() != out.stride() or not _dense(x):
+        return None
+    return torch.as_strided(x.detach(), (x.numel(),), (1,)), torch.as_strided(out, (out.numel(),), (1,))
+
+
+def _dense(x: Tensor) -> bool:
+    """Whether the values of x fill a stretch of memory, each once."""
+    filled = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size != 1:
+            if stride != filled:
+                return False
+            filled *= size
+    return True
+
+
+def _traced_round(
+    x: Tensor, fmt: str | Format, rounding: str, overflow: str | None, rules: str, seed: int | None, out: Tensor | None
+) -> Tensor:
+    """As the torch op of codecs/compiled.py, which names the format; it checks what is given when it runs."""
+    name = fmt if isinstance(fmt, str) else fmt.name
+    signed = seed if seed is None or seed < 2**63 else seed - 2**64
+    found: Tensor = torch.ops.narrowcast.round_to(x, name, rounding, overflow, rules, signed)
+    return found if out is None else out.copy_(found)
 
 
 def _rounder(x: Tensor, fmt: Format, rounding: str, rules: str) -> Callable[..., Tensor]:

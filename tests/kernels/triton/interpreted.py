@@ -42,6 +42,8 @@ FUSED = (
 FUSED += ("uint8", "qsgd4/512+l2", "int3/64", "int6/48", "e5m2+aps", "e4m3@1+cpd", "dynamic8/256+sr")
 FUSED += ("int8/128+sbf16",)
 WIDE = ("int8/8192", "sign/8192", "onebit/5008", "qsgd4/8192+l2", "uint8/5008", "int4/6000+sr")
+BY_WORDS = ("int4/128", "mxfp4", "nvfp4", "int3/64", "int6/64", "onebit/64", "sign/64", "nf4/64", "qsgd4/512", "int3")
+BY_WORDS += ("uint4/64", "e2m3fn/64", "e3m0", "int4/8192", "int6/64+sr", "int2/64")
 faults: list[str] = []
 
 
@@ -156,6 +158,13 @@ def fused() -> None:
         check_reduce(plan, (1001, 2048)[number % 2], 3 if number % 4 else 17, number, spec)
 
 
+def by_words() -> None:
+    """Full tiles of narrow codes are summed word by word, the rest as other tiles are."""
+    for number, spec in enumerate(BY_WORDS):
+        plan = nc.codec(spec).plan
+        check_reduce(plan, 8192 + 100 * (number % 2), (3, 2, 17)[number % 3], number, f"{spec} by words")
+
+
 def casts() -> None:
     for stored in DTYPES:
         for dtype in DTYPES:
@@ -222,6 +231,7 @@ def groups() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "codecs-1", lambda: codecs(specs[1::2])
     yield "fused", lambda: (fused(), empty())[0]
     yield "wide", lambda: (wide(), casts())[0]
+    yield "words", by_words
     yield "rounding", rounding
 
 

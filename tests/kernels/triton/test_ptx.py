@@ -53,7 +53,7 @@ for kernel, args, options in seen:
     print(kernel.__name__, *sorted(set(names)))
 """
 
-SPECS = ("int8/256+sr", "e4m3fn/256", "uint8/512", "qsgd4/512+l2", "onebit/64", "nvfp4")
+SPECS = ("int8/256+sr", "e4m3fn/256", "uint8/512", "qsgd4/512+l2", "onebit/64", "nvfp4", "int4/128", "int3/64")
 
 
 def test_nothing_is_fused_approximated_or_flushed(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ from narrowcast.kernels.triton.scales import (
     tile_scales,
     wide_scales,
 )
+from narrowcast.kernels.triton.words import sum_by_words
 
 IN_TILE = tl.constexpr(0)
 WIDE = tl.constexpr(1)
@@ -86,6 +87,8 @@ def sum_of_wires(wires, table, planes, tile, factors, P: tl.constexpr, J: tl.con
     """Decode the same tile of J.world wires and add in rank order."""
     stride, scales_at, tail_at = planes
     start, rem, row0 = tile
+    if J.each and not MASKED:
+        return finished(sum_by_words(wires, table, planes, tile, P, J), factors, J)
     total = read_values(wires, scales_at, tail_at, start, rem, row0, table, P, J, MASKED)
     if J.world <= 16:
         for rank in tl.static_range(1, J.world):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -28,6 +29,7 @@ from narrowcast.kernels.triton.recipe import (
     SCALED,
     SIGN,
     TABLE,
+    UNIFORM,
     Codes,
     Job,
     Named,
@@ -125,6 +127,24 @@ def _shape(recipe: Recipe, n: int, aligned: bool, tile: int) -> Job:
     return Job(mode, rows, cols, step, levels, group, group_bytes, exact, aligned, words)
 
 
+WORDS = {3: (8, 4), 4: (8, 1), 6: (4, 4)}
+"""Width of a code -> codes in a word, and words that lie together, where sums of wires are taken word by word."""
+BY_WORDS, BY_LANES = True, True
+"""Turned off by tests/gpu/tune.py alone, which finds out what each brings."""
+
+
+def _by_words(recipe: Recipe, job: Job) -> dict[str, Any]:
+    """How many codes a word has, where full tiles begin and end with words; those that lie together share a scale."""
+    each, groups = WORDS.get(recipe.bits, (0, 1))
+    starts = recipe.block if job.mode == WIDE else 0
+    whole = job.aligned and job.cols == job.step and starts % 32 == 0 and (job.rows * job.cols) % 128 == 0
+    if not (BY_WORDS and each and whole and job.cols % (each * groups) == 0) or recipe.method == AFFINE:
+        return {}
+    looks_up = recipe.method in (SCALED, NVFP4) and (recipe.codes.kind != UNIFORM or recipe.codes.sign_magnitude)
+    by_lanes = BY_LANES and not INTERPRETED and looks_up and recipe.bits <= 4
+    return {"each": each, "groups": groups, "by_lanes": by_lanes}
+
+
 def _shares_noise(recipe: Recipe, job: Job, offset: int) -> bool:
     starts = recipe.block if job.mode == WIDE else 0
     return job.cols == job.step and (job.rows * job.cols) % 128 == 0 and (offset | starts) % 128 == 0
@@ -151,6 +171,8 @@ def _on(tensor: Tensor) -> AbstractContextManager[object]:
 FAST = not INTERPRETED and triton.__version__.startswith("3.6.")
 """Versions on which a compiled kernel was seen to start when called by itself."""
 _COMPILED: dict[tuple[object, ...], Any] = {}
+_COMPILING = threading.Lock()
+"""Channels have threads of their own."""
 
 
 def _launch(kernel: Any, programs: int, args: tuple[Any, ...], recipe: Named, job: Named, warps: int) -> None:
@@ -162,7 +184,8 @@ def _launch(kernel: Any, programs: int, args: tuple[Any, ...], recipe: Named, jo
     key = (kernel, recipe.name, job.name, warps, *map(_kind, args))
     compiled = _COMPILED.get(key)
     if compiled is None:
-        _COMPILED[key] = kernel[(programs,)](*args, *constant, num_warps=warps, enable_fp_fusion=False)
+        with _COMPILING:
+            _COMPILED[key] = kernel[(programs,)](*args, *constant, num_warps=warps, enable_fp_fusion=False)
         return
     compiled[(programs, 1, 1)](*args, *constant)
 
@@ -224,6 +247,8 @@ def _prepare(recipe: Recipe, n: int, want: Want) -> Prepared:
         shape, world=want.world, x_dtype=want.x_dtype, residual=int(want.residual), unit=want.unit,
         divide=want.divide, multiply=want.multiply, given=want.given,
     )  # fmt: skip
+    if want.world:
+        job = replace(job, **_by_words(recipe, shape))
     two_passes = shape.mode == WIDE or recipe.method == NVFP4
     has_sums = shape.mode == WIDE and (recipe.l2 or recipe.method in (MEANS, SIGN))
     size = min(recipe.block, n) if shape.mode == WIDE and recipe.block else n
@@ -434,10 +459,18 @@ def decode(plan: Plan | CastPlan, wire: Tensor, n: int, out: Tensor, accumulate:
 # ---- round_to --------------------------------------------------------------------------------------------------------
 
 
-def _round_codes(fmt: Format) -> tuple[Codes, Tables]:
-    found: tuple[Codes, Tables] | None = fmt.__dict__.get("_triton_round")
+def _prepare_round(
+    fmt: Format, dtype: torch.dtype, whole: bool, stochastic: bool, overflow: str
+) -> tuple[Codes, Tables, RoundJob]:
+    """Kept with the format: a simulated training casts hundreds of times a step, and the host must keep up."""
+    known: dict[object, tuple[Codes, Tables, RoundJob]] = fmt.__dict__.setdefault("_triton_round", {})
+    key = dtype, whole, stochastic, overflow
+    found = known.get(key)
     if found is None:
-        found = fmt.__dict__["_triton_round"] = describe_codes(fmt, fmt.values, by_value=True)
+        codes, tables = describe_codes(fmt, fmt.values, by_value=True)
+        steps = float(fmt.steps_per_unit) if isinstance(fmt, UniformFormat) and fmt.kind is Kind.UNIFORM else 1.0
+        job = RoundJob(ROUND.tile, DTYPES[dtype], whole, stochastic, OVERFLOWS[overflow], steps)
+        found = known[key] = codes, tables, job
     return found
 
 
@@ -447,10 +480,7 @@ def round_to(x: Tensor, fmt: Format, rounding: str, overflow: str, rules: str, s
     n = x.numel()
     if n == 0:
         return out
-    codes, tables = _round_codes(fmt)
-    steps = float(fmt.steps_per_unit) if isinstance(fmt, UniformFormat) and fmt.kind is Kind.UNIFORM else 1.0
-    stochastic = rounding == "stochastic"
-    job = RoundJob(ROUND.tile, DTYPES[x.dtype], n % ROUND.tile == 0, stochastic, OVERFLOWS[overflow], steps)
+    codes, tables, job = _prepare_round(fmt, x.dtype, n % ROUND.tile == 0, rounding == "stochastic", overflow)
     with _on(out):
         args = (x, out, tables.on(x.device), n, _signed(seed))
         _launch(rounding_kernels.round_kernel, -(-n // ROUND.tile), args, codes, job, ROUND.warps)

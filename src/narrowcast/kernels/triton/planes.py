@@ -255,7 +255,12 @@ def stored(scale, P: tl.constexpr):
 @triton.jit
 def read_scales(wire, scales_at, tail_at, row0, mask, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
     """The scale or the two of each row."""
-    rows = tl.arange(0, J.rows)
+    return read_scales_at(wire, scales_at, tail_at, row0, tl.arange(0, J.rows), mask, P, J, MASKED)
+
+
+@triton.jit
+def read_scales_at(wire, scales_at, tail_at, row0, rows, mask, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
+    """Those of any rows, counted from row0."""
     base = wire + scales_at
     if (P.method == AFFINE) | (P.method == MEANS):
         pair = base + row0 * 8

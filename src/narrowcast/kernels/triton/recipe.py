@@ -148,6 +148,12 @@ class Job(Named):
     """Scales lie at multiples of their size."""
     words: bool = False
     """Codes of full tiles are read and written 32 bits at a time."""
+    each: int = 0
+    """Codes in a word where full tiles of wires are summed word by word; 0: they are not."""
+    groups: int = 1
+    """Words that lie together: 4 of 24 bits in three of 32."""
+    by_lanes: bool = False
+    """The levels of codes lie in the threads of a warp, which look them up in each other."""
     loop: bool = False
     """A program does several tiles."""
     world: int = 0
