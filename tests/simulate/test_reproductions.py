@@ -21,7 +21,7 @@ from narrowcast.simulate.loss_scale import LossScale
 from narrowcast.simulate.reproductions import __main__ as plain
 from narrowcast.simulate.reproductions import mogami
 from narrowcast.simulate.reproductions.base import Options, spread
-from narrowcast.simulate.reproductions.engine import reproduce
+from narrowcast.simulate.reproductions.engine import Store, reproduce
 from narrowcast.simulate.reproductions.figure import line_chart
 from narrowcast.simulate.reproductions.pictures import crop_flip, crop_flip_cut
 
@@ -97,6 +97,22 @@ def test_a_line_that_was_cut_off_is_run_again(tmp_path: Path) -> None:
     store = tmp_path / "aps-roundoff" / "cells.jsonl"
     store.write_text(store.read_text()[:-20])
     assert quick("aps-roundoff", tmp_path)["missing"] == 0
+
+
+def test_processes_with_one_folder_share_the_cells(tmp_path: Path) -> None:
+    """One holds a cell; another leaves it alone, runs the rest, and says that one is missing."""
+    found, options = reproductions.named("lee-assignment"), Options(quick=True, out=tmp_path)
+    cells = found.cells(options)
+    other = Store(tmp_path / found.name, found, options)
+    with other.claimed(cells[0]) as ours:
+        assert ours
+        report = reproduce(found, options)
+    assert report.missing == 1
+    assert [line["cell"] for line in report.cells] == cells[1:]
+    with other.claimed(cells[1]) as ours:
+        assert not ours, "it was finished by the other"
+    assert reproduce(found, options).missing == 0
+    assert not list(tmp_path.rglob("*.lock"))
 
 
 def test_the_command_without_a_name_lists_them() -> None:

@@ -51,6 +51,8 @@ class Row:
     aps: bool = False
     hybrid: bool = False
     last_layer: bool = False
+    divided: bool = True
+    """A worker's loss is divided by the number of workers before the backward pass, as in the released code."""
     core: bool = True
 
 
@@ -64,6 +66,9 @@ ROWS = (
     Row("(3,0) bare", "e3m0@1+cpd"),
     Row("hybrid: float32, then (4,3) APS", "e4m3+aps", aps=True, hybrid=True),
     Row("(4,3) APS, last layer float32", "e4m3+aps", aps=True, last_layer=True),
+    # sums of powers of two are often ties: 2 + 1 is one, and CPD rounds every tie up
+    Row("(3,0) APS, ties up", "e3m0+aps+cpd", aps=True, core=False),
+    Row("(4,3) bare, loss not divided by the workers", "e4m3@1+cpd", divided=False, core=False),
     Row("(5,2) bare, saturating", "e5m2@1", core=False),
     Row("(4,3) bare, saturating", "e4m3@1", core=False),
     Row("(3,0) bare, saturating", "e3m0@1", core=False),
@@ -201,7 +206,7 @@ class ApsCifar10(Reproduction):
         # convolutions on tensor cores want channels last
         model = model.to(options.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         per_epoch = len(data.x_train) // recipe.batch
-        lost = _Lost()
+        lost, share = _Lost(), WORKERS if row.divided else 1
         run = train(
             model,
             data,
@@ -210,9 +215,9 @@ class ApsCifar10(Reproduction):
             spec=_policy(row, model, recipe.epochs * per_epoch),
             epochs=recipe.epochs,
             batch=recipe.batch,
-            optimizer=partial(_optimizer, recipe=recipe),
-            lr=lambda step: _rate(recipe, step / per_epoch),
-            loss=partial(_loss, summed=recipe.summed),
+            optimizer=partial(_optimizer, recipe=recipe, share=share),
+            lr=lambda step: _rate(recipe, share, step / per_epoch),
+            loss=partial(_loss, summed=recipe.summed, share=share),
             seed=cell["seed"],
             augment=recipe.augment,
             min_values=0,
@@ -279,8 +284,8 @@ def _policy(row: Row, model: nn.Module, steps: int) -> object:
     return row.spec
 
 
-def _loss(scores: Tensor, labels: Tensor, summed: bool) -> Tensor:
-    return F.cross_entropy(scores, labels, reduction="sum" if summed else "mean") / WORKERS
+def _loss(scores: Tensor, labels: Tensor, summed: bool, share: int) -> Tensor:
+    return F.cross_entropy(scores, labels, reduction="sum" if summed else "mean") / share
 
 
 def _examples(recipe: Recipe) -> int:
@@ -288,13 +293,13 @@ def _examples(recipe: Recipe) -> int:
     return recipe.batch // WORKERS if recipe.summed else 1
 
 
-def _rate(recipe: Recipe, epoch: float) -> float:
+def _rate(recipe: Recipe, share: int, epoch: float) -> float:
     """The paper's step acts on the sum over workers; `train` gives the mean, so the rate makes up for it."""
-    return recipe.rate(epoch) * (1 if recipe.lars else WORKERS) / _examples(recipe)
+    return recipe.rate(epoch) * (1 if recipe.lars else share) / _examples(recipe)
 
 
-def _optimizer(parameters: list[nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
-    decay = recipe.decay * _examples(recipe) / WORKERS
+def _optimizer(parameters: list[nn.Parameter], recipe: Recipe, share: int) -> torch.optim.Optimizer:
+    decay = recipe.decay * _examples(recipe) / share
     if recipe.lars:
         return Lars(parameters, trust=recipe.lars, momentum=0.9, weight_decay=decay)
     return torch.optim.SGD(parameters, lr=0.0, momentum=0.9, weight_decay=decay, nesterov=recipe.nesterov)

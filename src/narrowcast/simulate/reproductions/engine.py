@@ -1,7 +1,8 @@
-"""Runs the cells of a reproduction that are not finished yet, one after another, within a budget."""
+"""Runs the cells of a reproduction that are not finished yet, within a budget; processes with one folder share them."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import platform
@@ -27,17 +28,18 @@ def reproduce(reproduction: Reproduction, options: Options, told: Told | None = 
     clock, cells = Clock.of(options.budget), reproduction.cells(options)
     with _products(options.device):
         for number, cell in enumerate(cells):
-            if store.result(cell) is not None:
-                continue
             if clock.over:
                 break
-            if told is not None:
-                told(number, len(cells), cell)
-            store.folder.mkdir(parents=True, exist_ok=True)
-            result = reproduction.run(cell, options, Work(store.folder, store.key(cell), clock))
-            if result is None:
-                break
-            store.add(cell, result)
+            with store.claimed(cell) as ours:
+                if not ours:
+                    continue
+                if told is not None:
+                    told(number, len(cells), cell)
+                result = reproduction.run(cell, options, Work(store.folder, store.key(cell), clock))
+                if result is None:
+                    break
+                store.add(cell, result)
+        store.read()
         found = [(cell, result) for cell in cells if (result := store.result(cell)) is not None]
         report = reproduction.report(found, options)
     facts = [{"cell": cell, "result": result} for cell, result in found]
@@ -55,9 +57,35 @@ class Store:
         # with the cell itself this is all that changes a figure; budgets and the number of seeds do not
         self._settings = {"quick": options.quick, "of": reproduction.name}
         self._results: dict[str, Result] = {}
+        self.read()
+
+    def read(self) -> None:
+        """What is finished by now, by whomever."""
         if self.path.exists():
             for line in self.path.read_text().splitlines():
                 self._take(line)
+
+    @contextmanager
+    def claimed(self, cell: Cell) -> Iterator[bool]:
+        """Whether this cell is ours to run: neither finished nor under way in another process.
+
+        The lock is the kernel's, so it goes with a process that dies.
+        """
+        if self.result(cell) is not None:
+            yield False
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = self.folder / f"{self.key(cell)}.lock"
+        with lock.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            self.read()  # it may have been finished since
+            ours = self.result(cell) is None
+            yield ours
+            lock.unlink(missing_ok=True)
 
     @property
     def path(self) -> Path:
