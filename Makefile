@@ -31,11 +31,13 @@ endef
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
-study: $(VENV)/installed  ## a table of every codec: bits per value, error, and speed on this machine
-	@$(BIN)/narrowcast codecs
+study: $(VENV)/installed  ## does it help, and does it cost accuracy? A study in under five minutes, with a report
+	$(call system,command -v ip && command -v tc && command -v nsenter,iproute2,links cannot be slowed down$(COMMA) so the study measures the loopback and predicts the rest)
+	@$(BIN)/narrowcast study run quick
 
 test: $(VENV)/installed $(VENV)/dev lint docs  ## every check: ruff, mypy, the docs site, pytest
 	$(call system,[ "$$(uname -m)" != x86_64 ] || command -v aarch64-linux-gnu-g++,g++-aarch64-linux-gnu,the test that compiles for ARM is skipped)
+	$(call system,command -v chromium,chromium,the tests that open a report in a browser are skipped)
 	@echo "== pytest"
 	@$(BIN)/python -m pytest -q -n $(WORKERS) $(PYTEST_ARGS)
 

@@ -18,7 +18,8 @@ SPINE = ("formats", "kernels", "codecs", "collectives", "parallel")
 # Built on the spine; nothing in the spine imports them.
 ABOVE = ("data", "simulate", "predict", "lab", "study", "bench", "console", "cli")
 
-CONSOLE = ("cli", "console", "bench.cli", "lab.cli", "data.cli", "simulate.cli", "predict.cli", "study.cli")
+COMMANDS = ("bench", "lab", "data", "simulate", "predict", "study", "study.report")
+CONSOLE = ("cli", "console", *(f"{place}.cli" for place in COMMANDS))
 # Third-party packages beside torch: where they may be imported, and whether only inside a function.
 EXTRAS_AT_THE_TOP = {"typer": CONSOLE, "rich": CONSOLE, "triton": ("kernels.triton",)}
 EXTRAS_IN_FUNCTIONS = ("bench", "collectives.mpi", "parallel.integrations", "data", "study")

@@ -33,6 +33,8 @@ from narrowcast.lab import LabError
 from narrowcast.lab.cli import app as lab_app
 from narrowcast.predict import cli as predict_cli
 from narrowcast.simulate.cli import simulate as simulate_command
+from narrowcast.study.cli import app as study_app
+from narrowcast.study.report.cli import report as report_command
 
 app = typer.Typer(
     help="Fewer bits on the wire when deep networks train on many devices.",
@@ -44,6 +46,8 @@ app.add_typer(lab_app, name="lab")
 predict_cli.register(app)
 app.add_typer(data_app, name="data")
 app.command("simulate")(simulate_command)
+app.add_typer(study_app, name="study")
+app.command("report")(report_command)
 
 
 def main() -> None:

@@ -1,0 +1,201 @@
+"""A study file as a list of cases, in the order in which they are run, the same every time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from narrowcast.lab.rates import parse_rate
+from narrowcast.study.file import UNLIMITED, Grid, Layout, StudyFile
+
+PLAIN = "fp32"
+LOOPBACK, CLUSTER, SIMULATED = "loopback", "cluster", "simulated"
+"""What stands for a link's rate on one machine, on a real cluster, and where nothing travels."""
+NETWORKS_DATA = {"resnet110": "cifar10", "lstm": "an4", "bert-base": "text", "bert-large": "text", "gpt2": "text"}
+"""What the networks of the predicted grids learn from; all others take ImageNet."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the results."""
+
+    kind: str
+    source: str
+    model: str
+    data: str
+    wire: str
+    algorithm: str
+    layout: Layout
+    rate_name: str
+    transport: str
+    parallel: str = "data"
+    seed: int | None = None
+    bytes: int | None = None
+    grid: Grid | None = None
+
+    @property
+    def id(self) -> str:
+        """The axes joined by |."""
+        if self.kind == "accuracy":
+            return "|".join(["accuracy", *self._what(), str(self.layout), f"seed {self.seed}"])
+        if self.kind == "bus":
+            where = (str(self.layout), self.rate_name, self.transport)
+            return "|".join(["bus", str(self.bytes), self.wire, self.algorithm, *where])
+        first = "predicted" if self.source == "predicted" else "time"
+        return "|".join([first, *self._what(), str(self.layout), self.rate_name, self.transport, self.parallel])
+
+    def _what(self) -> tuple[str, ...]:
+        return self.model, self.data, self.wire, self.algorithm
+
+    @property
+    def rate(self) -> float | None:
+        """Bits a second."""
+        on_cluster = self.grid is not None and self.grid.kind == "predicted"
+        if on_cluster or self.rate_name in (UNLIMITED, LOOPBACK, CLUSTER, SIMULATED):
+            return None
+        return parse_rate(self.rate_name).bits_per_second
+
+    def axes(self) -> dict[str, Any]:
+        """The fields that every line has."""
+        found: dict[str, Any] = {"kind": self.kind, "case": self.id, "source": self.source}
+        found |= {key: getattr(self, key) for key in ("model", "data", "wire", "algorithm")}
+        found |= {"workers": self.layout.workers, "layout": str(self.layout), "rate": self.rate}
+        found |= {key: getattr(self, key) for key in ("rate_name", "transport", "parallel")}
+        return found | ({"seed": self.seed} if self.seed is not None else {})
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where ranks run: cases of one place can share a start of ranks."""
+
+    layout: Layout
+    rate_name: str
+    transport: str
+
+    @property
+    def slug(self) -> str:
+        return f"{self.layout}-{self.rate_name}-{self.transport}"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Cases that differ in wire and algorithm alone: their repeats are interleaved."""
+
+    cases: tuple[Case, ...]
+
+    @property
+    def place(self) -> Place:
+        first = self.cases[0]
+        return Place(first.layout, first.rate_name, first.transport)
+
+    @property
+    def slug(self) -> str:
+        first = self.cases[0]
+        words = (first.model, first.data, first.parallel, self.place.slug)
+        return "-".join(words).replace("/", "_").replace(":", "_").replace("\\", "_")
+
+    def job(self) -> dict[str, Any]:
+        """What a rank needs to know, for JSON."""
+        first = self.cases[0]
+        assert first.grid is not None
+        wanted = ("batch", "steps", "repeats", "seconds", "examples")
+        options = {key: value for key, value in asdict(first.grid).items() if key in wanted}
+        axes = {"kind": first.kind, "model": first.model, "data": first.data, "parallel": first.parallel}
+        listed = [{"case": c.id, "wire": c.wire, "algorithm": c.algorithm, "bytes": c.bytes} for c in self.cases]
+        return {**axes, **options, "nodes": first.layout.nodes, "cases": listed}
+
+
+def expand(study: StudyFile, launcher: str) -> list[list[Case]]:
+    """All cases, grid by grid in the file's order; a case that several grids have belongs to the first."""
+    seen: set[str] = set()
+    found = []
+    for grid in study.grids:
+        own = []
+        for case in _EXPANDERS[grid.kind](grid, study, launcher):
+            if case.id not in seen:
+                seen.add(case.id)
+                own.append(case)
+        found.append(own)
+    return found
+
+
+def settings(cases: Sequence[Case]) -> list[Setting]:
+    """Measured cases, put together by what they share; settings of one place follow one another."""
+    grouped: dict[tuple[Any, ...], list[Case]] = {}
+    for case in cases:
+        key = (case.kind, case.model, case.data, case.layout, case.rate_name, case.transport, case.parallel)
+        grouped.setdefault(key, []).append(case)
+    by_place: dict[Place, list[Setting]] = {}
+    for members in grouped.values():
+        made = Setting(tuple(members))
+        by_place.setdefault(made.place, []).append(made)
+    return [setting for listed in by_place.values() for setting in listed]
+
+
+def _rates(grid: Grid, launcher: str) -> Sequence[str]:
+    """The rates that a launcher can make."""
+    if launcher != "lab":
+        return (LOOPBACK,) if launcher == "local" else (CLUSTER,)
+    # what is predicted from one link's measurement needs that first
+    return sorted(grid.rates, key=lambda rate: rate != grid.probe_at)
+
+
+def _ways(grid: Grid) -> Iterator[tuple[str, str]]:
+    """Wires and algorithms; plain training has one way only."""
+    yield from dict.fromkeys(
+        (wire, "auto" if wire == PLAIN else algorithm) for wire in grid.wires for algorithm in grid.algorithms
+    )
+
+
+def _time(grid: Grid, study: StudyFile, launcher: str) -> Iterator[Case]:
+    places = itertools.product(grid.transport, _rates(grid, launcher), grid.workers)
+    for transport, rate, layout in places:
+        for model, data, parallel in itertools.product(grid.models, grid.data, grid.parallel):
+            for wire, algorithm in _ways(grid):
+                axes = (model, data, wire, algorithm, layout, rate, transport, parallel)
+                yield Case("time", "measured", *axes, grid=grid)
+    if launcher == "local":
+        yield from _instead(grid)
+
+
+def _instead(grid: Grid) -> Iterator[Case]:
+    """Where links cannot be slowed down, their rates are predicted from a measurement of this machine."""
+    rates = [rate for rate in grid.rates if rate != UNLIMITED]
+    for rate, layout, model, data in itertools.product(rates, grid.workers, grid.models, grid.data):
+        for wire, algorithm in _ways(grid) if "gloo" in grid.transport and "data" in grid.parallel else ():
+            yield Case("time", "predicted", model, data, wire, algorithm, layout, rate, "gloo", grid=grid)
+
+
+def _accuracy(grid: Grid, study: StudyFile, launcher: str) -> Iterator[Case]:
+    """The primary question for all models and data first, with all seeds; then the other wires."""
+    question = [wire for wire in (study.baseline, study.primary) if wire in grid.wires]
+    others = [wire for wire in grid.wires if wire not in question]
+    for wires in (question, *[[wire] for wire in others]):
+        for layout, model, data, seed in itertools.product(grid.workers, grid.models, grid.data, grid.seeds):
+            for wire, algorithm in [way for way in _ways(grid) if way[0] in wires]:
+                yield Case(
+                    *("accuracy", "simulated", model, data, wire, algorithm, layout, SIMULATED, "gloo"),
+                    seed=seed,
+                    grid=grid,
+                )
+
+
+def _bus(grid: Grid, study: StudyFile, launcher: str) -> Iterator[Case]:
+    places = itertools.product(grid.transport, _rates(grid, launcher), grid.workers)
+    for transport, rate, layout in places:
+        for wire, algorithm in _ways(grid):
+            for size in grid.sizes:
+                yield Case("bus", "measured", "", "", wire, algorithm, layout, rate, transport, bytes=size, grid=grid)
+
+
+def _predicted(grid: Grid, study: StudyFile, launcher: str) -> Iterator[Case]:
+    axes = itertools.product(grid.clusters, grid.transport, grid.models, grid.workers)
+    for cluster, transport, model, layout in axes:
+        data = NETWORKS_DATA.get(model, "imagenet")
+        for wire, algorithm in _ways(grid):
+            yield Case("time", "predicted", model, data, wire, algorithm, layout, cluster, transport, grid=grid)
+
+
+_EXPANDERS = {"time": _time, "accuracy": _accuracy, "bus": _bus, "predicted": _predicted}

@@ -1,0 +1,103 @@
+"""What the networks learn from: data sets by name, text that every Python brings along, or the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from narrowcast import data as library
+from narrowcast.data.sources import SOURCES
+from narrowcast.predict.profile import ModelError, find
+
+TEXT = "text"
+NAMES = (*SOURCES, TEXT)
+LENGTH = 32
+"""Characters of a piece of text."""
+TEST_SHARE = 6
+"""One piece of text in so many is kept for the test."""
+SPLIT_SEED = 20180326
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Float inputs and labels; a label may be a number, or a row with one for each position."""
+
+    name: str
+    x_train: Tensor
+    y_train: Tensor
+    x_test: Tensor
+    y_test: Tensor
+    classes: int
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Of one input."""
+        return tuple(self.x_train.shape[1:])
+
+    @property
+    def positions(self) -> int:
+        """How many labels one example has."""
+        return int(self.y_train[0].numel())
+
+    def head(self, train: int, test: int) -> Examples:
+        """The first so many; 0: all."""
+        counts = {"x_train": train, "y_train": train, "x_test": test, "y_test": test}
+        return replace(self, **{key: getattr(self, key)[:count] for key, count in counts.items() if count})
+
+
+def takes(name: str) -> str | None:
+    """Whether a data set is pictures or text; None: the user's own, so nobody knows."""
+    if ":" in name:
+        return None
+    return "text" if name == TEXT else "pictures"
+
+
+@lru_cache(maxsize=4)
+def load(name: str, train: int = 0, test: int = 0) -> Examples:
+    """By name; a data set that is not here is fetched first."""
+    if ":" in name:
+        return _own(name).head(train, test)
+    if name == TEXT:
+        return _text().head(train, test)
+    found = _here(name).normalised()
+    made = Examples(name, found.x_train, found.y_train, found.x_test, found.y_test, found.classes)
+    return made.head(train, test)
+
+
+def _here(name: str) -> library.Dataset:
+    """What is here needs no place to write to."""
+    try:
+        return library.load(name)
+    except library.DataError:
+        return library.get(name)
+
+
+def _own(name: str) -> Examples:
+    found = find(name)
+    made = found() if callable(found) else found
+    parts = {}
+    for key in ("x_train", "y_train", "x_test", "y_test"):
+        part = getattr(made, key, None)
+        if not isinstance(part, Tensor):
+            raise ModelError(f"data: {name} has no tensor {key}; it needs x_train, y_train, x_test and y_test")
+        parts[key] = part
+    classes = int(getattr(made, "classes", 0) or parts["y_train"].max() + 1)
+    return Examples(name, classes=classes, **parts)
+
+
+def _text() -> Examples:
+    """Pieces of the help pages in an order of their own; the label of each character is the next one."""
+    from narrowcast.bench.transformer import text
+
+    codes = text()
+    letters, numbers = codes.unique(return_inverse=True)
+    count = (len(numbers) - 1) // LENGTH
+    x = numbers[: count * LENGTH].view(count, LENGTH)
+    y = numbers[1 : count * LENGTH + 1].view(count, LENGTH)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(SPLIT_SEED))
+    test, train = order[: count // TEST_SHARE], order[count // TEST_SHARE :]
+    return Examples(TEXT, x[train].float(), y[train], x[test].float(), y[test], len(letters))

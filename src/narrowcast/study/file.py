@@ -1,0 +1,340 @@
+"""A study is a file: what to compare, on what, how often. Read strictly, with the line of whatever is wrong."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+from narrowcast.codecs import codec as codec_named
+from narrowcast.collectives.algorithms import ALGORITHMS
+from narrowcast.lab.rates import parse_rate
+from narrowcast.predict import cluster as cluster_file
+from narrowcast.predict import toml, zoo
+from narrowcast.predict.toml import Document, FileError
+from narrowcast.study import datasets, models
+
+BUILTIN = Path(__file__).with_name("builtin")
+KINDS = ("time", "accuracy", "bus", "predicted")
+TRANSPORTS = ("gloo", "mpi", "nccl")
+PARALLEL = ("data", "model")
+UNLIMITED = "unlimited"
+LAYOUT = re.compile(r"([1-9]\d*)x([1-9]\d*)")
+SIZE = re.compile(r"([1-9]\d*)(KiB|MiB)")
+SHIFTS = {"KiB": 10, "MiB": 20}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """So many hosts with so many ranks on each."""
+
+    hosts: int
+    per_host: int = 1
+
+    @property
+    def workers(self) -> int:
+        return self.hosts * self.per_host
+
+    @property
+    def nodes(self) -> list[list[int]] | None:
+        """The ranks of each host, where a host has several."""
+        if self.per_host == 1:
+            return None
+        return [[host * self.per_host + rank for rank in range(self.per_host)] for host in range(self.hosts)]
+
+    def __str__(self) -> str:
+        return f"{self.hosts}x{self.per_host}" if self.per_host > 1 else str(self.hosts)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A product of axes of one kind, and how each of its cases is run."""
+
+    kind: str
+    models: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
+    wires: tuple[str, ...] = ()
+    algorithms: tuple[str, ...] = ("auto",)
+    workers: tuple[Layout, ...] = (Layout(2),)
+    rates: tuple[str, ...] = (UNLIMITED,)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    transport: tuple[str, ...] = ("gloo",)
+    parallel: tuple[str, ...] = ("data",)
+    clusters: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = tuple(1 << power for power in range(16, 27, 2))
+    batch: int = 16
+    """Examples of each worker and step."""
+    steps: int = 10
+    """Timed in each repeat."""
+    repeats: int = 3
+    seconds: float = 5.0
+    """About how long one wire may take in one repeat: where steps are slow there are fewer of them, but two."""
+    probe_seconds: float = 10.0
+    """About how long a link is measured for predictions; 0: not at all."""
+    probe_at: str = ""
+    """The rate at which links are measured; predictions for the others follow from it. Without it each is measured."""
+    epochs: float = 5.0
+    lr: float = 0.1
+    examples: int = 0
+    """The first so many training examples; 0: all."""
+    tests: int = 0
+    line: int = 0
+
+
+USED = {
+    "time": "models data wires algorithms workers rates transport parallel batch steps repeats seconds probe_seconds"
+    " probe_at examples",
+    "accuracy": "models data wires algorithms workers seeds batch epochs lr examples tests",
+    "bus": "wires algorithms workers rates transport sizes repeats seconds",
+    "predicted": "models wires algorithms workers clusters transport",
+}
+"""What each kind looks at; in a table of its own nothing else may stand."""
+NEEDED = {
+    "time": "models data wires",
+    "accuracy": "models data wires",
+    "bus": "wires",
+    "predicted": "models wires clusters",
+}
+
+
+@dataclass(frozen=True)
+class StudyFile:
+    """What was read."""
+
+    name: str
+    text: str
+    grids: tuple[Grid, ...]
+    about: str = ""
+    margin: float = 1.0
+    primary: str = "int8/256"
+    baseline: str = "fp32"
+    targets: dict[str, float] = field(default_factory=dict)
+
+
+# ---- finding and reading ---------------------------------------------------------------------------------------------
+
+
+def builtins() -> list[str]:
+    return sorted(path.stem for path in BUILTIN.glob("*.toml"))
+
+
+def load(name: str | Path) -> StudyFile:
+    """A built-in study by its name, or a file."""
+    path = BUILTIN / f"{name}.toml" if str(name) in builtins() else Path(name)
+    if not path.is_file():
+        raise FileError(f"study: {name} is no file and no built-in study; there are {', '.join(builtins())}")
+    return parse(path.read_text(), str(name))
+
+
+def parse(text: str, name: str = "study.toml") -> StudyFile:
+    """Read a file's text; FileError with name and line where something in it cannot be right."""
+    return _Reader(toml.parse(text, name)).study(text)
+
+
+WHOLE = {"batch": 1, "steps": 2, "repeats": 1, "examples": 0, "tests": 0}
+REAL = {"epochs": 0.0, "lr": 0.0, "seconds": 0.0, "probe_seconds": -1.0}
+"""Numbers, and what they must be above."""
+HEAD = ("name", "about", "margin", "primary", "baseline", "targets", "kinds", "grid")
+
+
+class _Reader:
+    """Takes a document apart; whatever is missing, unknown or out of range fails with its line."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+
+    def study(self, text: str) -> StudyFile:
+        values = self.document.values
+        own = [f.name for f in fields(Grid) if f.name not in ("kind", "line")]
+        self._known(values, "", (*HEAD, *own))
+        common = {key: values[key] for key in own if key in values}
+        given = (("primary", "int8/256"), ("baseline", "fp32"))
+        primary, baseline = (self._wire(values.get(key, default), key) for key, default in given)
+        return StudyFile(
+            name=self._text("name", values.get("name", Path(self.document.name).stem)),
+            text=text,
+            grids=tuple(self._grids(values, common)),
+            about=self._text("about", values.get("about", "")),
+            margin=self._number("margin", values.get("margin", 1.0), 0.0),
+            primary=primary,
+            baseline=baseline,
+            targets=self._targets(values.get("targets", {})),
+        )
+
+    # -- grids
+
+    def _grids(self, values: dict[str, Any], common: dict[str, Any]) -> Iterable[Grid]:
+        tables = values.get("grid")
+        if tables is None:
+            kinds = self._kinds(values.get("kinds", ["time", "accuracy"]), "kinds")
+            return [self._grid(kind, common, {}, "") for kind in kinds]
+        if not isinstance(tables, list):
+            self._fail("grid", "write [[grid]]: there may be several")
+        if "kinds" in values:
+            self._fail("kinds", "each [[grid]] has a kind of its own; leave kinds out, or the [[grid]] tables")
+        return [self._table(table, f"grid.{number}", common) for number, table in enumerate(tables)]
+
+    def _table(self, table: dict[str, Any], path: str, common: dict[str, Any]) -> Grid:
+        if "kind" not in table:
+            self._fail(f"{path}.kind", f"is missing; take one of {', '.join(KINDS)}")
+        kind = table["kind"]
+        self._one_of(kind, KINDS, f"{path}.kind")
+        self._known(table, path, ("kind", *USED[kind].split()), f"in a grid of kind {kind}")
+        own = {key: value for key, value in table.items() if key != "kind"}
+        return self._grid(kind, common, own, path)
+
+    def _grid(self, kind: str, common: dict[str, Any], own: dict[str, Any], path: str) -> Grid:
+        used = USED[kind].split()
+        given = {key: value for key, value in {**common, **own}.items() if key in used}
+        for key in NEEDED[kind].split():
+            if key not in given:
+                self._fail(f"{path}.{key}".lstrip("."), f"is missing; a grid of kind {kind} needs it")
+        place = {key: f"{path}.{key}".lstrip(".") if key in own else key for key in given}
+        made = {key: self._value(key, value, place[key], kind) for key, value in given.items()}
+        grid = Grid(kind, line=self.document.lines.get(path, 1), **made)
+        self._fits(grid, place)
+        return grid
+
+    def _fits(self, grid: Grid, place: dict[str, str]) -> None:
+        """What each value allows by itself and all of them together do not."""
+        for model in grid.models if grid.kind != "predicted" else ():
+            for data in grid.data:
+                why = models.mismatch(model, data)
+                if why:
+                    self._fail(place["models"], why)
+            if "model" in grid.parallel and not models.can_split(model):
+                allowed = ", ".join(name for name in models.NETS if models.can_split(name))
+                self._fail(place["models"], f'parallel = "model" cuts apart {allowed}; got {model}')
+        if grid.probe_at and grid.probe_at not in grid.rates:
+            self._fail(place["probe_at"], f"must be one of the rates: {', '.join(grid.rates)}; got {grid.probe_at}")
+        several = [layout for layout in grid.workers if layout.per_host > 1]
+        if "hierarchical" in grid.algorithms and len(several) < len(grid.workers):
+            self._fail(place.get("workers", place["algorithms"]), 'hierarchical needs hosts with several ranks: "2x2"')
+        if grid.kind in ("time", "bus") and any(layout.workers < 2 for layout in grid.workers):
+            self._fail(place["workers"], "one worker sends nothing: give 2 or more")
+
+    # -- values
+
+    def _value(self, key: str, value: Any, path: str, kind: str) -> Any:
+        if key in WHOLE:
+            return self._whole(path, value, WHOLE[key])
+        if key in REAL:
+            return self._number(path, value, REAL[key])
+        if key == "probe_at":
+            return self._rate(self._text(path, value), path)
+        if key == "seeds" and isinstance(value, int) and not isinstance(value, bool):
+            return tuple(range(self._whole(path, value, 1)))
+        listed = value if isinstance(value, list) else [value]
+        if not listed:
+            self._fail(path, "is an empty list; leave it out, or give at least one")
+        at = [f"{path}.{number}" if isinstance(value, list) else path for number in range(len(listed))]
+        found = tuple(self._item(key, item, where, kind) for item, where in zip(listed, at, strict=True))
+        for number, item in enumerate(found):
+            if item in found[:number]:
+                self._fail(at[number], f"stands here a second time: {item}")
+        return found
+
+    def _item(self, key: str, item: Any, path: str, kind: str) -> Any:
+        if key == "workers":
+            return self._layout(item, path)
+        if key == "sizes":
+            return self._size(item, path)
+        if key == "seeds":
+            return self._whole(path, item, 0)
+        text = self._text(path, item)
+        if key == "wires":
+            return self._wire(text, path)
+        if key == "rates":
+            return self._rate(text, path)
+        if key in ("models", "data") and ":" in text:
+            return text
+        self._one_of(text, self._allowed(key, kind), path)
+        return text
+
+    def _allowed(self, key: str, kind: str) -> Sequence[str]:
+        return {
+            "models": list(zoo.MODELS) if kind == "predicted" else list(models.NETS),
+            "data": list(datasets.NAMES),
+            "algorithms": ["auto", *ALGORITHMS],
+            "transport": list(TRANSPORTS),
+            "parallel": list(PARALLEL),
+            "clusters": cluster_file.presets(),
+        }[key]
+
+    def _layout(self, item: Any, path: str) -> Layout:
+        if isinstance(item, int) and not isinstance(item, bool) and item >= 1:
+            return Layout(item)
+        match = LAYOUT.fullmatch(item) if isinstance(item, str) else None
+        if match is None:
+            self._fail(path, f'give a number of workers, or hosts and the ranks on each as "2x2"; got {item!r}')
+        return Layout(int(match[1]), int(match[2]))
+
+    def _size(self, item: Any, path: str) -> int:
+        match = SIZE.fullmatch(item) if isinstance(item, str) else None
+        if match is None:
+            self._fail(path, f'give the bytes of a message as "64KiB" or "4MiB"; got {item!r}')
+        return int(match[1]) << SHIFTS[match[2]]
+
+    def _wire(self, item: Any, path: str) -> str:
+        try:
+            return str(codec_named(self._text(path, item)))
+        except FileError:
+            raise
+        except ValueError as error:
+            self._fail(path, str(error))
+
+    def _rate(self, text: str, path: str) -> str:
+        if text != UNLIMITED:
+            try:
+                parse_rate(text)
+            except ValueError:
+                self._fail(path, f'give "100mbit", "1gbit" or the like, or "{UNLIMITED}"; got {text!r}')
+        return text
+
+    def _targets(self, table: Any) -> dict[str, float]:
+        if not isinstance(table, dict):
+            self._fail("targets", "write [targets], and below it a line for each data set: digits = 95.0")
+        return {key: self._number(f"targets.{key}", value, 0.0) for key, value in table.items()}
+
+    def _kinds(self, value: Any, path: str) -> list[str]:
+        listed = value if isinstance(value, list) else [value]
+        for item in listed:
+            self._one_of(item, KINDS, path)
+        return listed
+
+    # -- checks
+
+    def _fail(self, path: str, what: str) -> NoReturn:
+        self.document.fail(path, what)
+
+    def _known(self, table: dict[str, Any], path: str, allowed: Sequence[str], where: str = "") -> None:
+        for key in table:
+            if key not in allowed:
+                self._fail(f"{path}.{key}".lstrip("."), f"unknown {where}".strip() + f"; {_nearest(key, allowed)}")
+
+    def _one_of(self, item: Any, allowed: Sequence[str], path: str) -> None:
+        if item not in allowed:
+            self._fail(path, f"unknown {item!r}; {_nearest(str(item), allowed)}")
+
+    def _text(self, path: str, value: Any) -> str:
+        if not isinstance(value, str):
+            self._fail(path, f'must be a "string", got {value!r}')
+        return str(value)
+
+    def _whole(self, path: str, value: Any, least: int) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            self._fail(path, f"must be a whole number, {least} or more; got {value!r}")
+        return int(value)
+
+    def _number(self, path: str, value: Any, above: float) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > above or value == float("inf"):
+            self._fail(path, f"must be a number above {above:g}; got {value!r}")
+        return float(value)
+
+
+def _nearest(word: str, allowed: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, allowed, n=1)
+    return f"did you mean {near[0]}? There are {', '.join(allowed)}" if near else f"there are {', '.join(allowed)}"

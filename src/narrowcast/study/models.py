@@ -1,0 +1,200 @@
+"""The networks of the studies: in the shape of the paper's, at a size that trains on two processors."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from narrowcast.predict.profile import ModelError, find
+from narrowcast.simulate.models import mlp as mlp_of
+from narrowcast.simulate.models import seeded
+from narrowcast.study.datasets import Examples, takes
+
+HIDDEN = 512
+WIDE = 768
+
+
+def _convolutions(
+    channels: int, widths: Sequence[tuple[int, int]], pool_after: Sequence[bool], norm: bool = False
+) -> nn.Sequential:
+    """Convolutions of (width, kernel), each with a ReLU and some with a pooling layer behind."""
+    layers: list[nn.Module] = []
+    for (width, kernel), pool in zip(widths, pool_after, strict=True):
+        layers.append(nn.Conv2d(channels, width, kernel, padding=kernel // 2, bias=not norm))
+        layers += [nn.BatchNorm2d(width)] if norm else []
+        layers += [nn.ReLU(), nn.MaxPool2d(2)] if pool else [nn.ReLU()]
+        channels = width
+    return nn.Sequential(*layers, nn.Flatten())
+
+
+def _features(part: nn.Module, shape: Sequence[int]) -> int:
+    """How many values come out for one example."""
+    with torch.no_grad():
+        return part(torch.zeros(1, *shape)).shape[1]
+
+
+@dataclass(frozen=True)
+class Halves:
+    """Convolutions, and the sizes of the fully connected layers behind them: what Dettmers' scheme cuts apart."""
+
+    convolutions: nn.Module
+    sizes: tuple[int, ...]
+
+    def joined(self) -> nn.Module:
+        return nn.Sequential(self.convolutions, mlp_of(self.sizes))
+
+
+def _halves(examples: Examples, convolutions: nn.Module, *hidden: int) -> Halves:
+    return Halves(convolutions, (_features(convolutions, examples.shape), *hidden, examples.classes))
+
+
+def alexnet(examples: Examples) -> Halves:
+    """As AlexNet: a few large kernels, and nearly all parameters in fully connected layers."""
+    parts = _convolutions(examples.shape[0], ((16, 5), (32, 5), (64, 3)), (True, True, True))
+    return _halves(examples, parts, HIDDEN, HIDDEN)
+
+
+def vgg(examples: Examples) -> Halves:
+    """As VGG-11 with batch norm: 3 x 3 convolutions only, and large fully connected layers."""
+    widths = ((16, 3), (32, 3), (64, 3), (64, 3))
+    parts = _convolutions(examples.shape[0], widths, (True, True, False, True), norm=True)
+    return _halves(examples, parts, HIDDEN, HIDDEN)
+
+
+def cnn(examples: Examples) -> Halves:
+    """Two convolutions and two linear layers, for what must train in seconds."""
+    return _halves(examples, _convolutions(examples.shape[0], ((32, 3), (64, 3)), (True, True)), HIDDEN)
+
+
+def mlp(examples: Examples) -> Halves:
+    """Three linear layers: many parameters for each operation."""
+    flat = nn.Flatten()
+    return _halves(examples, flat, WIDE, WIDE)
+
+
+class _Block(nn.Module):
+    """ResNet's basic block with batch norm, its shortcut by a 1 x 1 convolution where the shape changes."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
+        self.second = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(after), nn.BatchNorm2d(after)])
+        same = stride == 1 and before == after
+        self.short = nn.Identity() if same else nn.Conv2d(before, after, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = F.relu(self.norms[0](self.first(x)))
+        return F.relu(self.norms[1](self.second(inner)) + self.short(x))
+
+
+def resnet(examples: Examples) -> nn.Module:
+    """As ResNet: batch norms, shortcuts, one small linear layer; much work for each parameter."""
+    first = nn.Conv2d(examples.shape[0], 16, 3, padding=1, bias=False)
+    layers: list[nn.Module] = [first, nn.BatchNorm2d(16), nn.ReLU()]
+    for before, after, stride in ((16, 16, 2), (16, 32, 2), (32, 64, 2), (64, 64, 1)):
+        layers.append(_Block(before, after, stride))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, examples.classes))
+
+
+class CharacterLSTM(nn.Module):
+    """Characters in (as numbers), scores of the character after each of them out: N x classes x length."""
+
+    def __init__(self, classes: int, width: int = 256, embedding: int = 64) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(classes, embedding)
+        self.cells = nn.LSTM(embedding, width, batch_first=True)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden, _ = self.cells(self.embed(x.long()))
+        return self.head(hidden).transpose(1, 2)
+
+
+def lstm(examples: Examples) -> nn.Module:
+    return CharacterLSTM(examples.classes)
+
+
+@dataclass(frozen=True)
+class Net:
+    """A network by name: what makes it, and what goes in."""
+
+    make: Callable[[Examples], nn.Module | Halves]
+    takes: str = "pictures"
+    splits: bool = False
+
+
+NETS = {
+    "mlp": Net(mlp, splits=True),
+    "cnn": Net(cnn, splits=True),
+    "alexnet": Net(alexnet, splits=True),
+    "vgg": Net(vgg, splits=True),
+    "resnet": Net(resnet),
+    "lstm": Net(lstm, takes="text"),
+}
+
+
+def can_split(name: str) -> bool:
+    """Whether Dettmers' scheme can take it apart."""
+    return name in NETS and NETS[name].splits
+
+
+def mismatch(name: str, data: str) -> str | None:
+    """Why a network cannot learn from a data set, as far as names tell."""
+    if name not in NETS or takes(data) in (None, NETS[name].takes):
+        return None
+    return f"{name} takes {NETS[name].takes}, and {data} is {takes(data)}; put them into grids of their own"
+
+
+def build(name: str, examples: Examples, seed: int = 0) -> nn.Module:
+    """A built-in network, or the user's own: a function (of the examples, or of nothing), a class or a module."""
+    if name in NETS:
+        return seeded(lambda: _whole(NETS[name].make(examples)), seed)
+    return seeded(lambda: _own(name, examples), seed)
+
+
+def halves(name: str, examples: Examples, seed: int = 0) -> Halves:
+    """The two parts of a network for Dettmers' scheme; both from the same seed on every rank."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = NETS[name].make(examples)
+    assert isinstance(made, Halves)
+    return made
+
+
+def _whole(made: nn.Module | Halves) -> nn.Module:
+    return made.joined() if isinstance(made, Halves) else made
+
+
+def _own(name: str, examples: Examples) -> nn.Module:
+    found = find(name)
+    if isinstance(found, nn.Module):
+        return found
+    try:
+        made = found(examples) if _wants_one(found) else found()
+    except Exception as error:
+        raise ModelError(f"model: {name} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(made, nn.Module):
+        raise ModelError(f"model: {name} gives a {type(made).__name__}; an nn.Module is wanted")
+    return made
+
+
+def _wants_one(function: Any) -> bool:
+    """Whether a function has a parameter that must be given: it then gets the examples."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(needed) == 1
+
+
+def parameters_of(model: nn.Module) -> int:
+    return sum(p.numel() for p in itertools.chain(model.parameters()))

@@ -1,0 +1,89 @@
+"""What every figure needs: the findings, the palette, and names for settings that leave out what never changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+from narrowcast.study import words
+from narrowcast.study.findings import Finding, Findings, Step
+from narrowcast.study.report.markup import Markup, joined, tag
+from narrowcast.study.report.palette import Palette
+from narrowcast.study.report.plot import LINE, Plot, spread, text, text_width
+
+F = TypeVar("F", bound=Finding)
+
+GAP = 9.0
+"""From the end of a line to its label."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """A study, on its way to paper."""
+
+    findings: Findings
+
+    @cached_property
+    def palette(self) -> Palette:
+        return Palette(self.findings)
+
+    @cached_property
+    def _transports(self) -> set[Any]:
+        return {step.transport for step in self.findings.measured}
+
+    def label(self, finding: Finding) -> str:
+        return self.findings.label(finding)
+
+    def setting(self, finding: Finding, *names: str) -> str:
+        """`alexnet · cifar10 · 4 workers`: of the axes that are named, and the transport where there are several."""
+        write: dict[str, Callable[[Any], str]] = {
+            "workers": lambda n: words.count(n, "worker"),
+            "rate_name": words.rate,
+            "hosts": lambda layout: f"{layout} (hosts × ranks)",
+        }
+        values = [(name, getattr(finding, name)) for name in names]
+        parts = [write.get(name, str)(value) for name, value in values if value is not None]
+        if len(self._transports) > 1 and finding.kind == "time" and finding.transport and not finding.cluster:
+            parts.append(str(finding.transport))
+        if finding.parallel == "model":
+            parts.append("model parallel")
+        return " · ".join(parts)
+
+    def where(self, step: Step) -> str:
+        """In a sentence: `alexnet, 4 workers, at 1 Gb/s`."""
+        return f"{step.model} with {words.count(step.workers, 'worker')} {words.at_rate(step.rate_name)}"
+
+    def coloured(self, finding: Finding, *parts: Markup, hide: Sequence[str] = ("wire",)) -> Markup:
+        """A group of marks in the colour of its wire, hidden with it."""
+        hidden = {f"data_{name}": finding.line.get(name) for name in hide}
+        return tag("g", *parts, class_=self.palette.colour(finding.wire), **hidden)
+
+    def end_labels(self, plot: Plot, ends: Sequence[tuple[Finding, float]]) -> list[Markup]:
+        """The names of lines at their right ends, none over another. `ends` has the height of each."""
+        heights = spread([y for _, y in ends], LINE, plot.y.end + 4, plot.y.begin)
+        return [
+            text(plot.x.end + GAP, height + 4, self.label(finding), "start", "n")
+            for (finding, _), height in zip(ends, heights, strict=True)
+        ]
+
+    def label_room(self, findings: Sequence[Finding]) -> float:
+        return GAP + 4 + max((text_width(self.label(finding)) for finding in findings), default=0.0)
+
+    def by_wire(self, findings: Sequence[F]) -> list[F]:
+        """In the order of all wires."""
+        return sorted(findings, key=lambda finding: (self.findings.wires.index(finding.wire), str(finding.algorithm)))
+
+    def legend(self, findings: Sequence[Finding]) -> Markup:
+        """Marks and names of all wires that a figure shows."""
+        found = {self.label(finding): finding for finding in self.by_wire(findings)}
+        items = [
+            tag("li", self._key(finding), name, class_=self.palette.colour(finding.wire), data_wire=finding.wire)
+            for name, finding in found.items()
+        ]
+        return tag("ul", *items, class_="legend", aria_label="Wires")
+
+    def _key(self, finding: Finding) -> Markup:
+        picture = joined([self.palette.mark(finding.wire, 7, 7)])
+        return tag("svg", picture, viewBox="0 0 14 14", width="14", height="14", aria_hidden="true")

@@ -1,0 +1,117 @@
+"""The findings as rows for programs: CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from typing import Any
+
+from narrowcast.study.findings import Accuracy, Finding, Findings, Step, grouped
+from narrowcast.study.insights import insights
+from narrowcast.study.statistics import Interval
+from narrowcast.study.verdict import judge
+
+AXES = (
+    *("kind", "source", "status", "model", "data", "wire", "algorithm", "workers", "layout"),
+    *("rate_name", "transport", "parallel", "cluster"),
+)
+COLUMNS = (
+    *AXES,
+    *("step_ms", "step_ms_low", "step_ms_high", "p95_ms", "speedup", "speedup_low", "speedup_high"),
+    *("predicted_ms", "bytes_claimed", "bytes_protocol", "bytes_counted", "dollars_per_epoch"),
+    *("seeds", "accuracy", "accuracy_low", "accuracy_high", "difference", "difference_low", "difference_high"),
+    *("p_equal", "conclusion", "message_bytes", "bus_gbps", "error"),
+)
+"""Of the CSV: one row a setting; what a kind does not have stays empty."""
+
+
+def _axes(finding: Finding) -> dict[str, Any]:
+    return {name: finding.line.get(name) for name in AXES}
+
+
+def _spread(name: str, interval: Interval | None) -> dict[str, Any]:
+    if interval is None:
+        return {}
+    return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
+
+
+def _step_row(step: Step) -> dict[str, Any]:
+    sent = step.line.get("bytes") or {}
+    return {
+        **_axes(step),
+        **_spread("step_ms", step.time),
+        **_spread("speedup", step.speedup),
+        "p95_ms": step.p95,
+        "predicted_ms": step.line.get("predicted_ms"),
+        **{f"bytes_{name}": sent.get(name) for name in ("claimed", "protocol", "counted")},
+        "dollars_per_epoch": step.line.get("dollars_per_epoch"),
+    }
+
+
+def _accuracy_row(row: Accuracy) -> dict[str, Any]:
+    tested = row.difference
+    found = {**_axes(row), "seeds": row.seeds, **_spread("accuracy", row.mean)}
+    if tested is None:
+        return found
+    return {
+        **found,
+        **_spread("difference", tested.interval),
+        "p_equal": tested.p,
+        "conclusion": tested.conclusion.value,
+    }
+
+
+def _bus_row(finding: Finding) -> dict[str, Any]:
+    return {**_axes(finding), "message_bytes": finding.line["bytes"], "bus_gbps": finding.line["bus_gbps"]}
+
+
+def _tidy(value: Any) -> Any:
+    """Five digits are more than anything here has; what is not finite is not known."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _tidy(inner) for key, inner in value.items()}
+    return [_tidy(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def rows(findings: Findings) -> list[dict[str, Any]]:
+    """One row for each setting that was timed, trained, predicted, or failed."""
+    found = [
+        *map(_step_row, findings.steps),
+        *map(_accuracy_row, findings.accuracies),
+        *map(_bus_row, findings.buses),
+        *({**_axes(failed), "error": failed.error} for failed in findings.failures),
+    ]
+    return [_tidy(row) for row in found]
+
+
+def as_csv(findings: Findings) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows(findings))
+    return out.getvalue()
+
+
+def _compact(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Rows as lists beside the names of the columns that are not empty."""
+    columns = [name for name in COLUMNS if any(row.get(name) is not None for row in found)]
+    return {"columns": columns, "rows": [[row.get(name) for name in columns] for row in found]}
+
+
+def summary(findings: Findings, *, with_rows: bool = True) -> dict[str, Any]:
+    """All that the report says, for programs."""
+    found: dict[str, Any] = {
+        "study": findings.name,
+        "sessions": [{key: value for key, value in line.items() if key != "text"} for line in findings.sessions],
+        "verdict": _tidy(judge(findings).as_dict()),
+        "insights": [insight.as_dict() for insight in insights(findings)],
+    }
+    if with_rows:
+        found["tables"] = {kind: _compact(same) for kind, same in grouped(rows(findings), _kind).items()}
+    return found
+
+
+def _kind(row: dict[str, Any]) -> str:
+    return "failed" if row["status"] == "failed" else str(row["kind"])

@@ -1,0 +1,236 @@
+"""Heat maps of speedups: wires down, something across, colour by gain or loss, a line where the gain ends."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from narrowcast.study import words
+from narrowcast.study.findings import Finding, Step, grouped
+from narrowcast.study.report.context import Context
+from narrowcast.study.report.markup import Absent, Figure, Markup, Panel, Row, Table, lone, tag
+from narrowcast.study.report.plot import drawing, line, text, text_width
+
+WIDE, SLIM, CELL_H, TOP, FULL = 62, 46, 26, 24, 8.0
+"""Width of a cell by rate and by workers, its height; the speedup (and slowdown) at which the colour is full."""
+FAINTEST, DEEPEST = 0.06, 0.66
+
+
+@dataclass(frozen=True)
+class Map:
+    """Rows of labelled findings and named columns; a cell may be missing."""
+
+    rows: Sequence[tuple[str, Finding]]
+    columns: Sequence[str]
+    cells: dict[tuple[int, int], Step]
+    by_workers: bool = False
+    """Columns are numbers of workers; else they are link rates, from slow to fast, and the gain ends somewhere."""
+
+    @property
+    def cell(self) -> float:
+        return SLIM if self.by_workers else WIDE
+
+    @property
+    def left(self) -> float:
+        return 10 + max(text_width(name, 11.5) for name, _ in self.rows)
+
+    def markup(self, label: str) -> Markup:
+        width, height = self.left + self.cell * len(self.columns) + 12, TOP + CELL_H * len(self.rows) + 4
+        heads = [
+            text(self.left + self.cell * (i + 0.5), TOP - 8, name, class_="t") for i, name in enumerate(self.columns)
+        ]
+        rows = [self._row(index, name, finding) for index, (name, finding) in enumerate(self.rows)]
+        return drawing(width, height, label, *heads, *rows, *([] if self.by_workers else self._break_even()))
+
+    def _row(self, index: int, name: str, finding: Finding) -> Markup:
+        y = TOP + CELL_H * index
+        cells = [self._cell(index, column, self.left + self.cell * column, y) for column in range(len(self.columns))]
+        whole = {"x": self.left, "y": y + 1.0, "width": self.cell * len(self.columns), "height": float(CELL_H - 2)}
+        # where every cell is predicted, one hatching serves a row
+        hatch = [lone("rect", **whole, class_="ht")] if self.by_workers else []
+        return tag(
+            "g", text(self.left - 8, y + CELL_H / 2 + 4, name, "end", "n"), *cells, *hatch, data_wire=finding.wire
+        )
+
+    def _cell(self, row: int, column: int, x: float, y: float) -> Markup:
+        step = self.cells.get((row, column))
+        middle = (x + self.cell / 2, y + CELL_H / 2 + 4)
+        if step is None or step.speedup is None:
+            return text(*middle, "–", class_="none")
+        box = {"x": x + 1.0, "y": y + 1.0, "width": float(self.cell - 2), "height": float(CELL_H - 2)}
+        parts = [lone("rect", **box, class_="up" if step.speedup.value >= 1 else "down", fill_opacity=_depth(step))]
+        if step.predicted and not self.by_workers:
+            parts.append(lone("rect", **box, class_="ht"))
+        parts.append(text(*middle, words.times(step.speedup), class_="h" if step.faster is not None else "h q"))
+        return tag("g", tag("title", _tip(step)), *parts, data_workers=step.workers if self.by_workers else None)
+
+    def _ends(self) -> list[int]:
+        """For each row, how many columns from the left are a gain."""
+        found = []
+        for row in range(len(self.rows)):
+            gains = [self._gain(row, column) for column in range(len(self.columns))]
+            found.append(next((i for i, gain in enumerate(gains) if gain is not None and gain < 1), len(gains)))
+        return found
+
+    def _gain(self, row: int, column: int) -> float | None:
+        step = self.cells.get((row, column))
+        return None if step is None or step.speedup is None else step.speedup.value
+
+    def _break_even(self) -> list[Markup]:
+        ends = self._ends()
+        if all(end == len(self.columns) for end in ends):
+            return []
+        places = [self.left + self.cell * end for end in ends]
+        parts = [line(x, TOP + CELL_H * i, x, TOP + CELL_H * (i + 1), "even") for i, x in enumerate(places)]
+        turns = [(i, pair) for i, pair in enumerate(itertools.pairwise(places), 1) if pair[0] != pair[1]]
+        return [*parts, *(line(a, TOP + CELL_H * i, b, TOP + CELL_H * i, "even") for i, (a, b) in turns)]
+
+
+def _depth(step: Step) -> str:
+    assert step.speedup is not None
+    share = min(1.0, abs(math.log(step.speedup.value)) / math.log(FULL))
+    return f"{FAINTEST + (DEEPEST - FAINTEST) * share**0.7:.2f}"
+
+
+def _tip(step: Step) -> str:
+    assert step.speedup is not None
+    kind = "predicted" if step.predicted else "measured"
+    return f"{words.times_between(step.speedup)}, {kind}"
+
+
+# ---- the figure ------------------------------------------------------------------------------------------------------
+
+
+def _compared(context: Context) -> list[Step]:
+    return [s for s in context.findings.here if s.speedup is not None and s.wire != context.findings.baseline]
+
+
+def _panel_key(step: Step) -> tuple[object, ...]:
+    return (step.model, step.data, step.workers, step.hosts, step.transport, step.parallel)
+
+
+def _map_of(context: Context, steps: Sequence[Step]) -> Map:
+    rows = list({context.label(step): step for step in context.by_wire(steps)}.items())
+    rates = sorted({(step.rate_bits, str(step.rate_name)) for step in steps})
+    names = [name for name, _ in rows]
+    columns = [name for _, name in rates]
+    cells = {(names.index(context.label(s)), columns.index(str(s.rate_name))): s for s in reversed(steps)}
+    return Map(rows, [words.rate(name) for name in columns], cells)
+
+
+def _panel(context: Context, steps: Sequence[Step]) -> Panel:
+    title = context.setting(steps[0], "model", "data", "workers", "hosts")
+    hidden = {"data_model": steps[0].model, "data_workers": steps[0].workers}
+    return Panel(title, _map_of(context, steps).markup(f"Speedup over float32 by wire and link rate: {title}"), hidden)
+
+
+def _end_of_gain(context: Context, steps: Sequence[Step]) -> str:
+    """Where the primary wire stops to pay, over all settings."""
+    ended, lasting = [], 0
+    for same in grouped(steps, _panel_key).values():
+        ordered = sorted((s for s in same if s.wire == context.findings.primary), key=lambda s: s.rate_bits)
+        gains = [s.speedup.value >= 1 for s in ordered if s.speedup is not None]
+        if len(gains) < 2 or not gains[0]:
+            continue
+        if all(gains):
+            lasting += 1
+        else:
+            first = gains.index(False)
+            ended.append((ordered[first - 1].rate_name, ordered[first].rate_name))
+    parts = [
+        f"between {words.rate(a)} and {words.rate(b)} in {words.count(len(same), 'setting')}"
+        for (a, b), same in grouped(ended, lambda pair: pair).items()
+    ]
+    if not parts:
+        return f" It pays at every rate in {words.count(lasting, 'setting')}." if lasting else ""
+    more = f", and not at all within these rates in {lasting}" if lasting else ""
+    return f" Its gain ends {words.listed(parts)}{more}."
+
+
+def _sentence(context: Context, steps: Sequence[Step]) -> str:
+    primary = [s for s in steps if s.wire == context.findings.primary]
+    if not primary:
+        return f"Cannot tell for {context.findings.primary}: it has no step times beside {context.findings.baseline}."
+    faster = sum(step.faster is True for step in primary)
+    best = max(primary, key=lambda s: s.speedup.value if s.speedup else 0.0)
+    assert best.speedup is not None
+    return (
+        f"{context.findings.primary} is faster than {context.findings.baseline} in {faster} of "
+        f"{words.count(len(primary), 'cell')}, most with {context.where(best)}: {words.times_between(best.speedup)}."
+        + _end_of_gain(context, steps)
+    )
+
+
+def step_table(context: Context, steps: Sequence[Step], caption: str = "Step times and speedups") -> Table:
+    rows = []
+    for s in steps:
+        head = (s.model, s.data, context.label(s), s.transport, words.rate(s.rate_name), s.workers)
+        times = (words.between(s.time), words.significant(s.p95) if s.p95 else "")
+        rows.append(Row((*head, *times, words.times_between(s.speedup) if s.speedup else "", s.source), s))
+    heads = ("model", "data", "wire", "over", "link", "workers", "step ms (95 %)", "p95 ms", "speedup (95 %)", "source")
+    return Table(caption, heads, rows, left=5, tail=1)
+
+
+def _dollars(step: Step) -> str:
+    cost = step.line.get("dollars_per_epoch")
+    return "" if cost is None else words.significant(cost)
+
+
+def elsewhere_table(context: Context) -> Table:
+    rows = []
+    for s in context.findings.elsewhere:
+        head = (s.model, context.label(s), s.cluster or s.rate_name, s.transport, s.workers)
+        gain = words.times_between(s.speedup) if s.speedup else ""
+        rows.append(Row((*head, words.between(s.time), gain, _dollars(s)), s))
+    heads = ("model", "wire", "machine", "over", "workers", "step ms (5–95 %)", "speedup", "$ an epoch")
+    return Table("Predicted, not measured: steps on other machines", heads, rows, left=4)
+
+
+def speedups(context: Context) -> Figure | Absent:
+    """Wire against link rate, a map for each model and number of workers."""
+    key, title = "heat", "Speedup by wire and link rate"
+    steps = _compared(context)
+    if not steps:
+        return Absent(key, title, f"no wire was timed beside {context.findings.baseline}")
+    panels = [_panel(context, same) for same in grouped(steps, _panel_key).values()]
+    return Figure(
+        key,
+        title,
+        _sentence(context, steps),
+        panels,
+        f"Step time of {context.findings.baseline} over that of the wire: blue is faster, orange slower. A number in "
+        "grey has an interval that contains 1: cannot tell. The heavy line is where the gain ends. Hatched cells are "
+        "predicted, not measured.",
+        step_table(context, context.findings.here),
+        narrow=True,
+    )
+
+
+def elsewhere(context: Context) -> Figure | Absent:
+    """Predictions for other machines: wire against workers, a map for each model, machine and transport."""
+    key, title = "elsewhere", "Predicted: speedup on other machines"
+    steps = [s for s in context.findings.elsewhere if s.speedup is not None and s.wire != context.findings.baseline]
+    if not steps:
+        return Absent(key, title, "this study asked for no predictions for other machines")
+    panels = []
+    for same in grouped(steps, lambda s: (s.model, s.cluster, s.transport)).values():
+        rows = list({context.label(step): step for step in context.by_wire(same)}.items())
+        names, columns = [name for name, _ in rows], sorted({step.workers for step in same})
+        cells = {(names.index(context.label(s)), columns.index(s.workers)): s for s in same}
+        shown = f"{context.setting(same[0], 'model', 'cluster')} · {str(same[0].transport).upper()}"
+        made = Map(rows, [str(n) for n in columns], cells, by_workers=True).markup(
+            f"Predicted speedup by wire and workers: {shown}"
+        )
+        panels.append(Panel(shown, made, {"data_model": same[0].model}))
+    best = max(steps, key=lambda s: s.speedup.value if s.speedup else 0.0)
+    assert best.speedup is not None
+    surely = sum(step.faster is True for step in steps)
+    sentence = (
+        f"Predicted, not measured: {surely} of {len(steps)} cells are faster than {context.findings.baseline} beyond "
+        f"the prediction's own interval; the largest gain is {words.times(best.speedup)}, {best.wire} for {best.model} "
+        f"on {best.cluster} with {best.workers} workers over {str(best.transport).upper()}."
+    )
+    reading = "As above, with the number of workers across. Every cell is a prediction from a model of the machine."
+    return Figure(key, title, sentence, panels, reading, elsewhere_table(context), narrow=True)

@@ -1,0 +1,109 @@
+"""What a study has found: one JSON object a line, appended and on the disk before the next case begins."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+SCHEMA = 1
+FILE = "results.jsonl"
+Line = dict[str, Any]
+
+
+class ResultsError(ValueError):
+    """A file of results that cannot be used: says which, where and why."""
+
+
+def read(folder: str | os.PathLike[str]) -> list[Line]:
+    """Every whole line of a study's folder (or of the file itself); a torn last line is left out."""
+    path = Path(folder)
+    path = path / FILE if path.is_dir() else path
+    if not path.is_file():
+        raise ResultsError(f"{path}: there are no results; run: narrowcast study run NAME")
+    *whole, _ = path.read_bytes().split(b"\n")
+    return [_line(path, number, text) for number, text in enumerate(whole, 1) if text.strip()]
+
+
+def _line(path: Path, number: int, text: bytes) -> Line:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ResultsError(f"{path}:{number}: no JSON ({error}); remove the line, its case is then run again") from None
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+        got = found.get("schema") if isinstance(found, dict) else found
+        raise ResultsError(f"{path}:{number}: schema {got!r}; this version reads schema {SCHEMA}")
+    return found
+
+
+def latest(lines: list[Line]) -> dict[str, Line]:
+    """The line that counts of each case: the last."""
+    return {line["case"]: line for line in lines if "case" in line}
+
+
+class Results:
+    """A study's folder, open for appending; one process at a time."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self.path = self.folder / FILE
+        self.lines: list[Line] = []
+
+    def __enter__(self) -> Results:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("ab+")
+        self._lock()
+        self._cut_torn_line()
+        self.lines = read(self.folder)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def _lock(self) -> None:
+        """Two studies in one folder would tear each other's lines."""
+        try:
+            import fcntl
+        except ImportError:  # no such locks there
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise ResultsError(f"{self.path}: another study is writing here; wait for it, or give --out") from None
+
+    def _cut_torn_line(self) -> None:
+        """A process that was killed may have left half a line."""
+        self._file.seek(0)
+        whole = self._file.read().rfind(b"\n") + 1
+        self._file.truncate(whole)
+
+    def append(self, **facts: Any) -> Line:
+        """Write one line; it is on the disk when this returns."""
+        line: Line = {"schema": SCHEMA, **facts}
+        self._file.write(json.dumps(_plain(line), allow_nan=False).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.lines.append(line)
+        return line
+
+    def done(self) -> set[str]:
+        """The cases that are never run again."""
+        return {name for name, line in latest(self.lines).items() if line.get("status") == "done"}
+
+    def sessions(self) -> list[Line]:
+        return [line for line in self.lines if line.get("kind") == "session"]
+
+
+def _plain(value: Any) -> Any:
+    """JSON knows neither NaN nor Infinity."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value

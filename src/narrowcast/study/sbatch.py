@@ -1,0 +1,51 @@
+"""A SLURM script for a study: one step for each number of workers, then what needs no ranks."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from narrowcast.study.file import Layout, StudyFile
+
+HEAD = """\
+#!/bin/bash
+#SBATCH --job-name=narrowcast-{name}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node=1
+#SBATCH --output=narrowcast-{name}-%j.log
+# Add what your cluster asks for: --time, --partition, --account, and --gpus-per-node for transport nccl.
+
+set -euo pipefail
+port=29500
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+"""
+
+STEP = """\
+
+# {workers} workers: {hosts} node(s) with {per_host} rank(s) each
+srun --nodes={hosts} --ntasks={hosts} --ntasks-per-node=1 torchrun --nnodes={hosts} --nproc-per-node={per_host} \\
+  --rdzv-id="$SLURM_JOB_ID-{workers}-{per_host}" --rdzv-backend=c10d --rdzv-endpoint="$head:$port" --no-python \\
+  {command} --launcher torchrun --only time,bus
+"""
+
+TAIL = """\
+
+# trainings in the simulator, predictions, and the report
+{command} --only accuracy,predicted
+"""
+
+
+def script(study: StudyFile, name: str, out: Path) -> str:
+    """The script's text. `name`: as the study was named on the command line."""
+    command = shlex.join(["narrowcast", "study", "run", name, "--out", str(out)])
+    layouts = sorted(_layouts(study), key=lambda layout: (layout.workers, layout.per_host))
+    nodes = max([layout.hosts for layout in layouts], default=1)
+    steps = [
+        STEP.format(workers=layout.workers, hosts=layout.hosts, per_host=layout.per_host, command=command)
+        for layout in layouts
+    ]
+    return "".join([HEAD.format(name=study.name, nodes=nodes), *steps, TAIL.format(command=command)])
+
+
+def _layouts(study: StudyFile) -> set[Layout]:
+    return {layout for grid in study.grids if grid.kind in ("time", "bus") for layout in grid.workers}

@@ -1,0 +1,295 @@
+"""The answer to a study, in words with numbers: does the primary wire train faster with no loss of accuracy?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from narrowcast.study import words
+from narrowcast.study.findings import DEFAULT_ALGORITHM, Accuracy, Findings, Step, bits_name, grouped
+from narrowcast.study.statistics import Conclusion, Interval
+
+FEW_SEEDS = 5
+
+
+class Answer(Enum):
+    """Of the whole study."""
+
+    YES = "yes"
+    DEPENDS = "it depends on the link"
+    NO = "no"
+    LOST = "accuracy lost"
+    UNKNOWN = "cannot tell"
+
+
+class Speed(Enum):
+    """Of one link rate, over all places that have it."""
+
+    FASTER = "faster"
+    MIXED = "mixed"
+    NOT_FASTER = "not faster"
+    UNKNOWN = "cannot tell"
+
+
+@dataclass(frozen=True)
+class RateFinding:
+    """What the primary wire does at one link rate."""
+
+    rate_name: str | None
+    steps: Sequence[Step]
+
+    @property
+    def predicted(self) -> bool:
+        return self.steps[0].predicted
+
+    @property
+    def speedups(self) -> list[Interval]:
+        return [step.speedup for step in self.steps if step.speedup is not None]
+
+    @property
+    def speed(self) -> Speed:
+        known = [step.faster for step in self.steps]
+        if all(known):
+            return Speed.FASTER
+        if any(known):
+            return Speed.MIXED
+        return Speed.UNKNOWN if all(faster is None for faster in known) else Speed.NOT_FASTER
+
+    @property
+    def gain(self) -> str:
+        """`2.9×`, or `1.8× to 2.9×` over several places."""
+        ordered = sorted(self.speedups, key=lambda x: x.value)
+        first, last = words.times(ordered[0]), words.times(ordered[-1])
+        return first if first == last else f"{first} to {last}"
+
+    def sentence(self) -> str:
+        how = "predicted" if self.predicted else "measured"
+        head = words.capital(f"{words.at_rate(self.rate_name)} ({how}): ")
+        if len(self.steps) == 1:
+            return head + f"{words.times_between(self.speedups[0])} as fast; {self.speed.value}."
+        faster, slower = (sum(step.faster is state for step in self.steps) for state in (True, False))
+        rest = len(self.steps) - faster - slower
+        counts = [f"faster in {faster} of {words.count(len(self.steps), 'setting')}"]
+        counts += [f"slower in {slower}"] * bool(slower) + [f"no difference that can be told in {rest}"] * bool(rest)
+        return head + f"{self.gain} as fast; {words.listed(counts)}."
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer and what it rests on."""
+
+    findings: Findings
+    rates: list[RateFinding]
+    accuracies: list[Accuracy]
+    """Of the primary wire: one for each model, data set and number of workers."""
+
+    @property
+    def accuracy(self) -> Conclusion | None:
+        """Over all data sets: one that lost is a loss, and each must be equal for none. None: nothing was trained."""
+        found = {row.difference.conclusion for row in self.accuracies if row.difference is not None}
+        if not found:
+            return None
+        for conclusion in (Conclusion.LOST, Conclusion.UNKNOWN):
+            if conclusion in found:
+                return conclusion
+        return Conclusion.EQUAL
+
+    @property
+    def faster(self) -> list[RateFinding]:
+        return [rate for rate in self.rates if rate.speed is Speed.FASTER]
+
+    @property
+    def answer(self) -> Answer:
+        if not self.rates or all(rate.speed is Speed.UNKNOWN for rate in self.rates):
+            return Answer.UNKNOWN
+        if not any(rate.speed in (Speed.FASTER, Speed.MIXED) for rate in self.rates):
+            return Answer.UNKNOWN if any(rate.speed is Speed.UNKNOWN for rate in self.rates) else Answer.NO
+        if self.accuracy is Conclusion.LOST:
+            return Answer.LOST
+        if self.accuracy is not Conclusion.EQUAL:
+            return Answer.UNKNOWN
+        return Answer.YES if all(rate.speed is Speed.FASTER for rate in self.rates) else Answer.DEPENDS
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "answer": self.answer.value,
+            "headline": headline(self),
+            "primary": self.findings.primary,
+            "baseline": self.findings.baseline,
+            "margin": self.findings.margin,
+            "speed": [_rate_data(rate) for rate in self.rates],
+            "accuracy": [_accuracy_data(row) for row in self.accuracies],
+            "sentences": [*speed_sentences(self), *accuracy_sentences(self)],
+            "how_sure": how_sure(self),
+        }
+
+
+def _rate_data(rate: RateFinding) -> dict[str, Any]:
+    places = [
+        {"model": s.model, "data": s.data, "workers": s.workers, "transport": s.transport, "speedup": vars(s.speedup)}
+        for s in rate.steps
+    ]
+    return {"rate": rate.rate_name, "speed": rate.speed.value, "predicted": rate.predicted, "places": places}
+
+
+def _accuracy_data(row: Accuracy) -> dict[str, Any]:
+    tested = row.difference
+    assert tested is not None
+    return {
+        "model": row.model,
+        "data": row.data,
+        "workers": row.workers,
+        "seeds": tested.seeds,
+        "difference": vars(tested.interval),
+        "p": tested.p,
+        "conclusion": tested.conclusion.value,
+    }
+
+
+def _one_algorithm(steps: list[Step]) -> Step:
+    """The default algorithm where it was run, else the first of the study file. Never the fastest: that is luck."""
+    return next((step for step in steps if step.algorithm == DEFAULT_ALGORITHM), steps[0])
+
+
+def _rates(findings: Findings) -> list[RateFinding]:
+    steps = [s for s in findings.here if s.wire == findings.primary and s.parallel == "data" and s.speedup is not None]
+    places = [_one_algorithm(same) for same in grouped(steps, lambda step: step.place).values()]
+    ordered = sorted(places, key=lambda step: (step.rate_bits, step.predicted))
+    by_rate = grouped(ordered, lambda step: step.rate_name)
+    found = []
+    for name, same in by_rate.items():
+        measured = [step for step in same if not step.predicted]
+        found.append(RateFinding(name, measured or same))
+    return found
+
+
+def judge(findings: Findings) -> Verdict:
+    """Answer the study's question."""
+    accuracies = [a for a in findings.accuracies if a.wire == findings.primary and a.difference is not None]
+    return Verdict(findings, _rates(findings), [a for a in accuracies if a.parallel == "data"])
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+
+def _where(rates: Sequence[RateFinding]) -> str:
+    """`2.9× as fast at 100 Mb/s and 1.6× at 1 Gb/s`."""
+    first, *others = [(rate.gain, words.at_rate(rate.rate_name)) for rate in rates]
+    return words.listed([f"{first[0]} as fast {first[1]}", *(f"{gain} {place}" for gain, place in others)])
+
+
+def _where_and_where_not(verdict: Verdict) -> str:
+    rest = [rate for rate in verdict.rates if rate.speed is not Speed.FASTER]
+    if not verdict.faster or not rest:
+        return _where(verdict.rates)
+    return f"{_where(verdict.faster)}, but only {_where(rest)}"
+
+
+def _kept(verdict: Verdict) -> str:
+    sets = words.count(len({row.data for row in verdict.accuracies}), "data set")
+    return f"accuracy stays within {words.margin(verdict.findings.margin)} on {sets}"
+
+
+def _lost(verdict: Verdict) -> str:
+    lost = [
+        f"{words.signed(row.difference.mean, 1)} points on {row.data}"
+        for row in verdict.accuracies
+        if row.difference is not None and row.difference.conclusion is Conclusion.LOST
+    ]
+    return words.listed(lost)
+
+
+def _unsure_accuracy(verdict: Verdict) -> str:
+    if verdict.accuracy is None:
+        return "accuracy was not compared"
+    if verdict.accuracy is Conclusion.LOST:
+        return f"accuracy is lost ({_lost(verdict)})"
+    if verdict.accuracy is Conclusion.EQUAL:
+        return _kept(verdict)
+    unsure = [
+        str(row.data)
+        for row in verdict.accuracies
+        if row.difference is not None and row.difference.conclusion is Conclusion.UNKNOWN
+    ]
+    return f"whether accuracy is kept on {words.listed(list(dict.fromkeys(unsure)))} cannot be told"
+
+
+def headline(verdict: Verdict) -> str:
+    """One sentence: the answer, the speed and the accuracy."""
+    wire = bits_name(verdict.findings.primary)
+    subject = f"{words.capital(wire)} on the wire"
+    match verdict.answer:
+        case Answer.YES:
+            return f"Yes. {subject} train {_where(verdict.rates)}, and {_kept(verdict)}."
+        case Answer.DEPENDS:
+            return f"It depends on the link. {subject} train {_where_and_where_not(verdict)}; {_kept(verdict)}."
+        case Answer.LOST:
+            return f"No. {subject} train {_where_and_where_not(verdict)}; accuracy is lost: {_lost(verdict)}."
+        case Answer.NO:
+            return f"No. {subject} train only {_where(verdict.rates)}; {_unsure_accuracy(verdict)}."
+    if not verdict.rates:
+        return f"Cannot tell. No step times of {verdict.findings.primary} beside {verdict.findings.baseline}."
+    if all(rate.speed is Speed.UNKNOWN for rate in verdict.rates):
+        return f"Cannot tell. {subject} train {_where(verdict.rates)}, a difference that could be chance."
+    return f"Cannot tell. {subject} train {_where_and_where_not(verdict)}; {_unsure_accuracy(verdict)}."
+
+
+def speed_sentences(verdict: Verdict) -> list[str]:
+    return [rate.sentence() for rate in verdict.rates]
+
+
+MEANING = {
+    Conclusion.EQUAL: "equal within the margin",
+    Conclusion.BETTER: "better by more than the margin",
+    Conclusion.LOST: "lost more than the margin",
+    Conclusion.UNKNOWN: "cannot tell",
+}
+
+
+def accuracy_words(row: Accuracy) -> str:
+    tested = row.difference
+    assert tested is not None
+    head = f"{row.model} on {row.data}, {words.count(row.workers, 'worker')}: {words.points(tested.interval)}"
+    return f"{head}, {words.count(tested.seeds, 'seed')}; {MEANING[tested.conclusion]}."
+
+
+def accuracy_sentences(verdict: Verdict) -> list[str]:
+    return [accuracy_words(row) for row in verdict.accuracies]
+
+
+def how_sure(verdict: Verdict) -> list[str]:
+    """What the answer rests on, and what it does not cover."""
+    findings, found = verdict.findings, []
+    if verdict.rates:
+        kinds = {rate.predicted for rate in verdict.rates}
+        source = {frozenset([False]): "measured here", frozenset([True]): "predicted, not measured"}
+        found.append(f"Speed is {source.get(frozenset(kinds), 'measured at some rates and predicted at others')}.")
+    seeds = [row.difference.seeds for row in verdict.accuracies if row.difference is not None]
+    if seeds:
+        number = str(min(seeds)) if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)}"
+        found.append(
+            f"Accuracy: {number} paired seeds, two one-sided tests against a margin of {words.margin(findings.margin)} "
+            "that was fixed beforehand."
+        )
+        if min(seeds) < FEW_SEEDS:
+            found.append(f"Fewer than {FEW_SEEDS} seeds are few: an interval is wide, and an unlucky seed counts much.")
+    if findings.failures:
+        found.append(f"{words.count(len(findings.failures), 'case')} failed and could not count.")
+    return found
+
+
+def verdict_lines(verdict: Verdict) -> list[str]:
+    lines = [headline(verdict), ""]
+    lines += [f"Speed of {verdict.findings.primary} over {verdict.findings.baseline}:"] * bool(verdict.rates)
+    lines += [f"  {sentence}" for sentence in speed_sentences(verdict)]
+    lines += ["Accuracy:"] * bool(verdict.accuracies)
+    lines += [f"  {sentence}" for sentence in accuracy_sentences(verdict)]
+    return [*lines, *(["How sure:"] if how_sure(verdict) else []), *(f"  {sentence}" for sentence in how_sure(verdict))]
+
+
+def verdict_text(folder: Path | str) -> str:
+    """The verdict on a study's folder, for a terminal."""
+    return "\n".join(verdict_lines(judge(Findings.of(folder))))

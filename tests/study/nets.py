@@ -1,0 +1,37 @@
+"""A network and data of the user's own, small enough that a study of them takes seconds."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+
+def net() -> nn.Module:
+    """Takes no argument; its matrix is large enough to be compressed."""
+    return nn.Sequential(nn.Linear(32, 400), nn.ReLU(), nn.Linear(400, 4))
+
+
+def net_for(examples: object) -> nn.Module:
+    """Takes the examples, and looks at them."""
+    return nn.Linear(examples.shape[0], examples.classes)
+
+
+def slow() -> nn.Module:
+    """Long enough in the making that a study can be killed in the middle."""
+    time.sleep(0.3)
+    return net()
+
+
+def broken() -> nn.Module:
+    raise RuntimeError("this network cannot be made")
+
+
+def rows() -> SimpleNamespace:
+    """Which of four directions is strongest."""
+    made = torch.Generator().manual_seed(0)
+    x = torch.randn(320, 32, generator=made)
+    y = x[:, :4].argmax(dim=1)
+    return SimpleNamespace(x_train=x[:256], y_train=y[:256], x_test=x[256:], y_test=y[256:], classes=4)

@@ -1,0 +1,170 @@
+"""The words of the verdict, for worlds whose truth is known."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from study.report import made_up
+from study.report.made_up import Line, Truth
+
+from narrowcast.study.findings import Findings
+from narrowcast.study.results import ResultsError
+from narrowcast.study.statistics import Conclusion
+from narrowcast.study.verdict import Answer, Verdict, headline, how_sure, judge, verdict_text
+
+SMALL = Truth(nets=("mlp",), wires=("fp32", "int8/256"), rates=("100mbit", "1gbit"), workers=(2,))
+
+
+def found(folder: Path, truth: Truth = SMALL, **asked: Any) -> Verdict:
+    return judge(Findings.of(made_up.write(folder, made_up.study(truth, **asked))))
+
+
+def of_lines(folder: Path, lines: list[Line]) -> Verdict:
+    return judge(Findings.of(made_up.write(folder, lines)))
+
+
+def test_it_helps(tmp_path: Path) -> None:
+    verdict = found(tmp_path)
+    assert verdict.answer is Answer.YES
+    kept = "accuracy stays within 1 point on 1 data set"
+    told = re.fullmatch(
+        rf"Yes\. 8 bits on the wire train (.*)× as fast at 100\sMb/s and (.*)× at 1\sGb/s, and {kept}\.",
+        headline(verdict),
+    )
+    assert told is not None
+    for words, rate in zip(told.groups(), SMALL.rates, strict=True):
+        plain, narrow = (
+            sum(made_up.parts(SMALL, wire, made_up.NETS["mlp"], 2, made_up.RATES[rate]).values())
+            for wire in SMALL.wires
+        )
+        assert float(words) == pytest.approx(plain / narrow, rel=0.05)
+
+
+def test_it_depends_on_the_link(tmp_path: Path) -> None:
+    verdict = found(tmp_path, replace(SMALL, rates=("100mbit", "loopback"), slow_codec=8.0))
+    assert verdict.answer is Answer.DEPENDS
+    assert "It depends on the link. 8 bits on the wire train 3" in headline(verdict)
+    assert ", but only 0." in headline(verdict)
+    assert "on loopback" in headline(verdict)
+
+
+def test_it_does_not_help(tmp_path: Path) -> None:
+    verdict = found(tmp_path, replace(SMALL, rates=("loopback",), slow_codec=8.0))
+    assert verdict.answer is Answer.NO
+    assert headline(verdict).startswith("No. 8 bits on the wire train only 0.")
+    assert "accuracy stays within 1 point" in headline(verdict)
+
+
+def test_accuracy_is_lost(tmp_path: Path) -> None:
+    verdict = found(tmp_path, replace(SMALL, loss={"int8/256": 3.0}))
+    assert verdict.answer is Answer.LOST
+    assert "; accuracy is lost: \N{MINUS SIGN}" in headline(verdict)
+    assert headline(verdict).endswith("points on digits.")
+
+
+def test_one_lost_data_set_among_several_is_a_loss(tmp_path: Path) -> None:
+    lines = made_up.study(replace(SMALL, nets=("mlp", "alexnet-cifar")))
+    for line in lines:
+        if line["kind"] == "accuracy" and line["data"] == "cifar10" and line["wire"] == "int8/256":
+            line["accuracy"] -= 4.0
+    verdict = of_lines(tmp_path, lines)
+    assert verdict.answer is Answer.LOST
+    assert "cifar10" in headline(verdict)
+    assert "digits" not in headline(verdict)
+
+
+def test_too_few_seeds_cannot_tell(tmp_path: Path) -> None:
+    verdict = found(tmp_path, replace(SMALL, seeds=1))
+    assert verdict.answer is Answer.UNKNOWN
+    assert "whether accuracy is kept on digits cannot be told" in headline(verdict)
+    assert any("Fewer than 5 seeds" in sentence for sentence in how_sure(verdict))
+
+
+def test_seeds_that_scatter_cannot_tell(tmp_path: Path) -> None:
+    verdict = found(tmp_path, replace(SMALL, spread=4.0))
+    assert verdict.accuracy is Conclusion.UNKNOWN
+    assert headline(verdict).startswith("Cannot tell. 8 bits on the wire train 3.")
+
+
+def test_noise_in_the_times_cannot_tell(tmp_path: Path) -> None:
+    verdict = found(tmp_path, replace(SMALL, rates=("loopback",), noise=0.8))
+    assert verdict.answer is Answer.UNKNOWN
+    assert headline(verdict).endswith("a difference that could be chance.")
+
+
+def test_without_trainings_it_says_so(tmp_path: Path) -> None:
+    lines = [line for line in made_up.study(SMALL) if line["kind"] != "accuracy"]
+    verdict = of_lines(tmp_path, lines)
+    assert verdict.answer is Answer.UNKNOWN
+    assert headline(verdict).endswith("; accuracy was not compared.")
+
+
+def test_without_any_result_it_says_so(tmp_path: Path) -> None:
+    verdict = of_lines(tmp_path, [made_up.session()])
+    assert verdict.answer is Answer.UNKNOWN
+    assert headline(verdict) == "Cannot tell. No step times of int8/256 beside fp32."
+    assert "Cannot tell" in verdict_text(tmp_path)
+
+
+def _predict(line: Line) -> Line:
+    """The same case, as a plain user's study would have it: predicted for a rate that could not be made."""
+    step = sum(line["breakdown_ms"].values())
+    kept = {key: line[key] for key in line if key not in ("steps_ms", "bytes", "predicted_ms", "predicted_interval_ms")}
+    return {**kept, "source": "predicted", "step_ms": step, "interval_ms": [0.9 * step, 1.1 * step], "cluster": "here"}
+
+
+def test_predicted_rates_are_called_predicted_and_measured_ones_win(tmp_path: Path) -> None:
+    lines = made_up.study(replace(SMALL, rates=("100mbit", "loopback"), slow_codec=4.0))
+    slow = [_predict(line) if line.get("rate_name") == "100mbit" and line["kind"] == "time" else line for line in lines]
+    verdict = of_lines(tmp_path, slow)
+    assert [(rate.rate_name, rate.predicted) for rate in verdict.rates] == [("100mbit", True), ("loopback", False)]
+    assert verdict.rates[0].sentence().startswith("At 100\N{NO-BREAK SPACE}Mb/s (predicted): ")
+    assert how_sure(verdict)[0] == "Speed is measured at some rates and predicted at others."
+
+
+def test_the_papers_machines_have_no_say_in_the_verdict(tmp_path: Path) -> None:
+    verdict = found(tmp_path)
+    assert {rate.rate_name for rate in verdict.rates} == {"100mbit", "1gbit"}
+    assert verdict.findings.elsewhere
+
+
+def test_of_several_algorithms_the_default_counts_not_the_fastest(tmp_path: Path) -> None:
+    lines = made_up.study(SMALL)
+    extra = []
+    for line in lines:
+        if line["kind"] == "time" and line["wire"] == "int8/256" and line["source"] == "measured":
+            line["algorithm"] = "auto"
+            faster = [[0.5 * ms for ms in repeat] for repeat in line["steps_ms"]] if "steps_ms" in line else None
+            if faster:
+                extra.append({**line, "algorithm": "ring", "steps_ms": faster, "case": line["case"] + "|ring"})
+    before, after = found(tmp_path / "a"), of_lines(tmp_path / "b", [*lines, *extra])
+    assert [rate.gain for rate in before.rates] == [rate.gain for rate in after.rates]
+
+
+def test_a_case_that_was_run_again_counts_once_and_last(tmp_path: Path) -> None:
+    lines = made_up.study(SMALL)
+    first = next(line for line in lines if line["kind"] == "time")
+    findings = Findings.of(made_up.write(tmp_path, [*lines, {**first, "status": "failed", "error": "later"}]))
+    assert len([line for line in findings.cases if line["case"] == first["case"]]) == 1
+    assert first["case"] in [failed.line["case"] for failed in findings.failures]
+
+
+def test_a_torn_last_line_is_left_out_and_an_unknown_schema_refused(tmp_path: Path) -> None:
+    made_up.write(tmp_path, made_up.study(SMALL))
+    file = tmp_path / "results.jsonl"
+    whole = verdict_text(tmp_path)
+    file.write_text(file.read_text() + '{"schema": 1, "kind": "ti')
+    assert verdict_text(tmp_path) == whole
+    made_up.write(tmp_path, [{**made_up.session(), "schema": 99}])
+    with pytest.raises(ResultsError, match="schema 99"):
+        verdict_text(tmp_path)
+
+
+def test_a_folder_without_a_session_is_refused(tmp_path: Path) -> None:
+    made_up.write(tmp_path, [])
+    with pytest.raises(ResultsError, match="no session line"):
+        verdict_text(tmp_path)

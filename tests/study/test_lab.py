@@ -1,0 +1,97 @@
+"""In the lab: links that hold a rate, and bytes that the interface counts."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from narrowcast.lab import LabError, launch
+from narrowcast.study import Options, parse, run
+from narrowcast.study.results import latest, read
+
+pytestmark = pytest.mark.usefixtures("needs_lab")
+
+STUDY = """\
+models = ["cnn"]
+data = ["digits"]
+batch = 8
+steps = 3
+repeats = 2
+seconds = 1.0
+probe_seconds = 0
+rates = ["1gbit"]
+"""
+
+
+def measured(tmp_path: Path, text: str) -> list[dict[str, Any]]:
+    outcome = run(parse(STUDY + text), Options(tmp_path, launcher="lab", quiet=True))
+    assert outcome.failed == 0, [line.get("error") for line in read(tmp_path)]
+    return list(latest(read(tmp_path)).values())
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_bytes_at_the_interface_are_those_claimed_plus_headers_within_3_percent(tmp_path: Path, workers: int) -> None:
+    wires = '["fp32", "bf16", "int8/256", "int4/128", "onebit/64+ef"]'
+    lines = measured(tmp_path, f'kinds = "time"\nwires = {wires}\nworkers = [{workers}]\n')
+    assert len(lines) == 5
+    for line in lines:
+        sent = line["bytes"]
+        expected = sent["claimed"] + sent["protocol"]
+        assert sent["counted"] == pytest.approx(expected, rel=0.03), line["case"]
+        # headers are what little comes on top, not what makes the sum come out
+        assert sent["protocol"] < 0.05 * sent["claimed"] + 5000, line["case"]
+
+
+def test_hosts_with_two_ranks_model_parallel_and_collectives_alone(tmp_path: Path) -> None:
+    grids = """
+[[grid]]
+kind = "time"
+wires = ["fp32", "int8/256"]
+algorithms = ["two_shot", "hierarchical"]
+workers = ["2x2"]
+
+[[grid]]
+kind = "time"
+wires = ["fp32", "int8/256"]
+workers = [2]
+parallel = "model"
+
+[[grid]]
+kind = "bus"
+wires = ["fp32", "int8/256", "onebit/64+ef"]
+workers = [2]
+sizes = ["64KiB", "1MiB"]
+"""
+    lines = measured(tmp_path, grids)
+    by_kind = {kind: [line for line in lines if line["kind"] == kind] for kind in ("time", "bus")}
+    nodes = [line for line in by_kind["time"] if line["layout"] == "2x2"]
+    assert {(line["wire"], line["algorithm"]) for line in nodes} == {
+        ("fp32", "auto"),
+        ("int8/256", "two_shot"),
+        ("int8/256", "hierarchical"),
+    }
+    cut = {line["wire"]: line["bytes"]["claimed"] for line in by_kind["time"] if line["parallel"] == "model"}
+    assert cut["int8/256"] < 0.5 * cut["fp32"]
+    assert len(by_kind["bus"]) == 6
+    gbps = {(line["wire"], line["bytes"]): line["bus_gbps"] for line in by_kind["bus"]}
+    # a link of 1 Gb/s brings at most 0.125 GB/s of float32, and more of it in few bits
+    assert gbps["fp32", 1 << 20] < 0.126
+
+
+def without_mpi() -> str | None:
+    try:
+        launch.find_mpirun()
+    except LabError as error:
+        return str(error)
+    return None if importlib.util.find_spec("mpi4py") else "mpi4py is not installed"
+
+
+@pytest.mark.skipif(without_mpi() is not None, reason=str(without_mpi()))
+def test_the_same_study_over_mpi(tmp_path: Path) -> None:
+    lines = measured(tmp_path, 'kinds = "time"\nwires = ["fp32", "int8/256"]\nworkers = [2]\ntransport = "mpi"\n')
+    assert {line["wire"] for line in lines} == {"fp32", "int8/256"}
+    for line in lines:
+        assert line["bytes"]["counted"] == pytest.approx(line["bytes"]["claimed"] + line["bytes"]["protocol"], rel=0.05)
