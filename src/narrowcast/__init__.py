@@ -8,6 +8,7 @@ from narrowcast import lab as lab
 from narrowcast import parallel as parallel
 from narrowcast import predict as predict
 from narrowcast import simulate as simulate
+from narrowcast import study as study
 from narrowcast.codecs import Codec as Codec
 from narrowcast.codecs import ErrorFeedback as ErrorFeedback
 from narrowcast.codecs import ErrorReport as ErrorReport
@@ -55,6 +56,7 @@ __all__ = [
     "schedule",
     "send",
     "simulate",
+    "study",
 ]
 
 

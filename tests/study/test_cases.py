@@ -74,3 +74,8 @@ def test_a_setting_has_all_wires_of_one_place_and_places_follow_one_another() ->
 def test_two_ranks_on_a_host_are_another_layout_than_two_hosts() -> None:
     made = ids(STUDY.replace("workers = [2, 4]", 'workers = [4, "2x2"]') + 'kinds = "time"\n')
     assert {name.split("|")[5] for name in made} == {"4", "2x2"}
+
+
+def test_without_a_measurement_of_the_machine_nothing_is_predicted_from_it() -> None:
+    grid = expand(parse(STUDY + 'kinds = "time"\nprobe_seconds = 0\n'), "local")[0]
+    assert {case.source for case in grid} == {"measured"}

@@ -14,7 +14,7 @@ from narrowcast.simulate.train_log import Record
 from narrowcast.simulate.training import Run, train
 from narrowcast.study import datasets, models
 from narrowcast.study.cases import Case
-from narrowcast.study.worker import _end_with_parent
+from narrowcast.study.worker import end_with_parent
 
 LOOKS = 4
 """How often in a training the error of each layer is measured."""
@@ -87,7 +87,7 @@ def _mean(looks: list[Record]) -> dict[str, float | None]:
 
 def main() -> None:
     """A process that trains what it is told, line by line: a job in, a result out."""
-    _end_with_parent()
+    end_with_parent()
     torch.set_num_threads(1)
     for text in sys.stdin:
         job = json.loads(text)

@@ -162,7 +162,7 @@ def _time(grid: Grid, study: StudyFile, launcher: str) -> Iterator[Case]:
 
 def _instead(grid: Grid) -> Iterator[Case]:
     """Where links cannot be slowed down, their rates are predicted from a measurement of this machine."""
-    rates = [rate for rate in grid.rates if rate != UNLIMITED]
+    rates = [rate for rate in grid.rates if rate != UNLIMITED] if grid.probe_seconds else []
     for rate, layout, model, data in itertools.product(rates, grid.workers, grid.models, grid.data):
         for wire, algorithm in _ways(grid) if "gloo" in grid.transport and "data" in grid.parallel else ():
             yield Case("time", "predicted", model, data, wire, algorithm, layout, rate, "gloo", grid=grid)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import signal
 import statistics
 import sys
 from collections.abc import Iterable
@@ -62,6 +63,8 @@ def run(
         if torchrun.rank() != 0:
             torchrun.follow()
             return
+    # a scheduler that ends us gets the same orderly end as Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         outcome = runner.run(study, options)
     except KeyboardInterrupt:

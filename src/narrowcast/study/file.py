@@ -249,7 +249,7 @@ class _Reader:
             return self._wire(text, path)
         if key == "rates":
             return self._rate(text, path)
-        if key in ("models", "data") and ":" in text:
+        if (key in ("models", "data") and ":" in text) or (key == "clusters" and text.endswith(".toml")):
             return text
         self._one_of(text, self._allowed(key, kind), path)
         return text

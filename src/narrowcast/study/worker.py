@@ -313,7 +313,8 @@ def _tell(message: dict[str, Any]) -> None:
         sys.stdout.flush()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """A process that another one started for a study ends when that one does, however it does."""
     parent = os.environ.get(PARENT)
     if parent is not None and sys.platform.startswith("linux"):
         from narrowcast.lab import kernel
@@ -324,7 +325,7 @@ def _end_with_parent() -> None:
 
 
 def main() -> None:
-    _end_with_parent()
+    end_with_parent()
     job = json.loads(Path(sys.argv[1]).read_text())
     try:
         begin([job["transport"]])
