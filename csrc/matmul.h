@@ -11,6 +11,8 @@ extern "C" {
 
 enum nc_order { NC_SEQUENTIAL = 0, NC_BLOCKED = 1, NC_PAIRWISE = 2 };
 enum nc_multiply { NC_IEEE = 0, NC_MOGAMI = 1 };
+/* What gives the bits of the definition: float64 with sums rounded to odd (always), float32, or float64 as it is. */
+enum nc_arithmetic { NC_ODD_DOUBLE = 0, NC_SINGLE = 1, NC_DOUBLE = 2 };
 
 /* Numbers to round to: multiples of 2^(e - man_bits), e being the exponent of x, at least min_exponent, or always
  * min_exponent where the steps are even. */
@@ -27,12 +29,12 @@ typedef struct {
 
 typedef struct {
   nc_number product, sum, outer;
-  int32_t multiply; /* nc_multiply */
-  int32_t order;    /* nc_order */
-  int64_t block;    /* NC_BLOCKED */
+  int32_t multiply;   /* nc_multiply */
+  int32_t order;      /* nc_order */
+  int64_t block;      /* NC_BLOCKED */
   int32_t kahan, stochastic;
-  int32_t single;   /* 1: float32 arithmetic gives the same bits (the caller knows the range of a and b) */
-  int32_t careful;  /* 1: a, b or a product may be non-finite in a way that the next format cannot hold */
+  int32_t arithmetic; /* nc_arithmetic: the caller knows the formats and the range of a and b */
+  int32_t careful;    /* 1: a, b or a product may be non-finite in a way that the next format cannot hold */
   uint64_t seed;
 } nc_accumulator;
 

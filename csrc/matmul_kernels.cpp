@@ -5,24 +5,36 @@
 
 namespace nc::NC_ISA {
 
+template <class T, class R>
+struct Kind {
+  using Tile = T;
+  using Real = R;
+};
+
+// visit(tile) with the kind of tile that serves this accumulator.
+template <class Visit>
+static auto with_tile(const nc_accumulator& accumulator, const Visit& visit) {
+  const bool single = accumulator.arithmetic == NC_SINGLE;
+  if (accumulator.stochastic) {
+    return single ? visit(Kind<StochasticTile<float>, float>{}) : visit(Kind<StochasticTile<double>, double>{});
+  }
+  if (single) return visit(Kind<NearestTile<float, false>, float>{});
+  return accumulator.arithmetic == NC_DOUBLE ? visit(Kind<NearestTile<double, false>, double>{})
+                                             : visit(Kind<NearestTile<double, true>, double>{});
+}
+
 // visit(worker) with the worker that serves this accumulator.
 template <class Visit>
 static auto with_worker(const nc_accumulator& accumulator, const Visit& visit) {
-  if (accumulator.stochastic) {
-    return accumulator.kahan ? visit(Worker<StochasticTile, double, true>{})
-                             : visit(Worker<StochasticTile, double, false>{});
-  }
-  if (accumulator.single) {
-    return accumulator.kahan ? visit(Worker<NearestTile<float>, float, true>{})
-                             : visit(Worker<NearestTile<float>, float, false>{});
-  }
-  return accumulator.kahan ? visit(Worker<NearestTile<double>, double, true>{})
-                           : visit(Worker<NearestTile<double>, double, false>{});
+  return with_tile(accumulator, [&](auto kind) {
+    using K = decltype(kind);
+    return accumulator.kahan ? visit(Worker<typename K::Tile, typename K::Real, true>{})
+                             : visit(Worker<typename K::Tile, typename K::Real, false>{});
+  });
 }
 
 static int64_t width(const nc_accumulator& accumulator) {
-  if (accumulator.stochastic) return StochasticTile::COLUMNS;
-  return accumulator.single ? NearestTile<float>::COLUMNS : NearestTile<double>::COLUMNS;
+  return with_tile(accumulator, [](auto kind) { return int64_t(decltype(kind)::Tile::COLUMNS); });
 }
 
 static int64_t scratch_bytes(const nc_accumulator& accumulator, int64_t k) {

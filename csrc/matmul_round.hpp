@@ -16,21 +16,32 @@ struct Rounder {
   using U = typename L::U;
   using Word = typename L::Word;
 
-  U exponents, to_addend, keep_sign;
+  U exponents, to_addend, keep_sign, kept_bits, half_noise;
   V least, high, low, lost_high, lost_low;
+  int noise_left, noise_right;
+  bool is_float32;
   nc_number number;
 
+  // Bits of a pattern below the last one that is kept.
+  static int dropped(const nc_number& number) { return number.exact ? 0 : L::MANTISSA - number.man_bits; }
+  static int positive(int n) { return n > 0 ? n : 0; }
   static V power(int exponent) { return (V)all<U>(Word(exponent + L::BIAS) << L::MANTISSA); }
 
   explicit Rounder(const nc_number& number)
       : exponents(all<U>(number.even_steps ? Word(0) : L::INFINITY_BITS)),
         to_addend(all<U>((Word(L::MANTISSA - number.man_bits) << L::MANTISSA) + (Word(1) << (L::MANTISSA - 1)))),
         keep_sign(all<U>(number.signed_zero ? L::SIGN_BIT : Word(0))),
+        kept_bits(all<U>(~((Word(1) << dropped(number)) - 1))),
+        half_noise(all<U>(dropped(number) > 16 ? Word(1) << (dropped(number) - 17) : Word(0))),
         least(power(number.min_exponent)),
         high(all<V>(Real(number.high))),
         low(all<V>(Real(number.low))),
         lost_high(all<V>(Real(number.lost_high))),
         lost_low(all<V>(Real(number.lost_low))),
+        noise_left(positive(dropped(number) - 16)),
+        noise_right(positive(16 - dropped(number))),
+        is_float32(number.man_bits == 23 && number.min_exponent == -126 && number.lost_high > __FLT_MAX__ &&
+                   !number.even_steps),
         number(number) {}
 
   V binade_of(V x) const { return nc::NC_ISA::max((V)((U)x & exponents), least); }
@@ -59,11 +70,27 @@ struct Rounder {
   }
 
   V nearest(V x) const {
+    if constexpr (sizeof(Real) == 8) {
+      if (is_float32) return __builtin_convertvector(__builtin_convertvector(x, VFHalf), VD);
+    }
     if (number.even_steps) x = min(nc::NC_ISA::max(x, low), high);
     if (number.parity >= 0) x = settled(x);
     const V addend = (V)((U)binade_of(x) + to_addend);
     const V rounded = (x + addend) - addend;
-    return limited((V)((U)rounded | ((U)x & keep_sign)));
+    const V value = (V)((U)rounded | ((U)x & keep_sign));
+    return number.even_steps ? value : limited(value);  // what is clamped before it is rounded does not leave the range
+  }
+
+  // Stochastic, for floats whose numbers are not subnormal: 2 R + 1 is added to the pattern, 17 bits below the last bit
+  // that is kept, and carries. R is 16 random bits; a pattern that is too short for the lowest of them has zeros there.
+  V nudged(V x, U random) const {
+    const U nudge = ((random << noise_left) >> noise_right) + half_noise;
+    return (V)(((U)x + nudge) & kept_bits);
+  }
+
+  V signed_or_zero(V rounded) const {
+    if (number.signed_zero) return rounded;
+    return rounded == Real(0) ? V{} : rounded;
   }
 };
 
@@ -72,18 +99,16 @@ static inline VD floor_of(VD x) {
   return whole > x ? whole - 1.0 : whole;
 }
 
-// odd: 2 R + 1, R being 16 random bits.
-static inline VD stochastic(const Rounder<double>& rounder, VD x, VD odd) {
+// Stochastic rounding of any x, by counting steps. odd: 2 R + 1, R being 16 random bits.
+static inline VD stochastic_by_steps(const Rounder<double>& rounder, VD x, VD odd) {
   const nc_number& number = rounder.number;
   VD t = number.even_steps ? min(max(x, rounder.low), rounder.high) : x;
   const VD size = (VD)((VU64)t & ~Lanes<double>::SIGN_BIT);
   const VD step = (VD)((VU64)rounder.binade_of(size) - (uint64_t(number.man_bits) << 52));
   const VD per_step = (VD)((uint64_t(2046) << 52) - (VU64)step);
   const VD steps = floor_of((floor_of(size * per_step * 131072.0) + odd) * (1 / 131072.0));
-  const VU64 rounded = (VU64)(steps * step);
-  const VU64 sign = (VU64)x & Lanes<double>::SIGN_BIT;
-  const VU64 signed_value = number.signed_zero ? rounded | sign : ((VD)rounded == 0.0 ? rounded : rounded | sign);
-  return rounder.with_specials(x, rounder.limited((VD)signed_value));
+  const VD rounded = rounder.signed_or_zero((VD)((VU64)(steps * step) | ((VU64)x & Lanes<double>::SIGN_BIT)));
+  return rounder.with_specials(x, rounder.limited(rounded));
 }
 
 // a + b to odd: where it is not exact, the neighbour whose last bit is 1. Rounding that once more to 50 bits or fewer is
@@ -97,11 +122,59 @@ static inline VD odd_sum(VD a, VD b) {
   return (VD)((VL)sum + (step & inexact & is_even));
 }
 
-static inline VF exact_sum(VF a, VF b) { return a + b; }  // the caller knows that this is as good
-static inline VD exact_sum(VD a, VD b) { return odd_sum(a, b); }
+// Stochastic rounding of x, or of a float64 sum to odd. The rare vector with a subnormal or non-finite number takes the
+// long way.
+static inline VD stochastic(const Rounder<double>& rounder, VD x, VUHalf random) {
+  const VD size = (VD)((VU64)x & ~Lanes<double>::SIGN_BIT);
+  const VL ordinary = (size >= rounder.least) & (size <= __DBL_MAX__);
+  if (rounder.number.even_steps || any_lane(!(ordinary | (size == 0.0)))) {
+    return stochastic_by_steps(rounder, x, __builtin_convertvector(2 * random + 1, VD));
+  }
+  return rounder.limited(rounder.signed_or_zero(rounder.nudged(x, __builtin_convertvector(random, VU64))));
+}
 
-static inline VF negated(VF a) { return -a; }
-static inline VD negated(VD a) { return -a; }
+// The same of a finite float32 x.
+static inline VF stochastic(const Rounder<float>& rounder, VF x, VU random) {
+  const nc_number& number = rounder.number;
+  VF rounded = rounder.nudged(x, random);
+  const VF size = magnitude(x);
+  // in formats with float32's exponents the pattern of a subnormal number is rounded like any other
+  if (number.min_exponent > 1 - Lanes<float>::BIAS && any_lane((size < rounder.least) & (size != 0.0f))) {
+    const VF small = min(size, rounder.least);
+    const VI counted = to_int(small * power_of_two(number.man_bits + 17 - number.min_exponent));
+    const VI steps = (counted + (VI)(2 * random + 1)) >> 17;
+    const VF value = to_float(steps) * power_of_two(number.min_exponent - number.man_bits);
+    rounded = size < rounder.least ? (VF)((VU)value | ((VU)x & SIGN)) : rounded;
+  }
+  return rounder.limited(rounder.signed_or_zero(rounded));
+}
+
+// Stochastic rounding of a + b where float32 cannot hold it.
+static __attribute__((noinline)) VF stochastic_long_sum(const nc_number& number, VF a, VF b, VU random) {
+  constexpr int HALF = LANES / 2;
+  const Rounder<double> rounder(number);
+  VFHalf x[2], y[2], sums[2];
+  VUHalf bits[2];
+  __builtin_memcpy(x, &a, sizeof a);
+  __builtin_memcpy(y, &b, sizeof b);
+  __builtin_memcpy(bits, &random, sizeof random);
+  static_assert(sizeof x == HALF * 2 * sizeof(float), "two halves");
+  for (int i = 0; i < 2; i++) {
+    const VD sum = odd_sum(__builtin_convertvector(x[i], VD), __builtin_convertvector(y[i], VD));
+    sums[i] = __builtin_convertvector(stochastic(rounder, sum, bits[i]), VFHalf);
+  }
+  return load<VF>((const float*)sums);
+}
+
+// Whether `sum`, the float32 sum of a and b, is rounded or not finite. Its difference from the larger of the two is
+// exact, so that one of these tells.
+static inline bool is_inexact(VF a, VF b, VF sum) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask(sum - a, b, _CMP_NEQ_UQ) | _mm512_cmp_ps_mask(sum - b, a, _CMP_NEQ_UQ);
+#else
+  return any((sum - a != b) | (sum - b != a));
+#endif
+}
 
 // Mogami 2020: the sum of the patterns, that is, of the logarithms as Mitchell approximates them. What leaves float32's
 // normal numbers is zero or Inf; the caller has made subnormal operands zero.

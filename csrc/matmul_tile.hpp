@@ -10,8 +10,8 @@ namespace nc::NC_ISA {
 // Which rounding of a step this is: each has random bits of its own, under the stream 8 * step + slot.
 enum Slot { PRODUCT = 0, TERM = 1, SUM = 2, GAIN = 3, CARRY = 4, SLOTS = 8 };
 
-// Nearest rounding, in float32 or float64.
-template <class Real>
+// Nearest rounding, in float32 or float64. ODD: sums are rounded to odd before.
+template <class Real, bool ODD>
 struct NearestTile {
   using V = typename Lanes<Real>::V;
   static constexpr int ROWS = 4, VECTORS = 2, COUNT = ROWS * VECTORS;
@@ -27,13 +27,21 @@ struct NearestTile {
     const V rounded = rounder.nearest(x);
     return careful ? rounder.with_specials(x, rounded) : rounded;
   }
+  V round_sum(const Rounder<Real>& rounder, V a, V b, int t) const {
+    if constexpr (ODD) {
+      return round(rounder, odd_sum(a, b), t);
+    } else {
+      return round(rounder, a + b, t);
+    }
+  }
 };
 
 // Stochastic rounding: a row of the 128 columns whose random bits are drawn together. In the numbering of random bits
 // rows are padded to whole spans.
+template <class Real>
 struct StochasticTile {
-  using V = VD;
-  static constexpr int ROWS = 1, COLUMNS = NOISE_SPAN, VECTORS = NOISE_SPAN / Lanes<double>::COUNT, COUNT = VECTORS;
+  using V = typename Lanes<Real>::V;
+  static constexpr int ROWS = 1, COLUMNS = NOISE_SPAN, VECTORS = NOISE_SPAN / Lanes<Real>::COUNT, COUNT = VECTORS;
   uint64_t seed, group;
   alignas(64) uint32_t noise[NOISE_SPAN];
 
@@ -42,11 +50,26 @@ struct StochasticTile {
         group(uint64_t(item.batch * matrices.m + row) * uint64_t((matrices.n + NOISE_SPAN - 1) / NOISE_SPAN) +
               uint64_t(item.column / NOISE_SPAN)) {}
 
+  auto random(int t) const {
+    if constexpr (sizeof(Real) == 8) {
+      return load<VUHalf>(noise + t * Lanes<Real>::COUNT);
+    } else {
+      return load<VU>(noise + t * Lanes<Real>::COUNT);
+    }
+  }
+
   void draw(int64_t step, Slot slot) { noise_of_group({seed, uint64_t(step * SLOTS + slot)}, group, noise); }
-  V round(const Rounder<double>& rounder, V x, int t) const {
-    if (rounder.number.exact) return x;
-    const VUHalf odd = 2 * load<VUHalf>(noise + t * Lanes<double>::COUNT) + 1;
-    return stochastic(rounder, x, __builtin_convertvector(odd, VD));
+  V round(const Rounder<Real>& rounder, V x, int t) const {
+    return rounder.number.exact ? x : stochastic(rounder, x, random(t));
+  }
+  V round_sum(const Rounder<Real>& rounder, V a, V b, int t) const {
+    if constexpr (sizeof(Real) == 8) {
+      return round(rounder, odd_sum(a, b), t);
+    } else {
+      const V sum = a + b;
+      if (__builtin_expect(is_inexact(a, b, sum), false)) return stochastic_long_sum(rounder.number, a, b, random(t));
+      return round(rounder, sum, t);
+    }
   }
 };
 
@@ -67,26 +90,25 @@ NC_INLINE void add_terms(Tile& tile, const Rounder& rounder, Running<Tile>& to, 
   if (!KAHAN) {
     tile.draw(step, SUM);
 #pragma GCC unroll 8
-    for (int t = 0; t < Tile::COUNT; t++) to.sum[t] = tile.round(rounder, exact_sum(to.sum[t], terms[t]), t);
+    for (int t = 0; t < Tile::COUNT; t++) to.sum[t] = tile.round_sum(rounder, to.sum[t], terms[t], t);
     return;
   }
-  V gained[Tile::COUNT], term[Tile::COUNT];
+  V before[Tile::COUNT], term[Tile::COUNT];
   tile.draw(step, TERM);
 #pragma GCC unroll 8
-  for (int t = 0; t < Tile::COUNT; t++) term[t] = tile.round(rounder, exact_sum(terms[t], negated(to.owed[t])), t);
+  for (int t = 0; t < Tile::COUNT; t++) term[t] = tile.round_sum(rounder, terms[t], -to.owed[t], t);
   tile.draw(step, SUM);
 #pragma GCC unroll 8
   for (int t = 0; t < Tile::COUNT; t++) {
-    const V before = to.sum[t];
-    to.sum[t] = tile.round(rounder, exact_sum(before, term[t]), t);
-    gained[t] = exact_sum(to.sum[t], negated(before));
+    before[t] = to.sum[t];
+    to.sum[t] = tile.round_sum(rounder, before[t], term[t], t);
   }
   tile.draw(step, GAIN);
 #pragma GCC unroll 8
-  for (int t = 0; t < Tile::COUNT; t++) gained[t] = tile.round(rounder, gained[t], t);
+  for (int t = 0; t < Tile::COUNT; t++) to.owed[t] = tile.round_sum(rounder, to.sum[t], -before[t], t);
   tile.draw(step, CARRY);
 #pragma GCC unroll 8
-  for (int t = 0; t < Tile::COUNT; t++) to.owed[t] = tile.round(rounder, exact_sum(gained[t], negated(term[t])), t);
+  for (int t = 0; t < Tile::COUNT; t++) to.owed[t] = tile.round_sum(rounder, to.owed[t], -term[t], t);
 }
 
 // What a tile reads: rows of a as they lie, and the panel of b, packed. A row past the end repeats the last one.
@@ -126,7 +148,9 @@ struct TileWork {
   TileWork(const nc_accumulator& accumulator, int64_t k)
       : accumulator(accumulator), product(accumulator.product), sum(accumulator.sum), outer(accumulator.outer), k(k) {}
 
-  void add_range(Tile& tile, const Operands<Tile, Real>& operands, int64_t begin, int64_t end, Running<Tile>& to) const {
+  // Not inlined: its loop has then all registers to itself, in every order of sums.
+  __attribute__((noinline)) void add_range(Tile& tile, const Operands<Tile, Real>& operands, int64_t begin, int64_t end,
+                                           Running<Tile>& to) const {
     Running<Tile> running = to;
     V terms[Tile::COUNT];
     for (int64_t i = begin; i < end; i++) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -22,7 +23,15 @@ METHODS = ("", "+kahan", "+fma", "+fma+kahan", "+pairwise", "+sr", "+sr+kahan", 
 MIXED = [
     *("e5m2+mul=fp16", "bf16+mul=fp32", "e8m2+mul=e5m2", "fp16/3", "fp16/4+outer=fp32", "e4m3/5+kahan"),
     *("fp32+sequential", "fp32+pairwise", "fp32+kahan", "fp32+sr", "bf16+mul=e4m3fn+saturate", "e4m3fn+mul=e5m2"),
-    "e2m1fn+mul=bf16",
+    *(
+        "e2m1fn+mul=bf16",
+        "e8m6+sr",
+        "e5m2+mul=bf16+sr",
+        "bf16+fma+sr",
+        "e6m9/4+fma+sr+kahan",
+        "fp32+mul=bf16",
+        "fp32/3",
+    ),
 ]
 RULES = [f"{name}{method}" for name in FORMATS for method in METHODS] + MIXED
 
@@ -148,10 +157,43 @@ def test_native_equals_the_reference(spec: str, native_matmuls: None) -> None:
     for of_a, of_b, seed in ((None, None, 0), ("e4m3fn", "bf16", 2)):
         a, b = narrow(hard(1, 5, 11, seed=seed), of_a), narrow(hard(1, 11, 35, seed=seed + 1), of_b)
         want, how = by_reference(a, b, spec), how_to_compute(a, b, rule)
-        for way in {how, How(False, how.careful), How(False, True)}:
+        for way in {how, replace(how, single_on_cpu=how.single), How(False, how.careful, how.plain), How(False, True)}:
             got = torch.full_like(want, 9.0)
             native_matmul.matmul(a, b, rule, 7, got, way)
             assert same_bits(got, want), way
+
+
+def spread(*shape: int, seed: int, name: str | None) -> Tensor:
+    """Numbers of a format whose sums float32, or even float64, cannot hold."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=g) * torch.exp2(torch.randint(-30, 20, shape, generator=g).float())
+    return narrow(torch.where(torch.rand(shape, generator=g) < 0.1, 0.0, x), name)
+
+
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *("bf16+sr", "bf16+sr+kahan", "bf16+sr+fma", "e8m6+sr", "fp16+sr", "e7m3/8+sr", "e4m3fnuz+sr", "fp32+kahan"),
+        *("fp32/8", "fp16+fma+kahan", "e4m3+fma", "bf16+kahan", "fp32+fma+kahan", "fixed8.8", "fixed2.14+kahan"),
+    ],
+)
+def test_sums_of_numbers_far_apart_are_exact_before_they_are_rounded(isa: str, spec: str, native_matmuls: None) -> None:
+    try:
+        native.set_isa(isa)
+    except ValueError as error:
+        pytest.skip(str(error))
+    for name in ("bf16", "fp16", None):
+        a, b = spread(1, 3, 40, seed=3, name=name), spread(1, 40, 131, seed=4, name=name)
+        assert same_bits(matmul(a, b, spec, seed=7), by_reference(a, b, spec))
+
+
+def test_a_stochastic_sum_that_float32_rounds_to_even_still_counts_its_last_bit(native_matmuls: None) -> None:
+    """1 + 2**-24 in bf16: the random bits that carry are one more than those of 1 exactly, one in 65536."""
+    a, b = torch.tensor([[1.0, 2.0**-24]]).repeat(2048, 1), torch.ones(2, 256)
+    got = matmul(a, b, "bf16+sr", seed=7)
+    assert same_bits(got, by_reference(a[None], b[None], "bf16+sr")[0])
+    assert 0 < int((got > 1).sum()) < 40
 
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
@@ -225,6 +267,29 @@ def test_float32_is_used_only_where_it_gives_the_same_bits() -> None:
     assert not how_to_compute(a * 2.0**-120, b, accumulator("bf16")).single
     assert not how_to_compute(a * 2.0**110, b, accumulator("bf16")).single
     assert how_to_compute(a * math.inf, b, accumulator("bf16")).careful
+
+
+def test_the_cpu_computes_in_float32_or_plain_float64_only_where_that_gives_the_same_bits() -> None:
+    wide = torch.randn(1, 4, 4), torch.randn(1, 4, 4)
+    narrow16 = tuple(x.bfloat16().float() for x in wide)
+
+    def how(spec: str, operands: tuple[Tensor, ...] = narrow16) -> How:
+        return how_to_compute(operands[0], operands[1], accumulator(spec))
+
+    for spec in ("fp32+sequential", "fp32+kahan", "fp32/8", "fp32+pairwise"):
+        assert how(spec, wide).single_on_cpu
+        assert not how(spec, wide).single
+    for spec in ("bf16+sr", "e4m3fn+sr+kahan", "fp16+fma+sr", "fp32+mul=bf16", "bf16+kahan"):
+        assert how(spec).single_on_cpu
+        assert not how(spec, wide).single_on_cpu
+    for spec in ("fp32+fma", "fp32+sr", "bf16+mul=fp32", "fixed8.8+sr", "bf16+mul=fp32+sr"):
+        assert not how(spec).single_on_cpu
+    for spec in ("fixed8.8", "bf16+kahan", "fp16/8+outer=fp32", "fp32+kahan"):
+        assert how(spec, wide).plain
+    for spec in ("bf16+fma", "bf16+mul=fp32", "fp32+fma", "bf16+sr", "fp16/8+outer=bf16"):
+        assert not how(spec).plain
+    assert how("fp16+fma+kahan").plain
+    assert not how("fp16+fma+kahan", wide).plain
 
 
 def test_a_table_of_values_runs_in_the_reference_and_says_so() -> None:

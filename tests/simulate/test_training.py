@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,11 +111,12 @@ def test_with_resume_off_a_run_begins_anew(tmp_path: Path) -> None:
         ({"seed": 1}, "seed was 0 and is 1"),
         ({"workers": 2}, "workers was 4 and is 2"),
         ({"spec": "int8/64"}, "spec was"),
+        ({"lower": {"weights": "e4m3"}}, "lower was None and is {'weights': "),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, change: dict[str, Any], word: str) -> None:
     run_of(steps=2, checkpoint=tmp_path / "run.pt")
-    with pytest.raises(ValueError, match=f"of another run: .*{word}"):
+    with pytest.raises(ValueError, match=f"of another run: .*{re.escape(word)}"):
         run_of(checkpoint=tmp_path / "run.pt", **change)
 
 
@@ -315,6 +317,42 @@ def test_what_cannot_be_is_refused() -> None:
             run_of(**options)
     with pytest.raises(TypeError, match=r"is torch\.float64; codecs take"):
         run_of(model=net().double())
+
+
+# ---- lowered modules -------------------------------------------------------------------------------------------------
+
+LOWER: dict[str, Any] = {"weights": "e4m3", "activations": "e5m2+sr", "gradients": "e5m2+sr", "accumulate": "bf16+sr"}
+
+
+def digits_run(lower: dict[str, Any] | None, **options: Any) -> Any:
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 10))
+    digits = data.load("digits").normalised()
+    return train(model, digits, workers=2, spec="int8/256", min_values=1, batch=128, lr=0.1, lower=lower, **options)
+
+
+def test_digits_are_learnt_by_a_lowered_model_and_its_noise_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """Random bits of casts and sums are those of the step, whatever ran in the same process before."""
+    lower = {**LOWER, "seed": 3}
+    options = {"epochs": 4, "checkpoint_every": 7}
+    whole = digits_run(lower, **options)
+    assert whole.accuracy > 0.8
+    with pytest.raises(Crash):
+        digits_run(lower, checkpoint=tmp_path / "run.pt", after_step=crash_at(17), **options)
+    resumed = digits_run(lower, checkpoint=tmp_path / "run.pt", **options)
+    assert bits(resumed.model) == bits(whole.model)
+    assert resumed.accuracy == whole.accuracy
+
+
+def test_lowering_changes_the_run_and_so_does_the_seed_of_its_noise() -> None:
+    runs = [digits_run(lower, steps=2) for lower in (None, {**LOWER, "seed": 3}, {**LOWER, "seed": 4})]
+    plain, one, other = (bits(run.model) for run in runs)
+    assert plain.keys() == one.keys()
+    assert len({model["1.weight"] for model in (plain, one, other)}) == 3
+    told = [row.precision for row in runs[1].lowered.explain() if row.kind == "Linear"]
+    assert told == [", ".join(f"{role} {name}" for role, name in LOWER.items())] * 2
+    assert runs[0].lowered is None
 
 
 # ---- real data -------------------------------------------------------------------------------------------------------

@@ -41,10 +41,9 @@ def why_not(plan: AnyPlan) -> str | None:
 
 
 def why_not_round(fmt: Format, rounding: str, rules: str) -> str | None:
+    """Why this rounding cannot run here, or None; both `rules` can."""
     if rounding not in ("nearest", "stochastic"):
         return f"rounding {rounding!r} is on the CPU only"
-    if rules != "ieee":
-        return "CPD's corner cases are on the CPU only"
     return "formats without a zero are on the CPU only" if fmt.positive_only else _why_not_format(fmt)
 
 

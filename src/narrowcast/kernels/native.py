@@ -32,7 +32,7 @@ from narrowcast.formats.integers import Coding, UniformFormat
 from narrowcast.kernels import search_table
 from narrowcast.kernels.plan import NVFP4_BLOCK_SCALE, Layout, Method, Plan, Rule, Store
 
-ABI = 2
+ABI = 3
 FLOAT32_BIAS = 127
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 OVERFLOWS = {"saturate": 0, "inf": 1, "nan": 2}

@@ -16,6 +16,8 @@ from narrowcast.kernels.operands import How
 
 ORDERS = {"sequential": 0, "blocked": 1, "pairwise": 2}
 MULTIPLIES = {"ieee": 0, "mogami": 1}
+ODD_DOUBLE, SINGLE, DOUBLE = range(3)
+"""`nc_arithmetic` of csrc/matmul.h."""
 FEW_COLUMNS = 16
 """Fewer than these leave lanes of a vector empty."""
 
@@ -33,7 +35,7 @@ _ACCUMULATOR: list[tuple[str, Any]] = [
     *((name, NativeNumber) for name in ("product", "sum", "outer")),
     *((name, c_int32) for name in ("multiply", "order")),
     ("block", c_int64),
-    *((name, c_int32) for name in ("kahan", "stochastic", "single", "careful")),
+    *((name, c_int32) for name in ("kahan", "stochastic", "arithmetic", "careful")),
     ("seed", c_uint64),
 ]
 
@@ -72,10 +74,21 @@ def _number(number: Number, exact: bool) -> NativeNumber:
     return NativeNumber(number.high, number.low, *number.lost, *number.specials, *integers)
 
 
+def _arithmetic(how: How) -> int:
+    if how.single or how.single_on_cpu:
+        return SINGLE
+    return DOUBLE if how.plain else ODD_DOUBLE
+
+
 def _accumulator(rule: Accumulator, how: How, seed: int) -> NativeAccumulator:
-    product = _number(rule.product_number, rule.fused)
-    numbers = product, _number(rule.sum_number, False), _number(rule.outer_number, False)
-    flags = rule.kahan, rule.stochastic, how.single, how.careful
+    arithmetic = _arithmetic(how)
+
+    def native(number: Number, exact: bool = False) -> NativeNumber:
+        # float32's own products and sums are rounded already
+        return _number(number, exact or (arithmetic == SINGLE and number.format is None))
+
+    numbers = native(rule.product_number, rule.fused), native(rule.sum_number), native(rule.outer_number)
+    flags = rule.kahan, rule.stochastic, arithmetic, how.careful
     return NativeAccumulator(*numbers, MULTIPLIES[rule.multiply], ORDERS[rule.order], rule.block, *flags, seed)
 
 

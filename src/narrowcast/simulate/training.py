@@ -137,7 +137,7 @@ def train(
     if lowered is not None:
         lowered.keep_master(run.optimizer)
     trainer = _Trainer(run, source, loss, lr, seed, error_every, before_step, after_step)
-    saver = _Saver(run, checkpoint, _settings(run, seed, spec))
+    saver = _Saver(run, checkpoint, _settings(run, seed, spec, lower))
     if not (resume and saver.load(device)):
         run.log.begin()
         _tell_start(run, saver.settings)
@@ -172,10 +172,11 @@ def _total_steps(epochs: float | None, steps: int | None, per_epoch: int) -> int
     return steps if steps is not None else round(float(epochs or 0) * per_epoch)
 
 
-def _settings(run: Run, seed: int, spec: object) -> dict[str, Any]:
+def _settings(run: Run, seed: int, spec: object, lower: dict[str, Any] | None) -> dict[str, Any]:
     """What makes a run another run; checkpoints are compared by it."""
     shapes = {name: list(p.shape) for name, p in run.model.named_parameters()}
     facts = {"workers": run.world.n, "algorithm": run.world.algorithm, "spec": _spelled(spec), "seed": seed}
+    facts["lower"] = None if lower is None else {role: repr(value) for role, value in sorted(lower.items())}
     return {**facts, "batch": run.batches.batch, "examples": run.batches.examples, "parameters": shapes}
 
 

@@ -194,7 +194,8 @@ def _by_transport(same: list[Step]) -> list[Step]:
 
 
 def _machine(step: Step) -> tuple[Any, ...]:
-    return (step.model, step.data, step.workers, step.rate_name, step.cluster, step.predicted)
+    # not the cluster: a machine has one file for each primitive
+    return (step.model, step.data, step.workers, step.rate_name, step.predicted)
 
 
 def _nccl_gains_less(findings: Findings) -> Judged:

@@ -214,6 +214,25 @@ def rounding() -> None:
                 same(got, wanted, f"round_to {fmt} {mode} {overflow} {y.dtype}")
 
 
+def cpd() -> None:
+    """Every corner: carries out of the format, lost sticky bits, float32 subnormals, ties without mantissa bits."""
+    x = torch.cat([with_specials(hard_values(64, 2500), 400), 2.0 ** torch.arange(-149, 128), torch.tensor([3.39e38])])
+    for number, name in enumerate(("e5m2", "e4m3", "e3m0", "e2m1", "e6m9", "fp16", "bf16", "e8m2", "e8m0", "e5m0")):
+        fmt = nc.format(name)
+        # numbers of the format, ties between them, and both neighbours of each
+        grid = fmt.grid.float()[:: -(-len(fmt.grid) // 4096)]
+        ties = (grid[1:].double() + grid[:-1].double()).div(2).float()
+        ends = torch.tensor([fmt.max * 1.03, fmt.max * 1.3, fmt.max * 2.1])
+        exact = torch.cat([x, grid, ties, ends, -ends])
+        hard = torch.cat([exact.nextafter(torch.tensor(-torch.inf)), exact, exact.nextafter(torch.tensor(torch.inf))])
+        for dtype in (torch.float32, DTYPES[number % 3]):
+            y = hard.to(dtype)
+            wanted, got = torch.empty_like(y), torch.empty_like(y)
+            reference.round_to(y, fmt, "nearest", fmt.default_overflow, "cpd", 0, wanted)
+            launch.round_to(y, fmt, "nearest", fmt.default_overflow, "cpd", 0, got)
+            same(got, wanted, f"round_to {fmt} by CPD's rules, {dtype}")
+
+
 def empty() -> None:
     for spec in ("int8/256", "dtree8", "nvfp4", "bf16"):
         codec = nc.codec(spec)
@@ -233,6 +252,7 @@ def groups() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "wide", lambda: (wide(), casts())[0]
     yield "words", by_words
     yield "rounding", rounding
+    yield "cpd", cpd
 
 
 def main() -> None:

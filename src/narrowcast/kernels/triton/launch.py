@@ -51,7 +51,7 @@ COLUMNS = 1024
 COLUMN_GROUP = 16
 GROUPS = {1: (8, 1), 2: (4, 1), 3: (8, 3), 4: (2, 1), 5: (8, 5), 6: (4, 3), 7: (8, 7)}
 """Width of a code -> codes in a group, and the bytes that they fill."""
-OVERFLOWS = {"saturate": 0, "inf": 1, "nan": 2}
+OVERFLOWS = {"saturate": 0, "inf": 1, "nan": 2, "cpd": 3}
 
 
 @dataclass(frozen=True)
@@ -476,11 +476,12 @@ def _prepare_round(
 
 def round_to(x: Tensor, fmt: Format, rounding: str, overflow: str, rules: str, seed: int, out: Tensor) -> Tensor:
     """See `kernels.ops.round_to`."""
-    assert rules == "ieee"
     n = x.numel()
     if n == 0:
         return out
-    codes, tables, job = _prepare_round(fmt, x.dtype, n % ROUND.tile == 0, rounding == "stochastic", overflow)
+    # CPD's rules decide what becomes of an overflow, too
+    lost = overflow if rules == "ieee" else rules
+    codes, tables, job = _prepare_round(fmt, x.dtype, n % ROUND.tile == 0, rounding == "stochastic", lost)
     with _on(out):
         args = (x, out, tables.on(x.device), n, _signed(seed))
         _launch(rounding_kernels.round_kernel, -(-n // ROUND.tile), args, codes, job, ROUND.warps)

@@ -15,11 +15,12 @@ from narrowcast.kernels.triton.bits import (
     shared_noise,
     write_floats,
 )
-from narrowcast.kernels.triton.codes import FLOAT, UNIFORM, float_nudged, grid_value, table_index
+from narrowcast.kernels.triton.codes import FLOAT, UNIFORM, cpd_round_even, float_nudged, grid_value, table_index
 
 SATURATE = tl.constexpr(0)
 TO_INF = tl.constexpr(1)
 TO_NAN = tl.constexpr(2)
+CPD = tl.constexpr(3)
 
 
 @triton.jit
@@ -54,6 +55,23 @@ def float_value(x, noise, C: tl.constexpr, J: tl.constexpr):
     if J.overflow == TO_NAN:
         value = tl.where(size > C.max_bits, 0x7FC00000, value)
     return float_of(value)
+
+
+@triton.jit
+def cpd_value(x, C: tl.constexpr):
+    """CPD's cast, corner cases included: overflow is tested before rounding, so that a carry may leave the format."""
+    v = bits_of(x)
+    u = v & MAGNITUDE
+    exponent = (u >> 23) - 127
+    field = exponent + C.bias
+    shift = tl.minimum(tl.where(field <= 0, 1 - field, 0), 31)
+    kept = cpd_round_even(((u & 0x7FFFFF) | 0x800000) >> shift, 23 - C.man)
+    # a significand of at most 2 times the binade: each is a normal float where their product may be a subnormal one
+    binade = tl.minimum(tl.where(field <= 0, 1 - C.bias, exponent), 127)
+    size = bits_of((kept.to(tl.float32) * 2.0 ** (-C.man)) * float_of((binade + 127) << 23))
+    size = tl.where(field >= 2**C.exp_bits - 1, INFINITE, size)
+    size = tl.where((u >> 23) == 0, 0, size)
+    return tl.where(u >= INFINITE, x, float_of(size | (v & -2147483648)))
 
 
 @triton.jit
@@ -105,13 +123,16 @@ def round_tile(x, out, table, start, rem, seed, C: tl.constexpr, J: tl.constexpr
     noise = 0
     if J.stochastic:
         noise = shared_noise(start, seed, start * 0, J.cols)
-    if C.kind == FLOAT:
+    if J.overflow == CPD:
+        rounded = cpd_value(value, C)
+    elif C.kind == FLOAT:
         rounded = float_value(value, noise, C, J)
     elif C.kind == UNIFORM:
         rounded = uniform_value(value, noise, C, J)
     else:
         rounded = search_value(value, noise, table, C, J)
-    rounded = special_value(value, rounded, table, C)
+    if J.overflow != CPD:
+        rounded = special_value(value, rounded, table, C)
     # a value that the type of the tensor cannot hold becomes Inf there
     write_floats(out + start, at, rounded, mask, J.dtype, False, MASKED)
 
