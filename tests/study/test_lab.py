@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +33,23 @@ def measured(tmp_path: Path, text: str) -> list[dict[str, Any]]:
     return list(latest(read(tmp_path)).values())
 
 
+NARROW = {"data": ["fp32", "bf16", "int8/256", "int4/128", "onebit/64+ef"], "model": ["fp32", "int8/256", "dtree8"]}
+
+
 @pytest.mark.parametrize("workers", [2, 4])
-def test_bytes_at_the_interface_are_those_claimed_plus_headers_within_3_percent(tmp_path: Path, workers: int) -> None:
-    wires = '["fp32", "bf16", "int8/256", "int4/128", "onebit/64+ef"]'
-    lines = measured(tmp_path, f'kinds = "time"\nwires = {wires}\nworkers = [{workers}]\n')
-    assert len(lines) == 5
+@pytest.mark.parametrize("parallel", NARROW)
+def test_bytes_at_the_interface_are_those_claimed_plus_headers_within_3_percent(
+    tmp_path: Path, workers: int, parallel: str
+) -> None:
+    wires = json.dumps(NARROW[parallel])
+    lines = measured(tmp_path, f'kinds = "time"\nwires = {wires}\nworkers = [{workers}]\nparallel = "{parallel}"\n')
+    assert len(lines) == len(NARROW[parallel])
     for line in lines:
         sent = line["bytes"]
         expected = sent["claimed"] + sent["protocol"]
         assert sent["counted"] == pytest.approx(expected, rel=0.03), line["case"]
-        # headers are what little comes on top, not what makes the sum come out
-        assert sent["protocol"] < 0.05 * sent["claimed"] + 5000, line["case"]
+        # headers are what little comes on top of large messages, not what makes the sum come out
+        assert parallel == "model" or sent["protocol"] < 0.05 * sent["claimed"] + 5000, line["case"]
 
 
 def test_hosts_with_two_ranks_model_parallel_and_collectives_alone(tmp_path: Path) -> None:
@@ -94,4 +101,4 @@ def test_the_same_study_over_mpi(tmp_path: Path) -> None:
     lines = measured(tmp_path, 'kinds = "time"\nwires = ["fp32", "int8/256"]\nworkers = [2]\ntransport = "mpi"\n')
     assert {line["wire"] for line in lines} == {"fp32", "int8/256"}
     for line in lines:
-        assert line["bytes"]["counted"] == pytest.approx(line["bytes"]["claimed"] + line["bytes"]["protocol"], rel=0.05)
+        assert line["bytes"]["counted"] == pytest.approx(line["bytes"]["claimed"] + line["bytes"]["protocol"], rel=0.03)

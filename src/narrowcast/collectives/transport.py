@@ -77,6 +77,8 @@ class TorchTransport:
     """
 
     shared_by_threads = True
+    messages = 0
+    """That this process has sent, over all transports."""
 
     def __init__(self, group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> None:
         chosen = group or dist.group.WORLD
@@ -94,6 +96,7 @@ class TorchTransport:
         self._shared = 0
 
     def isend(self, wire: Tensor, peer: int, tag: int) -> Pending:
+        TorchTransport.messages += 1
         return self._open().send([wire], peer, tag)
 
     def irecv(self, wire: Tensor, peer: int, tag: int) -> Pending:

@@ -28,7 +28,7 @@ from narrowcast.predict.profile import Profiler, mean_over_ranks
 from narrowcast.simulate.train_batches import Batches
 from narrowcast.study import datasets, models, trainers
 from narrowcast.study.cases import PLAIN
-from narrowcast.study.traffic import HEADER, Sent, sent
+from narrowcast.study.traffic import Sent, sent
 from narrowcast.study.trainers import Counted, Trainer
 
 MARK = "@narrowcast "
@@ -107,7 +107,7 @@ class _Turns:
         """What was sent since `before`, without the steps' barriers."""
         found, share = sent(self.interface) - before, (steps + 1) / BARRIERS
         own = [round(share * count) for count in (self._barrier.bytes, self._barrier.packets)]
-        return Sent(found.bytes - own[0], found.packets - own[1])
+        return Sent(found.bytes - own[0], found.packets - own[1], found.messages)
 
     def some(self, trainer: Trainer, count: int) -> list[float]:
         """This rank's seconds of steps; afterwards all ranks are done."""
@@ -186,7 +186,7 @@ def _facts(turns: _Turns, number: int, profile: model_file.Profile | None) -> di
     steps_ms = turns.steps_ms[number]
     counts = [len(repeat) for repeat in steps_ms]
     each = [
-        [c.sent / n, c.plain / n, 1e3 * c.encode / n, 1e3 * c.decode / n, s.bytes / n, HEADER * s.packets / n]
+        [c.sent / n, c.plain / n, 1e3 * c.encode / n, 1e3 * c.decode / n, s.bytes / n, s.overhead / n]
         for c, s, n in zip(turns.counted[number], turns.sent[number], counts, strict=True)
     ]
     mean = _mean([statistics.median(column) for column in zip(*each, strict=True)])
