@@ -23,6 +23,12 @@ pytestmark = pytest.mark.usefixtures("needs_lab")
 OWNER = str(Path(__file__).with_name("owner.py"))
 
 
+def _heed_signals() -> None:
+    """As in a terminal: tests that were started with nohup or in the background are told to ignore these."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @contextmanager
 def owner(end: str) -> Iterator[tuple[subprocess.Popen[str], Footprint]]:
     """A process with a lab whose ranks run, and all that belongs to it. It goes on when a line is written to it."""
@@ -33,6 +39,7 @@ def owner(end: str) -> Iterator[tuple[subprocess.Popen[str], Footprint]]:
         stderr=subprocess.DEVNULL,
         text=True,
         start_new_session=True,
+        preexec_fn=_heed_signals,  # noqa: PLW1509  this process has one thread
     )
     with process:
         assert process.stdout is not None
