@@ -88,3 +88,14 @@ def test_closing_ends_every_thread() -> None:
     assert threading.active_count() > before
     channel.close()
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_call_after_closing_raises(used: bool) -> None:
+    channel = Channel(Alone())
+    if used:
+        channel.submit({"call": 1}, lambda _: None).wait(LONG)
+    channel.close()
+    with pytest.raises(BrokenChannelError, match="closed"):
+        channel.submit({"call": 2}, lambda _: None).wait(LONG)
+    channel.close()

@@ -13,7 +13,7 @@ WIRES = ("plain", "fp16-hook", "powersgd-4", "bf16", "int8/256", "e5m2+aps", "in
 STEPS = 5
 WORKER = "narrowcast.bench.ddp_worker"
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(8 << 30), "MALLOC_TRIM_THRESHOLD_": str(16 << 30), "MALLOC_ARENA_MAX": "1"}
-"""glibc otherwise gives the memory of large gradients back at every step, and clearing it anew takes a third of the
+"""glibc otherwise gives the memory of large gradients back at every step, and getting it anew takes a fifth of the
 compute time. For all wires alike, the plain one included."""
 
 

@@ -106,7 +106,6 @@ class Channel:
             self._turn.acquire()
             item = self._queue.get()
             if item is None:
-                self._queue.put(None)  # for the other thread
                 self._turn.release()
                 return
             turn = _Turn(self._turn)
@@ -155,10 +154,10 @@ class Channel:
     def close(self, timeout: timedelta = timedelta(seconds=5)) -> None:
         """End the threads and the transport; calls that are queued still run."""
         threads, self._threads = self._threads, []
-        if threads:
+        for _ in threads:
             self._queue.put(None)
-            for thread in threads:
-                thread.join(timeout.total_seconds())
+        for thread in threads:
+            thread.join(timeout.total_seconds())
         if self._broken is None:
             self._broken = BrokenChannelError("the channel was closed")
             self.transport.close()
