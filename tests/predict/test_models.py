@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from narrowcast.predict import profile, zoo
+from narrowcast.predict.advice import gradients
 from narrowcast.predict.model import Description, Layer
 from narrowcast.predict.profile import ModelError
 from narrowcast.predict.source import resolve
@@ -144,3 +145,14 @@ def test_example_batches(shape: str, wanted: tuple[int, ...]) -> None:
 def test_a_bad_shape_is_an_error() -> None:
     with pytest.raises(ModelError, match="--input"):
         profile.example_batch(nn.Linear(7, 1), "3xb", 2)
+
+
+def test_two_batches_of_words_are_two(tmp_path: Path) -> None:
+    """Their gradients differ even where the order of the words does not count."""
+    text = "from torch import nn\ndef net():\n    return nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 4))\n"
+    (tmp_path / "words_file.py").write_text(text)
+    made = resolve(f"{tmp_path / 'words_file.py'}:net", batch=4, steps=1, shape="int:50:6")
+    assert made.module is not None
+    assert made.batches is not None
+    first, second = (gradients(made.module, batch) for batch in made.batches)
+    assert not any(torch.allclose(first[name], second[name]) for name in first)

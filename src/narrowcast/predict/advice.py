@@ -14,7 +14,7 @@ from narrowcast.codecs import error_report
 from narrowcast.parallel.overlap import SURE, Choice, decide
 from narrowcast.parallel.policy import MIN_VALUES
 from narrowcast.predict.profile import ModelError, default_loss
-from narrowcast.predict.step import Prediction, Setup
+from narrowcast.predict.step import HIDDEN, Prediction, Setup
 from narrowcast.predict.sweep import PLAIN, Sweep
 
 WIRES = ("int8/256", "int4/128+ef")
@@ -163,19 +163,21 @@ def _words(
         first = f"use `{choice.wire}`, {made.algorithm}; {gains}; {_pays(made)}"
         lines = [first, _accuracy(choice.wire, errors)]
     elif verdict == "leave-off":
-        lines = [
-            (
-                f"leave it off: the link is not your bottleneck; communication adds "
-                f"{1e3 * _exposed(sweep, made.workers):.1f} ms to a "
-                f"step of {1e3 * made.compute:.1f} ms, and `{made.wire}` would give {made.over_fp32:.2f}x over float32"
-            )
-        ]
+        lines = [_leave_off(made, _exposed(sweep, made.workers))]
     else:
         lines = [f"cannot tell: {choice.why.removeprefix('cannot tell: ')}", f"measure first: {_measure(sweep)}"]
     lines += [f"not considered, since the accuracy risk is high: {', '.join(risky)}"] if risky else []
     if not sweep.cluster.measured:
         lines.append(f"the cluster {sweep.cluster.name} was not measured; `narrowcast probe` narrows the interval")
     return "\n".join(lines)
+
+
+def _leave_off(made: Prediction, exposed: float) -> str:
+    adds = f"communication adds {1e3 * exposed:.1f} ms to a step of {1e3 * made.compute:.1f} ms"
+    would = f"`{made.wire}` would give {made.over_fp32:.2f}x over float32"
+    if exposed <= HIDDEN * made.compute:
+        return f"leave it off: communication is hidden; it {adds.removeprefix('communication ')}, and {would}"
+    return f"leave it off: the link is not your bottleneck; {adds}, but fewer bits cost more than they save: {would}"
 
 
 def _exposed(sweep: Sweep, world: int) -> float:
@@ -200,12 +202,9 @@ def _accuracy(wire: str, errors: dict[str, GradientError]) -> str:
         return "accuracy risk low: 16 bits or more"
     if found is None:
         return "accuracy risk unknown: give a real model, and its gradients will be looked at"
-    beside = f"{100 * found.batch_share:.2g} % of the noise between two batches"
-    return (
-        f"accuracy risk {found.risk}: gradient SNR {found.snr_db:.0f} dB, which is {beside}; the worst "
-        f"tensor is {found.worst} "
-        f"with {found.worst_db:.0f} dB"
-    )
+    beside = f"{100 * found.batch_share:.2g} % of the energy of the noise between two batches"
+    worst = f"the worst tensor is {found.worst} with {found.worst_db:.0f} dB"
+    return f"accuracy risk {found.risk}: gradient SNR {found.snr_db:.0f} dB, an error with {beside}; {worst}"
 
 
 def _measure(sweep: Sweep) -> str:

@@ -58,7 +58,6 @@ class CallPlan:
     wire: str
 
 
-@lru_cache(maxsize=1024)
 def calls(buckets: tuple[Bucket, ...], wire: str, split: bool = True) -> tuple[CallPlan, ...]:
     """What `attach` starts: small tensors as they are, in a call of their own; one call a bucket for lossless wires."""
     if not split or codec_named(wire).lossless:

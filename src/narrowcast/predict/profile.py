@@ -69,9 +69,9 @@ def build(target: str) -> nn.Module:
     return made
 
 
-def example_batch(module: nn.Module, shape: str, batch: int) -> Tensor:
+def example_batch(module: nn.Module, shape: str, batch: int, seed: int = 0) -> Tensor:
     """A random batch: "3x224x224" of floats, or "int:1000:128", 128 numbers below 1000."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     if not shape:
         first = next((part for part in module.modules() if isinstance(part, nn.Linear)), None)
         if first is None:

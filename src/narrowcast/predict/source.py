@@ -70,9 +70,8 @@ def _described(made: Description, cluster: Cluster | None, batch: int, flops: fl
 
 def _run(name: str, batch: int, shape: str, steps: int) -> Source:
     module = profiler.build(name)
-    first = profiler.example_batch(module, shape, batch)
+    first, second = (profiler.example_batch(module, shape, batch, seed) for seed in (0, 1))
     if torch.cuda.is_available():
-        module, first = module.cuda(), first.cuda()
-    second = first.roll(1, dims=-1) if first.dtype == torch.long else torch.randn_like(first)
+        module, first, second = module.cuda(), first.cuda(), second.cuda()
     made = profiler.profile(module, first, name=name, steps=steps)
     return Source(made, module=module, batches=(first, second))

@@ -92,6 +92,7 @@ class Steps:
         self.profile, self.costs = profile, made
         self.cluster = made.cluster
         self.compute_D = self._factor("compute", profile.spread)
+        self._calls: dict[tuple[int, str, bool], tuple[buckets.CallPlan, ...]] = {}
 
     def _factor(self, name: str, spread: float) -> Tensor:
         made = self.costs
@@ -121,9 +122,12 @@ class Steps:
         return 0 if lossless else costs.plan(self.algorithm(setup), self.cluster, setup.world).roundings
 
     def calls(self, setup: Setup) -> tuple[buckets.CallPlan, ...]:
-        cut = buckets.buckets(self.profile.tensors, bucket_bytes=setup.bucket_bytes)
         # the backend's own sum takes a bucket as it is; `attach` sends small tensors apart
-        return buckets.calls(cut, setup.wire, split=self.algorithm(setup) != "native")
+        key = setup.bucket_bytes, setup.wire, self.algorithm(setup) != "native"
+        if key not in self._calls:
+            cut = buckets.buckets(self.profile.tensors, bucket_bytes=setup.bucket_bytes)
+            self._calls[key] = buckets.calls(cut, setup.wire, split=key[2])
+        return self._calls[key]
 
     def services(self, setup: Setup, calls: tuple[buckets.CallPlan, ...]) -> tuple[Tensor, Tensor]:
         """Seconds of each call and of the codec in it, [D, C]."""
@@ -189,14 +193,19 @@ class Steps:
 
     def predict(self, setup: Setup) -> Prediction:
         """One cell, without what needs a comparison with others."""
+        return self.predict_versions(setup)[0]
+
+    def predict_versions(self, setup: Setup) -> tuple[Prediction, Tensor]:
+        """One cell, and its step in every version, [D]."""
         span, seconds, coding = self.span(setup)
         profile, world = self.profile, setup.world
         compute = profile.compute * self.together(world)
         forward = compute * profile.forward / profile.compute if profile.compute else 0.0
         update = compute * profile.update / profile.compute if profile.compute else 0.0
         total, step = float(seconds[0].sum()), float(span.step[0])
-        low, high = interval(self.versions(setup, span.step))
-        return Prediction(
+        steps_D = self.versions(setup, span.step)
+        low, high = interval(steps_D)
+        made = Prediction(
             model=profile.name,
             cluster=self.cluster.name,
             workers=world,
@@ -218,6 +227,7 @@ class Steps:
             measured=self.cluster.measured,
             roundings=self.roundings(setup),
         )
+        return made, steps_D
 
     def _bytes(self, setup: Setup) -> float:
         if setup.world == 1:

@@ -80,7 +80,7 @@ class Sweep:
 
     def cell(self, setup: Setup) -> Prediction:
         """One prediction with its comparisons."""
-        made, steps_D = self.steps.predict(setup), self.steps.steps(setup)
+        made, steps_D = self.steps.predict_versions(setup)
         base = self._baseline(setup.world)
         gains = base.half_D / steps_D
         low, high = interval(gains)

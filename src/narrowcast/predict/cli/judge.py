@@ -77,7 +77,7 @@ def _show_result(result: Result, every_cell: bool) -> None:
     shown = new_table(result.title, *result.columns, f"measured{unit}", f"predicted{unit}", "error")
     for cell in result.cells[::each]:
         shown.add_row(*registry.cell_row(result, cell))
-    shown.caption = f"every {each}th of {len(result.cells)} cells; --cells prints all" if each > 1 else None
+    shown.caption = f"one in {each} of {len(result.cells)} cells; --cells prints all" if each > 1 else None
     make_console().print(shown)
     figures = new_table(f"{result.title}: figures", "", *registry.HEADINGS)
     figures.add_row("all", *registry.figure_row(result.figures))

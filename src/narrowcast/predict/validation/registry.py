@@ -102,7 +102,7 @@ def _cells(result: Result, most: int) -> list[str]:
     heads = [*result.columns, f"measured{unit}", f"predicted{unit}", "error"]
     each = -(-len(result.cells) // most)
     rows = [cell_row(result, cell) for cell in result.cells[::each]]
-    more = [f"Every {each}th of {len(result.cells)} cells:", ""] if each > 1 else []
+    more = [f"One in {each} of {len(result.cells)} cells:", ""] if each > 1 else []
     return [*more, *_table(heads, rows)]
 
 
