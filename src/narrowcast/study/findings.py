@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from narrowcast.bench.timing import torch_threads
-from narrowcast.codecs import codec
 from narrowcast.study import statistics as stats
-from narrowcast.study.results import Line, ResultsError, latest, read
-from narrowcast.study.statistics import Equivalence, Interval
+from narrowcast.study import words
+from narrowcast.study.lines import owners, usable_lines
+from narrowcast.study.results import Line, ResultsError, latest
+from narrowcast.study.statistics import Conclusion, Equivalence, Interval
+from narrowcast.study.wires import wire_bits
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -31,20 +33,6 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     for item in items:
         found.setdefault(key(item), []).append(item)
     return found
-
-
-def wire_bits(wire: str) -> float:
-    """Bits a value on the wire; a spec that this version does not know counts as 32."""
-    try:
-        return codec(wire).bits_per_value
-    except ValueError:
-        return 32.0
-
-
-def bits_name(wire: str) -> str:
-    """`8 bits` for int8/256: the scales are not named."""
-    bits = max(1, math.floor(wire_bits(wire) + 1e-9))
-    return "float32" if bits == 32 else f"{bits} bit" + "s" * (bits > 1)
 
 
 def _field(name: str) -> Any:
@@ -89,6 +77,20 @@ class Finding:
         return tuple(self.line.get(name) for name in names)
 
 
+F = TypeVar("F", bound=Finding)
+
+
+def one_algorithm(same: Sequence[F]) -> F:
+    """The default algorithm where it was run, else the first of the study file. Never the fastest: that is luck."""
+    return next((finding for finding in same if finding.algorithm == DEFAULT_ALGORITHM), same[0])
+
+
+def one_each(findings: Iterable[F], wire: str) -> list[F]:
+    """Of this wire one finding for each place, with the algorithm that counts."""
+    places = grouped((finding for finding in findings if finding.wire == wire), lambda finding: finding.place)
+    return [one_algorithm(same) for same in places.values()]
+
+
 @dataclass(frozen=True)
 class Step(Finding):
     """A step time, and the speedup over the baseline in the same place."""
@@ -96,6 +98,8 @@ class Step(Finding):
     time: Interval
     p95: float | None
     speedup: Interval | None
+    base: Line | None = field(repr=False)
+    """The baseline that the speedup refers to."""
 
     @property
     def predicted(self) -> bool:
@@ -107,6 +111,14 @@ class Step(Finding):
         if self.speedup is None or self.speedup.contains(1.0):
             return None
         return self.speedup.value > 1
+
+    def faster_among(self, settings: int) -> bool:
+        """Whether it is faster at a confidence that holds for so many settings together (Bonferroni)."""
+        if self.base is None or "steps_ms" not in self.base or "steps_ms" not in self.line:
+            # the errors of predictions are shared and not chance: there is nothing to correct
+            return self.faster is True
+        confidence = 1 - (1 - stats.CONFIDENCE) / settings
+        return stats.speedup(self.base["steps_ms"], self.line["steps_ms"], confidence=confidence).low > 1
 
     @property
     def forecast(self) -> Interval | None:
@@ -134,10 +146,27 @@ class Accuracy(Finding):
     mean: Interval
     difference: Equivalence | None
     """None for the baseline itself, and where it was not trained."""
+    failed: Sequence[Line] = field(repr=False)
+    """Trainings that ended with nothing to compare: of this wire, or of the baseline."""
 
     @property
     def seeds(self) -> int:
         return len(self.runs)
+
+    @property
+    def conclusion(self) -> Conclusion | None:
+        """Seeds that failed may be those that lose: without them nothing can be called kept. None: not compared."""
+        if self.difference is None:
+            return None
+        found = self.difference.conclusion
+        return Conclusion.UNKNOWN if self.failed and found is not Conclusion.LOST else found
+
+
+@dataclass(frozen=True)
+class Uncompared(Finding):
+    """A wire that has no seed in common with the baseline where it was, or should have been, trained."""
+
+    why: str
 
 
 def _time(line: Line) -> Interval:
@@ -165,19 +194,57 @@ def _steps_of(place: list[Line], baseline: str) -> list[Step]:
         if base is not None and line is place[base]:
             gain = Interval(1.0, 1.0, 1.0)
         p95 = stats.p95(stats.flat(line["steps_ms"])) if "steps_ms" in line else None
-        found.append(Step(line, time, p95, gain))
+        found.append(Step(line, time, p95, gain, None if base is None else place[base]))
     return found
+
+
+def _failed(lines: Iterable[Line]) -> list[Line]:
+    return [line for line in lines if line["status"] == "failed"]
+
+
+def _by_seed(place: Iterable[Line], wire: str) -> dict[int, float]:
+    return {line["seed"]: line["accuracy"] for line in place if line["wire"] == wire and line["status"] == "done"}
+
+
+def _by_wire(place: Iterable[Line]) -> dict[tuple[str, str], list[Line]]:
+    return grouped(place, lambda line: (line["wire"], line["algorithm"]))
 
 
 def _accuracies_of(place: list[Line], baseline: str, margin: float) -> list[Accuracy]:
     found = []
-    plain = {line["seed"]: line["accuracy"] for line in place if line["wire"] == baseline}
-    for (wire, _), lines in grouped(place, lambda line: (line["wire"], line["algorithm"])).items():
-        runs = sorted(lines, key=lambda line: line["seed"])
+    plain = _by_seed(place, baseline)
+    without = [line for line in _failed(place) if line["wire"] == baseline and line.get("seed") not in plain]
+    for (wire, _), lines in _by_wire(place).items():
+        runs = sorted((line for line in lines if line["status"] == "done"), key=lambda line: line["seed"])
+        if not runs:
+            continue
         pairs = [run["accuracy"] - plain[run["seed"]] for run in runs if run["seed"] in plain]
         difference = stats.equivalence(pairs, margin) if wire != baseline and pairs else None
         mean = stats.mean_interval([run["accuracy"] for run in runs])
-        found.append(Accuracy(runs[0], runs, mean, difference))
+        failed = [*_failed(lines), *(without if wire != baseline else [])]
+        found.append(Accuracy(runs[0], runs, mean, difference, failed))
+    return found
+
+
+def _why(failed: Sequence[Line], wire: str, baseline: str) -> str:
+    if failed:
+        return f"{words.count(len(failed), 'training')} with {failed[0]['wire']} failed"
+    return f"no seed was trained with both {wire} and {baseline}"
+
+
+def _uncompared_of(place: list[Line], baseline: str, primary: str) -> list[Uncompared]:
+    plain, found = _by_seed(place, baseline), []
+    wires = _by_wire(place)
+    if plain and primary not in {wire for wire, _ in wires}:
+        # the study's question is asked wherever the baseline was trained
+        wires[primary, DEFAULT_ALGORITHM] = []
+    for (wire, algorithm), lines in wires.items():
+        paired = any(line["status"] == "done" and line["seed"] in plain for line in lines)
+        if wire == baseline or paired:
+            continue
+        line = {**place[0], "wire": wire, "algorithm": algorithm}
+        failed = _failed(lines) or _failed(line for line in place if line["wire"] == baseline)
+        found.append(Uncompared(line, _why(failed, wire, baseline)))
     return found
 
 
@@ -187,20 +254,29 @@ class Findings:
 
     sessions: list[Line]
     cases: list[Line]
+    owners: dict[str, int] = field(default_factory=dict)
+    """Which of the sessions each case comes from; without an entry the last."""
 
     @classmethod
     def of(cls, folder: Path | str) -> Findings:
         """Read a study's folder; of several lines with one case the last counts."""
-        lines = read(folder)
+        lines = usable_lines(folder)
         sessions = [line for line in lines if line["kind"] == "session"]
         if not sessions:
             raise ResultsError(f"{folder}: the results have no session line; run the study again")
-        return cls(sessions, list(latest(lines).values()))
+        return cls(sessions, list(latest(lines).values()), owners(lines))
 
     @property
     def session(self) -> Line:
         """The last: a resumed study has several, which must agree in what they ask."""
         return self.sessions[-1]
+
+    def cases_by(self, name: Callable[[Line], str]) -> dict[str, int]:
+        """How many cases come from sessions of each name, such as a commit."""
+        found = {name(session): 0 for session in self.sessions}
+        for case in self.cases:
+            found[name(self.sessions[self.owners.get(case["case"], -1)])] += 1
+        return found
 
     @property
     def name(self) -> str:
@@ -220,7 +296,7 @@ class Findings:
 
     @cached_property
     def failures(self) -> list[Finding]:
-        return [Finding(line) for line in self.cases if line["status"] == "failed"]
+        return [Finding(line) for line in _failed(self.cases)]
 
     def _done(self, kind: str) -> list[Line]:
         return [line for line in self.cases if line["kind"] == kind and line["status"] == "done"]
@@ -256,10 +332,19 @@ class Findings:
         return [s for s in self.steps if s.predicted and id(s.line) not in here and (s.model, s.data) not in models]
 
     @cached_property
-    def accuracies(self) -> list[Accuracy]:
+    def _trained(self) -> list[list[Line]]:
+        """Trainings that may be compared, done and failed."""
         key = ("model", "data", "workers", "layout", "parallel")
-        places = grouped(self._done("accuracy"), lambda line: tuple(line.get(name) for name in key))
-        return [row for place in places.values() for row in _accuracies_of(place, self.baseline, self.margin)]
+        lines = [line for line in self.cases if line["kind"] == "accuracy"]
+        return list(grouped(lines, lambda line: tuple(line.get(name) for name in key)).values())
+
+    @cached_property
+    def accuracies(self) -> list[Accuracy]:
+        return [row for place in self._trained for row in _accuracies_of(place, self.baseline, self.margin)]
+
+    @cached_property
+    def uncompared(self) -> list[Uncompared]:
+        return [row for place in self._trained for row in _uncompared_of(place, self.baseline, self.primary)]
 
     @cached_property
     def buses(self) -> list[Finding]:

@@ -14,8 +14,9 @@ from statistics import geometric_mean
 from typing import Any
 
 from narrowcast.study import words
-from narrowcast.study.findings import Accuracy, Findings, Step, grouped, wire_bits
+from narrowcast.study.findings import Accuracy, Findings, Step, Uncompared, grouped
 from narrowcast.study.statistics import Conclusion
+from narrowcast.study.wires import code_bits
 
 CONVOLUTIONAL = re.compile(r"cnn|conv|alexnet|vgg|resnet|inception|davidnet|lenet")
 LARGE = re.compile(r"alexnet|vgg|lstm")
@@ -71,10 +72,10 @@ def _mean_gain(steps: Iterable[Step]) -> float:
     return geometric_mean(map(_gain, steps))
 
 
-def _narrow(findings: Findings, most: float = 9.0) -> list[Step]:
-    """Steps with few bits on the wire, measured and predicted."""
+def _narrow(findings: Findings) -> list[Step]:
+    """Steps with 8 bits or fewer, measured and predicted."""
     compared = [step for step in findings.steps if step.speedup is not None and step.parallel == "data"]
-    return [step for step in compared if wire_bits(step.wire) < most]
+    return [step for step in compared if code_bits(step.wire) <= 8]
 
 
 def _prefer_measured(steps: Sequence[Step]) -> list[Step]:
@@ -86,12 +87,16 @@ def _prefer_measured(steps: Sequence[Step]) -> list[Step]:
 
 
 def _told(rows: Sequence[Accuracy], conclusion: Conclusion) -> list[Accuracy]:
-    return [row for row in rows if row.difference is not None and row.difference.conclusion is conclusion]
+    return [row for row in rows if row.conclusion is conclusion]
 
 
-def _compared(findings: Findings, least: float, most: float) -> list[Accuracy]:
+def _compared(findings: Findings, least: int, most: int) -> list[Accuracy]:
     rows = [row for row in findings.accuracies if row.difference is not None]
-    return [row for row in rows if least <= wire_bits(row.wire) < most]
+    return [row for row in rows if least <= code_bits(row.wire) <= most]
+
+
+def _uncompared(findings: Findings, least: int, most: int) -> list[Uncompared]:
+    return [row for row in findings.uncompared if least <= code_bits(row.wire) <= most]
 
 
 def _named(rows: Sequence[Accuracy]) -> str:
@@ -112,24 +117,32 @@ def _tally(rows: Sequence[Accuracy]) -> str:
     return f"of {words.count(len(rows), 'comparison')} {words.listed(parts)}"
 
 
+def _without(rows: Sequence[Uncompared]) -> str:
+    shown = [f"{row.wire} on {row.model}, {row.data} ({row.why})" for row in rows]
+    return f"; not compared: {words.listed(shown)}" if shown else ""
+
+
 def _few_bits_keep_accuracy(findings: Findings) -> Judged:
-    rows = _compared(findings, 4, 9)
+    rows, missing = _compared(findings, 4, 8), _uncompared(findings, 4, 8)
     if not rows:
-        return _unknown("no training with 4 to 8 bits beside float32")
+        return _unknown("no training with 4 to 8 bits beside float32" + _without(missing))
     lost, unsure = _told(rows, Conclusion.LOST), _told(rows, Conclusion.UNKNOWN)
-    because = f"{_tally(rows)}" + (f": {_named(lost or unsure)}" if lost or unsure else "")
-    return _yes_if(False, because) if lost else _unknown(because) if unsure else _yes_if(True, because)
+    because = _tally(rows) + (f": {_named(lost or unsure)}" if lost or unsure else "") + _without(missing)
+    if lost:
+        return _yes_if(False, because)
+    return _unknown(because) if unsure or missing else _yes_if(True, because)
 
 
 def _one_or_two_bits_lose(findings: Findings) -> Judged:
-    rows = [row for row in _compared(findings, 0, 3) if CONVOLUTIONAL.search(row.model)]
+    rows = [row for row in _compared(findings, 1, 2) if CONVOLUTIONAL.search(row.model)]
+    missing = [row for row in _uncompared(findings, 1, 2) if CONVOLUTIONAL.search(row.model)]
     if not rows:
-        return _unknown("no convolutional network was trained with 1 or 2 bits")
+        return _unknown("no convolutional network was trained with 1 or 2 bits" + _without(missing))
     lost, unsure = _told(rows, Conclusion.LOST), _told(rows, Conclusion.UNKNOWN)
-    because = f"{_tally(rows)}" + (f": {_named(lost)}" if lost else "")
-    if len(lost) == len(rows):
-        return _yes_if(True, because)
-    return _unknown(because) if unsure and len(lost) + len(unsure) == len(rows) else _yes_if(False, because)
+    because = _tally(rows) + (f": {_named(lost)}" if lost else "") + _without(missing)
+    if len(lost) + len(unsure) < len(rows):
+        return _yes_if(False, because)
+    return _unknown(because) if unsure or missing else _yes_if(True, because)
 
 
 # ---- speed -----------------------------------------------------------------------------------------------------------
@@ -205,9 +218,11 @@ def _nccl_gains_less(findings: Findings) -> Judged:
         return _unknown("needs the same steps over MPI and over NCCL")
     mpi, nccl = _mean_gain(pair[0] for pair in pairs), _mean_gain(pair[1] for pair in pairs)
     because = (
-        f"{_source(step for pair in pairs for step in pair)}, {len(pairs)} pairs: on average {words.ratio(mpi)} over "
-        f"MPI, {words.ratio(nccl)} over NCCL"
+        f"{_source(step for pair in pairs for step in pair)}, {words.count(len(pairs), 'pair')}: on average "
+        f"{words.ratio(mpi)} over MPI, {words.ratio(nccl)} over NCCL"
     )
+    if mpi <= 1:
+        return _unknown(f"{because}: no gain over MPI that could shrink")
     # strongly: less than half of the gain is left
     return _yes_if(nccl - 1 < (mpi - 1) / 2, because)
 
@@ -216,7 +231,7 @@ def _plain_nccl_beats_narrow_mpi(findings: Findings) -> Judged:
     wins, places, used = 0, 0, []
     for same in grouped(findings.steps, _machine).values():
         plain = [s for s in same if s.transport == "nccl" and s.wire == findings.baseline]
-        narrow = [s for s in same if s.transport == "mpi" and wire_bits(s.wire) < 9]
+        narrow = [s for s in same if s.transport == "mpi" and code_bits(s.wire) <= 8]
         if plain and narrow:
             places += 1
             used += [*plain, *narrow]
@@ -239,8 +254,8 @@ def _dgx_has_little_left(findings: Findings) -> Judged:
 
 
 def _best_of_each_kind(same: list[Step]) -> list[Step]:
-    middle = [s for s in same if 4 <= wire_bits(s.wire) < 9]
-    least = [s for s in same if wire_bits(s.wire) < 3]
+    middle = [s for s in same if 4 <= code_bits(s.wire) <= 8]
+    least = [s for s in same if code_bits(s.wire) <= 2]
     return [max(middle, key=_gain), max(least, key=_gain)] if middle and least else []
 
 
@@ -264,7 +279,7 @@ def _block(wire: str) -> int:
 
 
 def _stock_one_bit(findings: Findings) -> Judged:
-    steps = [s for s in _prefer_measured(_narrow(findings, 32)) if s.wire.startswith("onebit")]
+    steps = [s for s in _prefer_measured(_narrow(findings)) if s.wire.startswith("onebit")]
     steps = [s for s in steps if CONVOLUTIONAL.search(s.model)]
     stock = [s for s in steps if _block(s.wire) < RESHAPED]
     reshaped = [s for s in steps if _block(s.wire) >= RESHAPED]
@@ -284,17 +299,17 @@ def _cheap_instances_win(findings: Findings) -> Judged:
     won, places = 0, 0
     priced = [s for s in findings.steps if s.line.get("dollars_per_epoch") is not None]
     for same in grouped(priced, lambda s: (s.model, s.data, s.workers)).values():
-        clusters = grouped(same, lambda s: s.cluster)
-        plain = {name: [s for s in those if s.wire == findings.baseline] for name, those in clusters.items()}
-        if len(clusters) < 2 or not all(plain.values()):
+        # not the cluster: a machine has one file for each primitive, and one price
+        plain = grouped((s for s in same if s.wire == findings.baseline), lambda s: s.rate_name)
+        if len(plain) < 2:
             continue
-        fastest = min(plain, key=lambda name: min(s.time.value for s in plain[name]))
-        narrow = [s for s in same if s.cluster != fastest and wire_bits(s.wire) < 9]
+        fastest = min(plain, key=lambda machine: min(s.time.value for s in plain[machine]))
+        narrow = [s for s in same if s.rate_name != fastest and code_bits(s.wire) <= 8]
         if narrow:
             places += 1
             won += min(map(_dollars, narrow)) < min(map(_dollars, plain[fastest]))
     if not places:
-        return _unknown("needs prices of two clusters")
+        return _unknown("needs prices of two machines")
     because = (
         f"predicted: an epoch costs less so than on the faster machine in {won} of {words.count(places, 'setting')}"
     )

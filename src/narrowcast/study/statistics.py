@@ -18,6 +18,9 @@ import torch
 from torch import Tensor
 
 DRAWS = 1000
+"""Of a bootstrap, or more where the confidence asks for it."""
+IN_TAIL = 10
+"""So many draws must lie beyond each end of an interval: an end that rests on one of them is that one's luck."""
 SEED = 20180326
 CONFIDENCE = 0.95
 ALPHA = 0.05
@@ -88,6 +91,10 @@ def _between(point: float, draws_D: Tensor, confidence: float) -> Interval:
     return Interval(point, min(low, point), max(high, point))
 
 
+def _enough(confidence: float) -> int:
+    return max(DRAWS, math.ceil(2 * IN_TAIL / (1 - confidence)))
+
+
 def _checked(repeats: Repeats) -> Repeats:
     kept = [repeat for repeat in repeats if len(repeat)]
     if not kept:
@@ -95,20 +102,22 @@ def _checked(repeats: Repeats) -> Repeats:
     return kept
 
 
-def median_interval(repeats: Repeats, *, draws: int = DRAWS, confidence: float = CONFIDENCE) -> Interval:
+def median_interval(repeats: Repeats, *, draws: int | None = None, confidence: float = CONFIDENCE) -> Interval:
     """The median of all steps. Repeats are drawn first, then steps within each, so that drift between them counts."""
     repeats = _checked(repeats)
+    draws = draws or _enough(confidence)
     source = torch.Generator().manual_seed(SEED)
     medians = _medians(repeats, _chosen_repeats(len(repeats), draws, source), source)
     return _between(median(flat(repeats)), medians, confidence)
 
 
-def speedup(baseline: Repeats, other: Repeats, *, draws: int = DRAWS, confidence: float = CONFIDENCE) -> Interval:
+def speedup(baseline: Repeats, other: Repeats, *, draws: int | None = None, confidence: float = CONFIDENCE) -> Interval:
     """The ratio of medians, baseline over other: above 1 the other is faster.
 
     Interleaved repeats saw the same machine: where both have as many, a draw takes the same repeats of both.
     """
     baseline, other = _checked(baseline), _checked(other)
+    draws = draws or _enough(confidence)
     source = torch.Generator().manual_seed(SEED)
     chosen = _chosen_repeats(len(baseline), draws, source)
     same = chosen if len(other) == len(baseline) else _chosen_repeats(len(other), draws, source)

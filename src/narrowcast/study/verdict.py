@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from narrowcast.bench.timing import torch_threads
 from narrowcast.study import words
-from narrowcast.study.findings import DEFAULT_ALGORITHM, Accuracy, Findings, Step, bits_name, grouped
+from narrowcast.study.findings import Accuracy, Finding, Findings, Step, Uncompared, grouped, one_each
 from narrowcast.study.statistics import Conclusion, Interval
+from narrowcast.study.wires import bits_name
 
 FEW_SEEDS = 5
 
@@ -85,11 +88,13 @@ class Verdict:
     rates: list[RateFinding]
     accuracies: list[Accuracy]
     """Of the primary wire: one for each model, data set and number of workers."""
+    uncompared: list[Uncompared]
+    """Where it was trained, or should have been, and no seed can be compared."""
 
     @property
     def accuracy(self) -> Conclusion | None:
-        """Over all data sets: one that lost is a loss, and each must be equal for none. None: nothing was trained."""
-        found = {row.difference.conclusion for row in self.accuracies if row.difference is not None}
+        """Over all data sets: one that lost is a loss, and each must be kept for EQUAL. None: nothing was trained."""
+        found = {row.conclusion for row in self.accuracies} | {Conclusion.UNKNOWN for _ in self.uncompared}
         if not found:
             return None
         for conclusion in (Conclusion.LOST, Conclusion.UNKNOWN):
@@ -102,16 +107,32 @@ class Verdict:
         return [rate for rate in self.rates if rate.speed is Speed.FASTER]
 
     @property
+    def settings(self) -> list[Step]:
+        return [step for rate in self.rates for step in rate.steps]
+
+    @property
+    def everywhere(self) -> bool:
+        """Faster at every rate. Each setting may fail this, so it needs no correction for their number."""
+        return bool(self.rates) and all(rate.speed is Speed.FASTER for rate in self.rates)
+
+    @cached_property
+    def beyond_chance(self) -> bool:
+        """Faster everywhere, or in one setting corrected for their number: among many one looks faster by chance."""
+        if self.everywhere:
+            return True
+        with torch_threads(1):
+            return any(step.faster_among(len(self.settings)) for step in self.settings if step.faster)
+
+    @property
     def answer(self) -> Answer:
-        if not self.rates or all(rate.speed is Speed.UNKNOWN for rate in self.rates):
-            return Answer.UNKNOWN
-        if not any(rate.speed in (Speed.FASTER, Speed.MIXED) for rate in self.rates):
-            return Answer.UNKNOWN if any(rate.speed is Speed.UNKNOWN for rate in self.rates) else Answer.NO
+        if not self.beyond_chance:
+            slower = bool(self.rates) and all(rate.speed is Speed.NOT_FASTER for rate in self.rates)
+            return Answer.NO if slower else Answer.UNKNOWN
         if self.accuracy is Conclusion.LOST:
             return Answer.LOST
         if self.accuracy is not Conclusion.EQUAL:
             return Answer.UNKNOWN
-        return Answer.YES if all(rate.speed is Speed.FASTER for rate in self.rates) else Answer.DEPENDS
+        return Answer.YES if self.everywhere else Answer.DEPENDS
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -122,6 +143,7 @@ class Verdict:
             "margin": self.findings.margin,
             "speed": [_rate_data(rate) for rate in self.rates],
             "accuracy": [_accuracy_data(row) for row in self.accuracies],
+            "uncompared": [_uncompared_data(row) for row in self.uncompared],
             "sentences": [*speed_sentences(self), *accuracy_sentences(self)],
             "how_sure": how_sure(self),
         }
@@ -145,19 +167,23 @@ def _accuracy_data(row: Accuracy) -> dict[str, Any]:
         "seeds": tested.seeds,
         "difference": vars(tested.interval),
         "p": tested.p,
-        "conclusion": tested.conclusion.value,
+        "failed": len(row.failed),
+        "conclusion": _conclusion(row).value,
     }
 
 
-def _one_algorithm(steps: list[Step]) -> Step:
-    """The default algorithm where it was run, else the first of the study file. Never the fastest: that is luck."""
-    return next((step for step in steps if step.algorithm == DEFAULT_ALGORITHM), steps[0])
+def _uncompared_data(row: Uncompared) -> dict[str, Any]:
+    return {"model": row.model, "data": row.data, "workers": row.workers, "why": row.why}
+
+
+def _conclusion(row: Accuracy) -> Conclusion:
+    assert row.conclusion is not None
+    return row.conclusion
 
 
 def _rates(findings: Findings) -> list[RateFinding]:
-    steps = [s for s in findings.here if s.wire == findings.primary and s.parallel == "data" and s.speedup is not None]
-    places = [_one_algorithm(same) for same in grouped(steps, lambda step: step.place).values()]
-    ordered = sorted(places, key=lambda step: (step.rate_bits, step.predicted))
+    steps = [step for step in findings.here if step.parallel == "data" and step.speedup is not None]
+    ordered = sorted(one_each(steps, findings.primary), key=lambda step: (step.rate_bits, step.predicted))
     by_rate = grouped(ordered, lambda step: step.rate_name)
     found = []
     for name, same in by_rate.items():
@@ -168,8 +194,9 @@ def _rates(findings: Findings) -> list[RateFinding]:
 
 def judge(findings: Findings) -> Verdict:
     """Answer the study's question."""
-    accuracies = [a for a in findings.accuracies if a.wire == findings.primary and a.difference is not None]
-    return Verdict(findings, _rates(findings), [a for a in accuracies if a.parallel == "data"])
+    ours = [row for row in findings.accuracies if row.wire == findings.primary and row.parallel == "data"]
+    uncompared = [row for row in findings.uncompared if row.wire == findings.primary and row.parallel == "data"]
+    return Verdict(findings, _rates(findings), [row for row in ours if row.difference is not None], uncompared)
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
@@ -190,14 +217,20 @@ def _where_and_where_not(verdict: Verdict) -> str:
 
 def _kept(verdict: Verdict) -> str:
     sets = words.count(len({row.data for row in verdict.accuracies}), "data set")
+    if any(row.conclusion is Conclusion.BETTER for row in verdict.accuracies):
+        return f"accuracy is not lost on {sets}"
     return f"accuracy stays within {words.margin(verdict.findings.margin)} on {sets}"
+
+
+def _told(verdict: Verdict, conclusion: Conclusion) -> list[Accuracy]:
+    return [row for row in verdict.accuracies if row.conclusion is conclusion]
 
 
 def _lost(verdict: Verdict) -> str:
     lost = [
         f"{words.signed(row.difference.mean, 1)} points on {row.data}"
-        for row in verdict.accuracies
-        if row.difference is not None and row.difference.conclusion is Conclusion.LOST
+        for row in _told(verdict, Conclusion.LOST)
+        if row.difference is not None
     ]
     return words.listed(lost)
 
@@ -209,32 +242,38 @@ def _unsure_accuracy(verdict: Verdict) -> str:
         return f"accuracy is lost ({_lost(verdict)})"
     if verdict.accuracy is Conclusion.EQUAL:
         return _kept(verdict)
-    unsure = [
-        str(row.data)
-        for row in verdict.accuracies
-        if row.difference is not None and row.difference.conclusion is Conclusion.UNKNOWN
-    ]
-    return f"whether accuracy is kept on {words.listed(list(dict.fromkeys(unsure)))} cannot be told"
+    unsure = [f"{row.model} on {row.data}" for row in [*_told(verdict, Conclusion.UNKNOWN), *verdict.uncompared]]
+    return f"whether accuracy is kept with {words.listed(list(dict.fromkeys(unsure)))} cannot be told"
+
+
+def _subject(wire: str) -> str:
+    """`8 bits on the wire train`."""
+    name = bits_name(wire)
+    if name == wire:
+        return f"Codes of {wire} on the wire train"
+    return f"{words.capital(name)} on the wire {'trains' if name == '1 bit' else 'train'}"
 
 
 def headline(verdict: Verdict) -> str:
     """One sentence: the answer, the speed and the accuracy."""
-    wire = bits_name(verdict.findings.primary)
-    subject = f"{words.capital(wire)} on the wire"
+    subject = _subject(verdict.findings.primary)
     match verdict.answer:
         case Answer.YES:
-            return f"Yes. {subject} train {_where(verdict.rates)}, and {_kept(verdict)}."
+            return f"Yes. {subject} {_where(verdict.rates)}, and {_kept(verdict)}."
         case Answer.DEPENDS:
-            return f"It depends on the link. {subject} train {_where_and_where_not(verdict)}; {_kept(verdict)}."
+            return f"It depends on the link. {subject} {_where_and_where_not(verdict)}; {_kept(verdict)}."
         case Answer.LOST:
-            return f"No. {subject} train {_where_and_where_not(verdict)}; accuracy is lost: {_lost(verdict)}."
+            return f"No. {subject} {_where_and_where_not(verdict)}; accuracy is lost: {_lost(verdict)}."
         case Answer.NO:
-            return f"No. {subject} train only {_where(verdict.rates)}; {_unsure_accuracy(verdict)}."
+            return f"No. {subject} only {_where(verdict.rates)}; {_unsure_accuracy(verdict)}."
     if not verdict.rates:
         return f"Cannot tell. No step times of {verdict.findings.primary} beside {verdict.findings.baseline}."
     if all(rate.speed is Speed.UNKNOWN for rate in verdict.rates):
-        return f"Cannot tell. {subject} train {_where(verdict.rates)}, a difference that could be chance."
-    return f"Cannot tell. {subject} train {_where_and_where_not(verdict)}; {_unsure_accuracy(verdict)}."
+        return f"Cannot tell. {subject} {_where(verdict.rates)}, a difference that could be chance."
+    if not verdict.beyond_chance:
+        speed = f"{_where(verdict.rates)}, nowhere faster beyond chance"
+        return f"Cannot tell. {subject} {speed}; {_unsure_accuracy(verdict)}."
+    return f"Cannot tell. {subject} {_where_and_where_not(verdict)}; {_unsure_accuracy(verdict)}."
 
 
 def speed_sentences(verdict: Verdict) -> list[str]:
@@ -249,15 +288,24 @@ MEANING = {
 }
 
 
+def failed_words(row: Accuracy) -> list[str]:
+    return [f"{words.count(len(row.failed), 'training')} failed"] if row.failed else []
+
+
+def _trained(row: Finding) -> str:
+    return f"{row.model} on {row.data}, {words.count(row.workers, 'worker')}"
+
+
 def accuracy_words(row: Accuracy) -> str:
     tested = row.difference
     assert tested is not None
-    head = f"{row.model} on {row.data}, {words.count(row.workers, 'worker')}: {words.points(tested.interval)}"
-    return f"{head}, {words.count(tested.seeds, 'seed')}; {MEANING[tested.conclusion]}."
+    facts = [words.points(tested.interval), words.count(tested.seeds, "seed"), *failed_words(row)]
+    return f"{_trained(row)}: {', '.join(facts)}; {MEANING[_conclusion(row)]}."
 
 
 def accuracy_sentences(verdict: Verdict) -> list[str]:
-    return [accuracy_words(row) for row in verdict.accuracies]
+    unknown = [f"{_trained(row)}: {row.why}; {MEANING[Conclusion.UNKNOWN]}." for row in verdict.uncompared]
+    return [*(accuracy_words(row) for row in verdict.accuracies), *unknown]
 
 
 def how_sure(verdict: Verdict) -> list[str]:
@@ -267,11 +315,16 @@ def how_sure(verdict: Verdict) -> list[str]:
         kinds = {rate.predicted for rate in verdict.rates}
         source = {frozenset([False]): "measured here", frozenset([True]): "predicted, not measured"}
         found.append(f"Speed is {source.get(frozenset(kinds), 'measured at some rates and predicted at others')}.")
+    told = sum(step.faster is True for step in verdict.settings)
+    if told and not verdict.beyond_chance:
+        look = f"{told} of {words.count(len(verdict.settings), 'setting')} look faster, each at 95 %"
+        found.append(f"{look}; corrected for their number none is: this may be chance.")
     seeds = [row.difference.seeds for row in verdict.accuracies if row.difference is not None]
     if seeds:
-        number = str(min(seeds)) if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)}"
+        number = words.count(max(seeds), "paired seed")
+        number = number if min(seeds) == max(seeds) else f"{min(seeds)} to {number}"
         found.append(
-            f"Accuracy: {number} paired seeds, two one-sided tests against a margin of {words.margin(findings.margin)} "
+            f"Accuracy: {number}, two one-sided tests against a margin of {words.margin(findings.margin)} "
             "that was fixed beforehand."
         )
         if min(seeds) < FEW_SEEDS:
@@ -285,7 +338,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     lines = [headline(verdict), ""]
     lines += [f"Speed of {verdict.findings.primary} over {verdict.findings.baseline}:"] * bool(verdict.rates)
     lines += [f"  {sentence}" for sentence in speed_sentences(verdict)]
-    lines += ["Accuracy:"] * bool(verdict.accuracies)
+    lines += ["Accuracy:"] * bool(accuracy_sentences(verdict))
     lines += [f"  {sentence}" for sentence in accuracy_sentences(verdict)]
     return [*lines, *(["How sure:"] if how_sure(verdict) else []), *(f"  {sentence}" for sentence in how_sure(verdict))]
 

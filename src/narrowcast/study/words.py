@@ -106,6 +106,11 @@ def at_rate(name: str | None) -> str:
     return f"at {words}" if words[0].isdigit() else f"on {words}"
 
 
+def primitive(transport: str) -> str:
+    """`Gloo`, `MPI`, `NCCL`."""
+    return "Gloo" if transport == "gloo" else str(transport).upper()
+
+
 def bit_rate(bits: float) -> str:
     """`2.3 Gb/s`."""
     if not math.isfinite(bits):
@@ -148,6 +153,13 @@ def listed(words: Sequence[str], last: str = "and") -> str:
 def capital(text: str) -> str:
     """The first letter alone: `Gb/s` stays."""
     return text[:1].upper() + text[1:]
+
+
+def shares(counts: dict[str, int]) -> str:
+    """`a (751 cases), b (28 cases)`; one alone has them all."""
+    if len(counts) < 2:
+        return "".join(counts)
+    return ", ".join(f"{name} ({count(number, 'case')})" for name, number in counts.items())
 
 
 def count(number: int, thing: str, things: str | None = None) -> str:

@@ -60,6 +60,22 @@ def test_1_or_2_bits_lose_accuracy(tmp_path: Path) -> None:
     assert support(tmp_path, trained(), "1 or 2 bits lose") is Support.NO
 
 
+def test_a_network_whose_trainings_failed_is_not_kept(tmp_path: Path) -> None:
+    lines = trained()
+    for line in lines:
+        if line["kind"] == "accuracy" and line["wire"] == "int8/256":
+            line |= {"status": "failed", "error": "boom"}
+    assert support(tmp_path, lines, "4 to 8 bits keep") is Support.UNKNOWN
+
+
+def test_a_wire_has_the_bits_of_its_codes_whatever_its_scales_take(tmp_path: Path) -> None:
+    """onebit/16 has 5 bits on the wire: it is 1-bit SGD all the same."""
+    truth = Truth(**{**vars(TRAINED), "wires": ("fp32", "onebit/16+ef"), "loss": {"onebit/16+ef": 3.0}})
+    lines = made_up.study(truth)
+    assert support(tmp_path, lines, "1 or 2 bits lose") is Support.YES
+    assert support(tmp_path, lines, "4 to 8 bits keep") is Support.UNKNOWN
+
+
 TRUE, FALSE = "true", "false"
 WORLDS: dict[str, tuple[str, Callable[[str], list[Line]]]] = {
     "mpi helps": (
@@ -138,6 +154,25 @@ def test_an_insight_about_speed_in_a_world_where_it_holds_and_in_one_where_it_do
     word, make = WORLDS[name]
     assert support(tmp_path, make(TRUE), word) is Support.YES
     assert support(tmp_path, make(FALSE), word) is Support.NO
+
+
+def test_one_machine_with_two_primitives_has_one_price(tmp_path: Path) -> None:
+    lines = world(
+        step(100, cluster="p2", rate_name="p2", transport="mpi", dollars=10.0),
+        step(50, cluster="p2", rate_name="p2", transport="mpi", wire="int8/256", dollars=4.0),
+        step(90, cluster="p2 with NCCL", rate_name="p2", transport="nccl", dollars=9.0),
+    )
+    (found,) = [i for i in insights(Findings.of(made_up.write(tmp_path, lines))) if "cost less" in i.statement]
+    assert (found.support, found.because) == (Support.UNKNOWN, "needs prices of two machines")
+
+
+def test_no_gain_over_mpi_cannot_shrink_over_nccl(tmp_path: Path) -> None:
+    lines = world(
+        *(step(100, transport=t) for t in ("mpi", "nccl")),
+        step(110, transport="mpi", wire="int8/256"),
+        step(120, transport="nccl", wire="int8/256"),
+    )
+    assert support(tmp_path, lines, "shrinks strongly") is Support.UNKNOWN
 
 
 def test_measured_steps_outweigh_predicted_ones(tmp_path: Path) -> None:

@@ -92,6 +92,39 @@ def test_drift_between_repeats_makes_intervals_wider() -> None:
     assert _coverage(drift=0.15) >= 0.80
 
 
+def _speedup_coverage(repeats: int, drift: float, trials: int = 400) -> float:
+    """Of two sides that are equally fast: both see the same machine, and each drifts a little by itself."""
+    source = random.Random(12)
+    held = 0
+    with torch_threads(1):
+        for _ in range(trials):
+            shared = [math.exp(source.gauss(0, 0.05)) for _ in range(repeats)]
+            sides = [
+                [
+                    [s * own * math.exp(source.gauss(0, 0.05)) for _ in range(8)]
+                    for s, own in zip(shared, drifts, strict=True)
+                ]
+                for drifts in ([math.exp(source.gauss(0, drift)) for _ in shared] for _ in range(2))
+            ]
+            held += stats.speedup(*sides).contains(1.0)
+    return held / trials
+
+
+def test_speedups_of_three_repeats_of_eight_steps_hold_the_truth_nearly_as_often_as_they_say() -> None:
+    """As many as studies take; docs/report.md has the numbers of more trials."""
+    assert _speedup_coverage(3, drift=0.024) >= 0.92
+    assert 0.83 <= _speedup_coverage(3, drift=0.05) <= 0.94
+
+
+def test_more_confidence_takes_a_wider_interval_and_more_draws() -> None:
+    source = random.Random(6)
+    base, other = ([[source.gauss(10, 1) for _ in range(8)] for _ in range(3)] for _ in range(2))
+    usual, surer = stats.speedup(base, other), stats.speedup(base, other, confidence=0.9999)
+    assert surer.low < usual.low < usual.high < surer.high
+    # an end that only a thousand draws made would be the luck of one
+    assert surer != stats.speedup(base, other, confidence=0.9999, draws=stats.DRAWS)
+
+
 def test_interleaving_takes_the_drift_out_of_a_speedup() -> None:
     """Both sides saw the same machine, so a speedup is known far better than either time."""
     source = random.Random(5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from study.report import made_up
 from study.report.made_up import Line, Truth
 
 from narrowcast.study.findings import Findings
+from narrowcast.study.report.page import page
 from narrowcast.study.results import ResultsError
 from narrowcast.study.statistics import Conclusion
 from narrowcast.study.verdict import Answer, Verdict, headline, how_sure, judge, verdict_text
@@ -80,14 +82,105 @@ def test_one_lost_data_set_among_several_is_a_loss(tmp_path: Path) -> None:
 def test_too_few_seeds_cannot_tell(tmp_path: Path) -> None:
     verdict = found(tmp_path, replace(SMALL, seeds=1))
     assert verdict.answer is Answer.UNKNOWN
-    assert "whether accuracy is kept on digits cannot be told" in headline(verdict)
+    assert "whether accuracy is kept with mlp on digits cannot be told" in headline(verdict)
     assert any("Fewer than 5 seeds" in sentence for sentence in how_sure(verdict))
+    assert any("Accuracy: 1 paired seed, two" in sentence for sentence in how_sure(verdict))
 
 
 def test_seeds_that_scatter_cannot_tell(tmp_path: Path) -> None:
     verdict = found(tmp_path, replace(SMALL, spread=4.0))
     assert verdict.accuracy is Conclusion.UNKNOWN
     assert headline(verdict).startswith("Cannot tell. 8 bits on the wire train 3.")
+
+
+TWO = replace(SMALL, nets=("mlp", "alexnet-cifar"))
+
+
+def _fail(line: Line) -> Line:
+    results = ("accuracy", "loss", "curve", "layers", "epochs", "steps_per_epoch")
+    return {**{k: v for k, v in line.items() if k not in results}, "status": "failed", "error": "boom"}
+
+
+def _trained(line: Line, wire: str, data: str = "cifar10") -> bool:
+    return line["kind"] == "accuracy" and (line["wire"], line["data"]) == (wire, data)
+
+
+@pytest.mark.parametrize(
+    "wire, seeds, why",
+    [
+        ("int8/256", range(5), "5 trainings with int8/256 failed"),
+        ("int8/256", range(2), "3 seeds, 2 trainings failed"),
+        ("fp32", range(5), "5 trainings with fp32 failed"),
+        ("fp32", [4], "4 seeds, 1 training failed"),
+    ],
+)
+def test_where_trainings_failed_nothing_is_called_kept(wire: str, seeds: list[int], why: str, tmp_path: Path) -> None:
+    lines = [_fail(x) if _trained(x, wire) and x["seed"] in seeds else x for x in made_up.study(TWO)]
+    verdict = of_lines(tmp_path, lines)
+    assert verdict.answer is Answer.UNKNOWN
+    assert headline(verdict).endswith("; whether accuracy is kept with alexnet-cifar on cifar10 cannot be told.")
+    (told,) = [x for x in verdict_text(tmp_path).splitlines() if "alexnet-cifar on cifar10" in x and "Cannot" not in x]
+    assert why in told
+    assert told.endswith("; cannot tell.")
+
+
+def test_a_network_that_only_the_baseline_trained_cannot_be_told(tmp_path: Path) -> None:
+    verdict = of_lines(tmp_path, [line for line in made_up.study(TWO) if not _trained(line, "int8/256")])
+    assert verdict.answer is Answer.UNKNOWN
+    assert "with alexnet-cifar on cifar10 cannot be told" in headline(verdict)
+    assert "no seed was trained with both int8/256 and fp32; cannot tell." in verdict_text(tmp_path)
+
+
+def test_another_wire_that_failed_does_no_harm(tmp_path: Path) -> None:
+    truth = replace(TWO, wires=("fp32", "int8/256", "qsgd2/128"))
+    lines = [_fail(line) if _trained(line, "qsgd2/128") else line for line in made_up.study(truth)]
+    assert of_lines(tmp_path, lines).answer is Answer.YES
+
+
+def test_a_loss_stays_a_loss_though_a_seed_failed(tmp_path: Path) -> None:
+    lines = made_up.study(replace(SMALL, loss={"int8/256": 3.0}))
+    lines = [_fail(x) if _trained(x, "int8/256", "digits") and x["seed"] == 0 else x for x in lines]
+    assert of_lines(tmp_path, lines).answer is Answer.LOST
+
+
+def test_a_training_without_an_accuracy_has_failed(tmp_path: Path) -> None:
+    lines = [{**x, "accuracy": None} if _trained(x, "int8/256") and x["seed"] == 0 else x for x in made_up.study(TWO)]
+    verdict = of_lines(tmp_path, lines)
+    assert verdict.answer is Answer.UNKNOWN
+    assert "ended without an accuracy" in verdict.findings.failures[0].error
+
+
+def test_better_is_not_lost_and_not_within_the_margin(tmp_path: Path) -> None:
+    verdict = found(tmp_path, replace(SMALL, loss={"int8/256": -3.0}))
+    assert verdict.answer is Answer.YES
+    assert headline(verdict).endswith("and accuracy is not lost on 1 data set.")
+    assert "better by more than the margin" in verdict_text(tmp_path)
+    assert "not lost in 1 of 1 comparison<" in page(verdict.findings)
+
+
+def _by_chance(lines: list[Line], faster: int) -> list[Line]:
+    """Every setting without a difference, but for some that look faster, as one of twenty does."""
+    timed = [line for line in lines if line["kind"] == "time" and "steps_ms" in line]
+    settings = {(line["model"], line["workers"], line["rate_name"]) for line in timed}
+    source = random.Random(15)
+    lucky = [
+        [[m * source.gauss(1, 0.05) for _ in range(8)] for m in mean] for mean in ((104, 106, 103), (100, 101, 100))
+    ]
+    for line in timed:
+        here = sorted(settings).index((line["model"], line["workers"], line["rate_name"]))
+        line["steps_ms"] = lucky[here < faster and line["wire"] == "int8/256"]
+    return lines
+
+
+def test_one_setting_among_many_that_looks_faster_is_chance(tmp_path: Path) -> None:
+    truth = replace(TWO, workers=(2, 4))
+    verdict = of_lines(tmp_path / "one", _by_chance(made_up.study(truth), faster=1))
+    assert len(verdict.settings) == 8
+    assert [step.faster for step in verdict.settings].count(True) == 1
+    assert verdict.answer is Answer.UNKNOWN
+    assert "nowhere faster beyond chance; accuracy stays within 1 point" in headline(verdict)
+    assert any(sentence.startswith("1 of 8 settings look faster") for sentence in how_sure(verdict))
+    assert of_lines(tmp_path / "all", _by_chance(made_up.study(truth), faster=8)).answer is Answer.YES
 
 
 def test_noise_in_the_times_cannot_tell(tmp_path: Path) -> None:

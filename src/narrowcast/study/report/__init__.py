@@ -7,11 +7,24 @@ from pathlib import Path
 FILE = "report.html"
 
 
+def default_path(folder: Path | str) -> Path:
+    """Where the report of a study's folder (or of the results in it) belongs."""
+    path = Path(folder)
+    return (path if path.is_dir() else path.parent) / FILE
+
+
+def write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be written ({error.strerror}); give another file") from None
+
+
 def write_report(folder: Path | str) -> Path:
     """Write the report of a study's folder into it; returns where it is."""
     from narrowcast.study.findings import Findings
     from narrowcast.study.report.page import page
 
-    path = Path(folder) / FILE
-    path.write_text(page(Findings.of(folder)), encoding="utf-8")
+    path = default_path(folder)
+    write(path, page(Findings.of(folder)))
     return path

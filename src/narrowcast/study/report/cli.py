@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from narrowcast.console import JsonPath, emit
-from narrowcast.study.findings import Findings
-from narrowcast.study.report import FILE
+from narrowcast.console import JsonPath
+from narrowcast.study import results, words
+from narrowcast.study.findings import Findings, grouped
+from narrowcast.study.report import default_path, write
 from narrowcast.study.report.export import as_csv, summary
 from narrowcast.study.report.markdown import as_markdown
 from narrowcast.study.report.page import page
 from narrowcast.study.verdict import judge, verdict_lines
 
 STANDARD_OUTPUT = Path("-")
+
+
+def _as_json(findings: Findings) -> str:
+    return json.dumps(summary(findings), indent=1) + "\n"
+
+
+MAKERS = {"--out": page, "--markdown": as_markdown, "--csv": as_csv, "--json": _as_json}
+
+
+def _refuse_to_share(targets: dict[str, Path]) -> None:
+    """Of two texts in one file the first would be lost without a word."""
+    shared = grouped(
+        targets, lambda name: targets[name] if targets[name] == STANDARD_OUTPUT else targets[name].resolve()
+    )
+    for path, names in shared.items():
+        if len(names) > 1:
+            raise ValueError(f"{words.listed(names)} are all {path}; give each its own file")
 
 
 def report(
@@ -32,18 +51,16 @@ def report(
     json_path: JsonPath = None,
 ) -> None:
     """Turn the results of a study into one HTML file: the verdict, figures with what they prove, tables."""
+    paths = {"--out": out or default_path(folder), "--markdown": markdown, "--csv": csv}
+    paths |= {"--json": Path(json_path) if json_path else None}
+    targets = {option: path for option, path in paths.items() if path is not None}
+    _refuse_to_share({"the results": folder / results.FILE if folder.is_dir() else folder, **targets})
     findings = Findings.of(folder)
-    page_path = out or folder / FILE
-    files = {page_path: page(findings)}
-    if markdown is not None:
-        files[markdown] = as_markdown(findings)
-    if csv is not None:
-        files[csv] = as_csv(findings)
-    printed = files.pop(STANDARD_OUTPUT, None)
-    for path, text in files.items():
-        path.write_text(text, encoding="utf-8")
+    texts = {targets[option]: MAKERS[option](findings) for option in targets}
+    printed = texts.pop(STANDARD_OUTPUT, None)
+    for path, text in texts.items():
+        write(path, text)
     if printed is not None:
         typer.echo(printed, nl=False)
         return
-    shown = "\n".join([*verdict_lines(judge(findings)), "", *(f"written: {path}" for path in files)])
-    emit(summary(findings), shown, json_path)
+    typer.echo("\n".join([*verdict_lines(judge(findings)), "", *(f"written: {path}" for path in texts)]))

@@ -30,8 +30,13 @@ class Context:
         return Palette(self.findings)
 
     @cached_property
-    def _transports(self) -> set[Any]:
-        return {step.transport for step in self.findings.measured}
+    def _kinds(self) -> dict[str, set[Any]]:
+        """The values of axes that are told only where there are several."""
+        timed = [*self.findings.here, *self.findings.buses]
+        return {name: {getattr(f, name) for f in timed} for name in ("transport", "hosts", "parallel")}
+
+    def _told(self, finding: Finding, name: str) -> Any:
+        return getattr(finding, name) if len(self._kinds[name]) > 1 else None
 
     def label(self, finding: Finding) -> str:
         return self.findings.label(finding)
@@ -45,15 +50,26 @@ class Context:
         }
         values = [(name, getattr(finding, name)) for name in names]
         parts = [write.get(name, str)(value) for name, value in values if value is not None]
-        if len(self._transports) > 1 and finding.kind == "time" and finding.transport and not finding.cluster:
-            parts.append(str(finding.transport))
+        if finding.kind == "time" and not finding.cluster and (transport := self._told(finding, "transport")):
+            parts.append(str(transport))
         if finding.parallel == "model":
             parts.append("model parallel")
         return " · ".join(parts)
 
+    def link(self, finding: Finding) -> str:
+        """In a sentence: `with 4 workers at 1 Gb/s over MPI on 2x2 hosts`; what never changes is left out."""
+        parts = ["with", words.count(finding.workers, "worker"), words.at_rate(finding.rate_name)]
+        if transport := self._told(finding, "transport"):
+            parts.append(f"over {words.primitive(transport)}")
+        if hosts := self._told(finding, "hosts"):
+            parts.append(f"on {hosts} hosts")
+        if self._told(finding, "parallel") == "model":
+            parts.append("(model parallel)")
+        return " ".join(parts)
+
     def where(self, step: Step) -> str:
-        """In a sentence: `alexnet, 4 workers, at 1 Gb/s`."""
-        return f"{step.model} with {words.count(step.workers, 'worker')} {words.at_rate(step.rate_name)}"
+        """In a sentence: `alexnet with 4 workers at 1 Gb/s`."""
+        return f"{step.model} {self.link(step)}"
 
     def coloured(self, finding: Finding, *parts: Markup, hide: Sequence[str] = ("wire",)) -> Markup:
         """A group of marks in the colour of its wire, hidden with it."""

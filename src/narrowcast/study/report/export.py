@@ -58,7 +58,7 @@ def _accuracy_row(row: Accuracy) -> dict[str, Any]:
         **found,
         **_spread("difference", tested.interval),
         "p_equal": tested.p,
-        "conclusion": tested.conclusion.value,
+        "conclusion": row.conclusion and row.conclusion.value,
     }
 
 
@@ -100,11 +100,20 @@ def _compact(found: list[dict[str, Any]]) -> dict[str, Any]:
     return {"columns": columns, "rows": [[row.get(name) for name in columns] for row in found]}
 
 
+def _sessions(findings: Findings) -> list[dict[str, Any]]:
+    """Each with the number of cases that come from it."""
+    written = list(findings.owners.values())
+    return [
+        {**{key: value for key, value in line.items() if key != "text"}, "cases": written.count(index)}
+        for index, line in enumerate(findings.sessions)
+    ]
+
+
 def summary(findings: Findings, *, with_rows: bool = True) -> dict[str, Any]:
     """All that the report says, for programs."""
     found: dict[str, Any] = {
         "study": findings.name,
-        "sessions": [{key: value for key, value in line.items() if key != "text"} for line in findings.sessions],
+        "sessions": _sessions(findings),
         "verdict": _tidy(judge(findings).as_dict()),
         "insights": [insight.as_dict() for insight in insights(findings)],
     }

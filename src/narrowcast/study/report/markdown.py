@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from narrowcast.study import words
@@ -11,11 +12,16 @@ from narrowcast.study.report.context import Context
 from narrowcast.study.report.figures.heat import elsewhere_table, step_table
 from narrowcast.study.report.figures.trade import accuracy_table
 from narrowcast.study.report.markup import Table
+from narrowcast.study.report.opening import provenance
 from narrowcast.study.verdict import headline, how_sure, judge, speed_sentences
+
+SPECIAL = re.compile(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)")
+"""What Markdown would take for its own."""
 
 
 def _cell(value: object) -> str:
-    return str(value).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+    one_line = " ".join(str(value).splitlines())
+    return SPECIAL.sub(r"\\\g<0>", one_line.replace("&", "&amp;").replace("<", "&lt;"))
 
 
 def _row(cells: Sequence[object]) -> str:
@@ -24,16 +30,23 @@ def _row(cells: Sequence[object]) -> str:
 
 def _table(table: Table) -> list[str]:
     rule = ["---" if column < table.left else "---:" for column in range(len(table.heads))]
-    return [f"## {table.caption}", "", _row(table.heads), _row(rule), *(_row(row.cells) for row in table.rows), ""]
+    return [
+        f"## {_cell(table.caption)}",
+        "",
+        _row(table.heads),
+        _row(rule),
+        *(_row(row.cells) for row in table.rows),
+        "",
+    ]
 
 
 def as_markdown(findings: Findings) -> str:
-    context, verdict, session = Context(findings), judge(findings), findings.session
-    machine = ", ".join(f"{key} {value}" for key, value in session["machine"].items() if value is not None)
-    versions = ", ".join(f"{name} {version}" for name, version in session["versions"].items())
-    lines = [f"# narrowcast study: {_cell(findings.name)}", "", f"**{headline(verdict)}**", ""]
-    lines += [f"- {sentence}" for sentence in [*speed_sentences(verdict), *how_sure(verdict)]]
-    lines += ["", f"Set-up: {machine}; {versions}; commit {session['commit'] or 'unknown'}; {session['started']}.", ""]
+    context, verdict = Context(findings), judge(findings)
+    lines = [f"# narrowcast study: {_cell(findings.name)}", "", f"**{_cell(headline(verdict))}**", ""]
+    lines += [f"- {_cell(sentence)}" for sentence in [*speed_sentences(verdict), *how_sure(verdict)]]
+    lines += ["", "Set-up:", ""]
+    lines += [f"- {name}: {_cell(told)}" for name, told in provenance(findings).items()]
+    lines += [""]
     lines += _table(accuracy_table(context, findings.accuracies)) if findings.accuracies else []
     lines += _table(step_table(context, findings.here)) if findings.here else []
     lines += _table(elsewhere_table(context)) if findings.elsewhere else []

@@ -7,8 +7,18 @@ from typing import Any
 from narrowcast.study import words
 from narrowcast.study.findings import Findings
 from narrowcast.study.report.markup import Markup, Row, Table, joined, tag
+from narrowcast.study.results import Line
 from narrowcast.study.statistics import Conclusion
-from narrowcast.study.verdict import MEANING, Answer, RateFinding, Verdict, headline, how_sure, speed_sentences
+from narrowcast.study.verdict import (
+    MEANING,
+    Answer,
+    RateFinding,
+    Verdict,
+    failed_words,
+    headline,
+    how_sure,
+    speed_sentences,
+)
 
 ANSWERS = {Answer.YES: "yes", Answer.DEPENDS: "depends", Answer.NO: "no", Answer.LOST: "no", Answer.UNKNOWN: "unknown"}
 QUESTION = "Can low-precision communication speed up training with no loss of accuracy?"
@@ -34,22 +44,21 @@ def _accuracy_tile(verdict: Verdict) -> list[Markup]:
     if not found:
         return []
     worst = min(found, key=lambda e: e.mean)
-    kept = sum(e.conclusion in (Conclusion.EQUAL, Conclusion.BETTER) for e in found)
-    small = f"of accuracy at worst; within ±{worst.margin:g} in {kept} of {words.count(len(found), 'comparison')}"
-    return [_tile(words.signed(worst.mean, 2), "points", small)]
+    told = [row.conclusion for row in verdict.accuracies]
+    kept = sum(conclusion in (Conclusion.EQUAL, Conclusion.BETTER) for conclusion in told)
+    how = "not lost" if Conclusion.BETTER in told else f"within ±{worst.margin:g}"
+    among = words.count(len(told) + len(verdict.uncompared), "comparison")
+    return [_tile(words.signed(worst.mean, 2), "points", f"of accuracy at worst; {how} in {kept} of {among}")]
 
 
 def _bytes_tile(verdict: Verdict) -> list[Markup]:
-    shares = [
-        sent["claimed"] / sent["plain"]
-        for s in verdict.findings.measured
-        if s.wire == verdict.findings.primary and (sent := s.line.get("bytes") or {}).get("plain")
-    ]
+    """Of the settings that the verdict counts."""
+    sent = [step.line.get("bytes") or {} for step in verdict.settings]
+    shares = [100 * found["claimed"] / found["plain"] for found in sent if found.get("claimed") and found.get("plain")]
     if not shares:
         return []
-    return [
-        _tile(f"{100 * sum(shares) / len(shares):.0f} %", "of the bytes", f"of {verdict.findings.baseline} on the wire")
-    ]
+    ends = dict.fromkeys(f"{share:.0f}" for share in (min(shares), max(shares)))
+    return [_tile(f"{'–'.join(ends)} %", "of the bytes", f"of {verdict.findings.baseline} on the wire")]
 
 
 def _tiles(verdict: Verdict) -> Markup:
@@ -63,20 +72,33 @@ def _machine(machine: dict[str, Any]) -> str:
     return ", ".join(str(part) for part in [*parts, gpu, machine.get("system")] if part)
 
 
+def _versions(session: Line) -> str:
+    return ", ".join(f"{name} {version}" for name, version in session["versions"].items())
+
+
+def provenance(findings: Findings) -> dict[str, str]:
+    """What the results come from. A study that was resumed may come from several; each has its cases."""
+    more = len(findings.sessions) - 1
+    again = "once" if more == 1 else f"{more} times"
+    return {
+        "Machine": words.shares(findings.cases_by(lambda session: _machine(session["machine"]))),
+        "Run": words.moment(findings.sessions[0]["started"]) + (f", resumed {again}" if more else ""),
+        "Launcher": words.shares(findings.cases_by(lambda session: str(session["launcher"]))),
+        "Versions": words.shares(findings.cases_by(_versions)),
+        "Commit": words.shares(findings.cases_by(lambda session: str(session.get("commit") or "unknown"))),
+    }
+
+
 def _distinct(findings: Findings, name: str, kinds: tuple[str, ...] = ("time", "accuracy")) -> list[str]:
     lines = [line for line in findings.cases if line["kind"] in kinds and line["source"] != "predicted"]
     return list(dict.fromkeys(str(line[name]) for line in lines if line.get(name) not in (None, "")))
 
 
 def _setup(findings: Findings) -> Markup:
-    session = findings.session
-    versions = ", ".join(f"{name} {version}" for name, version in session["versions"].items())
     steps = sum(len(repeat) for s in findings.measured for repeat in s.line["steps_ms"])
     rates = sorted({(s.rate_bits, words.rate(s.rate_name)) for s in findings.measured})
     facts = {
-        "Machine": _machine(session["machine"]),
-        "Run": f"{words.moment(session['started'])}, {session['launcher']} launcher",
-        "Versions": f"{versions}, commit {session['commit'] or 'unknown'}",
+        **provenance(findings),
         "Models": ", ".join(_distinct(findings, "model")),
         "Data": ", ".join(_distinct(findings, "data")),
         "Wires": ", ".join(wire for wire in findings.wires if wire in _distinct(findings, "wire")),
@@ -90,14 +112,18 @@ def _setup(findings: Findings) -> Markup:
 
 
 def _primary_table(verdict: Verdict) -> Markup:
-    if not verdict.accuracies:
+    if not verdict.accuracies and not verdict.uncompared:
         return tag("p", "Accuracy was not compared: nothing was trained with both wires.", class_="absent")
     rows = []
     for row in verdict.accuracies:
         found = row.difference
         assert found is not None
         shown = words.points(found.interval).replace(" points", "")
-        rows.append(Row((row.data, row.model, found.seeds, shown, MEANING[found.conclusion]), row))
+        assert row.conclusion is not None
+        told = ", ".join([MEANING[row.conclusion], *failed_words(row)])
+        rows.append(Row((row.data, row.model, found.seeds, shown, told), row))
+    unknown = MEANING[Conclusion.UNKNOWN]
+    rows += [Row((row.data, row.model, 0, "", f"{unknown}: {row.why}"), row) for row in verdict.uncompared]
     caption = f"Accuracy of {verdict.findings.primary} beside {verdict.findings.baseline}, points"
     return Table(caption, ("data", "model", "seeds", "difference (95 %)", "finding"), rows, left=2, tail=1).markup()
 

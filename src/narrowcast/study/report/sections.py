@@ -11,10 +11,13 @@ from narrowcast.study.report.markup import Limits, Markup, Row, Table, tag
 METHODS = (
     """Step times: the repeats of all wires of a setting are interleaved and warm-up is dropped. Medians over all steps;
     95 % intervals from a bootstrap that draws repeats, then steps within them, the same repeats for both sides of a
-    ratio. A speedup is a ratio of medians. Of a wire's algorithms the verdict takes the default, never the fastest.""",
+    ratio. A speedup is a ratio of medians. Of a wire's algorithms the verdict takes the default, never the fastest.
+    Faster everywhere needs every setting at 95 %; faster in some needs one of them at a confidence that is corrected
+    for their number (Bonferroni), since among many settings one looks faster by chance.""",
     """Accuracy: the same seed means the same initial weights and batches for every wire. Mean differences, Student's
     interval; equal means that two one-sided tests at 5 % put it inside of ±{margin}, a margin fixed before
-    the study ran. No loss needs that on every data set, so the several tests need no correction.""",
+    the study ran. No loss needs that, or better, on every data set, so the several tests need no correction; where a
+    training failed, nothing is called kept.""",
     """Predictions carry their own intervals and are never mixed into a measured number.""",
 )
 SIGNS = {Support.YES: "✓", Support.NO: "✗", Support.UNKNOWN: "?"}
@@ -30,7 +33,8 @@ def _byte_row(context: Context, step: Step) -> Row:
 
 
 def bytes_section(context: Context, limits: Limits) -> Markup:
-    steps = [step for step in context.findings.measured if step.bytes_off is not None]
+    measured = context.findings.measured
+    steps = [step for step in measured if step.bytes_off is not None]
     head = tag("h2", "Bytes on the wire", id="bytes")
     if not steps:
         why = "Left out: bytes are counted at the interface in the lab only, and this study did not run there."
@@ -42,6 +46,8 @@ def bytes_section(context: Context, limits: Limits) -> Markup:
         f"{100 * WITHIN:.0f} % with what the codec claims plus the protocol's headers; the largest difference is "
         f"{100 * max(off):.1f} %."
     )
+    if uncounted := len(measured) - len(steps):
+        sentence += f" In {words.count(uncounted, 'more setting')} nothing could be counted."
     heads = ("model", "wire", "over", "link", "workers", "claimed", "protocol", "counted", "float32", "difference")
     table = Table("Bytes sent by a rank in a step", heads, [_byte_row(context, s) for s in steps], left=4)
     details = tag(

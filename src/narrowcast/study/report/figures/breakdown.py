@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from narrowcast.predict.svg import Axis
 from narrowcast.study import words
-from narrowcast.study.findings import Step, grouped
+from narrowcast.study.findings import Step, grouped, one_each
 from narrowcast.study.report.context import Context
 from narrowcast.study.report.markup import Absent, Figure, Markup, Panel, Row, Table, tag
 from narrowcast.study.report.plot import WIDTH, drawing, lines, named, text, text_width
@@ -60,11 +60,11 @@ def _sentence(context: Context, steps: Sequence[Step]) -> str:
         return f"Cannot tell what {context.findings.baseline} waits for: it was not timed."
     worst = max(plain, key=lambda s: _share(s, "wire") / s.time.value)
     share = _share(worst, "wire") / worst.time.value
-    text_ = f"{context.where(worst)} spends {100 * share:.0f} % of a {worst.wire} step waiting for the link"
-    narrow = [s for s in steps if s.place == worst.place and s.wire == context.findings.primary]
+    text_ = f"{context.where(worst)} spends {100 * share:.0f} % of a step with {worst.wire} waiting for the link"
+    narrow = one_each((s for s in steps if s.place == worst.place), context.findings.primary)
     if not narrow:
         return f"{text_}."
-    best = min(narrow, key=lambda s: s.time.value)
+    best = narrow[0]
     codec = _share(best, "encode") + _share(best, "decode")
     return (
         f"{text_}; with {best.wire} {100 * _share(best, 'wire') / best.time.value:.0f} %, and "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from narrowcast.study import words
-from narrowcast.study.findings import Finding, grouped
+from narrowcast.study.findings import Finding, grouped, one_algorithm
 from narrowcast.study.report.context import Context
 from narrowcast.study.report.markup import Absent, Figure, Panel, Row, Table, tag
 from narrowcast.study.report.plot import Plot, padded
@@ -53,12 +53,23 @@ def _series(finding: Finding) -> tuple[str, str]:
     return finding.wire, finding.algorithm
 
 
+def _plain(same: Sequence[Finding], baseline: str) -> dict[float, float]:
+    """Speed by size; of several algorithms for the baseline the fastest counts."""
+    sizes = grouped((f for f in same if f.wire == baseline), _size)
+    return {size: max(map(_speed, those)) for size, those in sizes.items()}
+
+
+def _narrow(same: Sequence[Finding], wire: str) -> dict[float, float]:
+    """Speed by size, with the algorithm that counts."""
+    sizes = grouped((f for f in same if f.wire == wire), _size)
+    return {size: _speed(one_algorithm(those)) for size, those in sizes.items()}
+
+
 def _sentence(context: Context, findings: Sequence[Finding]) -> str:
     """At the largest message on the slowest link, and from what size on the wire is ahead there."""
     slowest = min(findings, key=lambda f: f.rate_bits)
     same = [f for f in findings if f.place == slowest.place]
-    plain = {_size(f): _speed(f) for f in same if f.wire == context.findings.baseline}
-    narrow = {_size(f): _speed(f) for f in same if f.wire == context.findings.primary}
+    plain, narrow = _plain(same, context.findings.baseline), _narrow(same, context.findings.primary)
     shared = sorted(set(plain) & set(narrow))
     if not shared:
         return f"Cannot tell: {context.findings.primary} and {context.findings.baseline} share no message size."
@@ -72,7 +83,7 @@ def _sentence(context: Context, findings: Sequence[Finding]) -> str:
     )
     few, many = (words.significant(speeds[last], 2) for speeds in (narrow, plain))
     return (
-        f"{words.capital(words.at_rate(slowest.rate_name))}, an all-reduce of {words.byte_size(last)} runs at {few} "
+        f"{words.capital(context.link(slowest))}, an all-reduce of {words.byte_size(last)} runs at {few} "
         f"GB/s with {context.findings.primary} and {many} GB/s with {context.findings.baseline} "
         f"({words.ratio(narrow[last] / plain[last])}); it is ahead {start}."
     )

@@ -1,4 +1,4 @@
-"""Heat maps of speedups: wires down, something across, colour by gain or loss, a line where the gain ends."""
+"""Heat maps of speedups: wires down, something across, colour by gain or loss, a line where the loss begins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from narrowcast.study import words
-from narrowcast.study.findings import Finding, Step, grouped
+from narrowcast.study.findings import Finding, Step, grouped, one_each
 from narrowcast.study.report.context import Context
 from narrowcast.study.report.markup import Absent, Figure, Markup, Panel, Row, Table, lone, tag
 from narrowcast.study.report.plot import drawing, line, text, text_width
@@ -67,16 +67,13 @@ class Map:
         return tag("g", tag("title", _tip(step)), *parts, data_workers=step.workers if self.by_workers else None)
 
     def _ends(self) -> list[int]:
-        """For each row, how many columns from the left are a gain."""
-        found = []
-        for row in range(len(self.rows)):
-            gains = [self._gain(row, column) for column in range(len(self.columns))]
-            found.append(next((i for i, gain in enumerate(gains) if gain is not None and gain < 1), len(gains)))
-        return found
+        """For each row, how many columns from the left are not told to be slower."""
+        columns = range(len(self.columns))
+        return [next((c for c in columns if self._slower(row, c)), len(columns)) for row in range(len(self.rows))]
 
-    def _gain(self, row: int, column: int) -> float | None:
+    def _slower(self, row: int, column: int) -> bool:
         step = self.cells.get((row, column))
-        return None if step is None or step.speedup is None else step.speedup.value
+        return step is not None and step.faster is False
 
     def _break_even(self) -> list[Markup]:
         ends = self._ends()
@@ -126,31 +123,30 @@ def _panel(context: Context, steps: Sequence[Step]) -> Panel:
     return Panel(title, _map_of(context, steps).markup(f"Speedup over float32 by wire and link rate: {title}"), hidden)
 
 
-def _end_of_gain(context: Context, steps: Sequence[Step]) -> str:
-    """Where the primary wire stops to pay, over all settings."""
-    ended, lasting = [], 0
-    for same in grouped(steps, _panel_key).values():
-        ordered = sorted((s for s in same if s.wire == context.findings.primary), key=lambda s: s.rate_bits)
-        gains = [s.speedup.value >= 1 for s in ordered if s.speedup is not None]
-        if len(gains) < 2 or not gains[0]:
-            continue
-        if all(gains):
-            lasting += 1
-        else:
-            first = gains.index(False)
-            ended.append((ordered[first - 1].rate_name, ordered[first].rate_name))
-    parts = [
-        f"between {words.rate(a)} and {words.rate(b)} in {words.count(len(same), 'setting')}"
-        for (a, b), same in grouped(ended, lambda pair: pair).items()
-    ]
-    if not parts:
-        return f" It pays at every rate in {words.count(lasting, 'setting')}." if lasting else ""
-    more = f", and not at all within these rates in {lasting}" if lasting else ""
-    return f" Its gain ends {words.listed(parts)}{more}."
+def _end(ordered: Sequence[Step]) -> tuple[str, str] | None:
+    """The first rate that is told to be slower, and the last before it that is told to be faster."""
+    slower = next((i for i, step in enumerate(ordered) if step.faster is False), len(ordered))
+    before = [step for step in ordered[:slower] if step.faster]
+    if slower == len(ordered) or not before:
+        return None
+    return words.rate(before[-1].rate_name), words.rate(ordered[slower].rate_name)
+
+
+def _end_of_gain(primary: Sequence[Step]) -> str:
+    """Where the primary wire stops to pay, over all settings in which it is not slower from the beginning."""
+    settings = [sorted(same, key=lambda s: s.rate_bits) for same in grouped(primary, _panel_key).values()]
+    settings = [same for same in settings if len(same) > 1 and same[0].faster is not False]
+    ends = grouped((end for same in settings if (end := _end(same))), lambda end: end)
+    lasting = sum(all(s.faster for s in same) for same in settings)
+    unsure = len(settings) - lasting - sum(map(len, ends.values()))
+    parts = [f"ends between {a} and {b} in {words.count(len(same), 'setting')}" for (a, b), same in ends.items()]
+    parts += [f"lasts over all rates in {words.count(lasting, 'setting')}"] * bool(lasting)
+    parts += [f"cannot be told from 1 at some rate in {words.count(unsure, 'setting')}"] * bool(unsure)
+    return f" Its gain {words.listed(parts)}." if parts else ""
 
 
 def _sentence(context: Context, steps: Sequence[Step]) -> str:
-    primary = [s for s in steps if s.wire == context.findings.primary]
+    primary = one_each(steps, context.findings.primary)
     if not primary:
         return f"Cannot tell for {context.findings.primary}: it has no step times beside {context.findings.baseline}."
     faster = sum(step.faster is True for step in primary)
@@ -159,7 +155,7 @@ def _sentence(context: Context, steps: Sequence[Step]) -> str:
     return (
         f"{context.findings.primary} is faster than {context.findings.baseline} in {faster} of "
         f"{words.count(len(primary), 'cell')}, most with {context.where(best)}: {words.times_between(best.speedup)}."
-        + _end_of_gain(context, steps)
+        + _end_of_gain(primary)
     )
 
 
@@ -201,8 +197,8 @@ def speedups(context: Context) -> Figure | Absent:
         _sentence(context, steps),
         panels,
         f"Step time of {context.findings.baseline} over that of the wire: blue is faster, orange slower. A number in "
-        "grey has an interval that contains 1: cannot tell. The heavy line is where the gain ends. Hatched cells are "
-        "predicted, not measured.",
+        "grey has an interval that contains 1: cannot tell. The heavy line stands before the first rate at which a "
+        "wire is told to be slower. Hatched cells are predicted, not measured.",
         step_table(context, context.findings.here),
         narrow=True,
     )
@@ -219,7 +215,7 @@ def elsewhere(context: Context) -> Figure | Absent:
         rows = list({context.label(step): step for step in context.by_wire(same)}.items())
         names, columns = [name for name, _ in rows], sorted({step.workers for step in same})
         cells = {(names.index(context.label(s)), columns.index(s.workers)): s for s in same}
-        shown = f"{context.setting(same[0], 'model', 'cluster')} · {str(same[0].transport).upper()}"
+        shown = f"{context.setting(same[0], 'model', 'cluster')} · {words.primitive(same[0].transport)}"
         made = Map(rows, [str(n) for n in columns], cells, by_workers=True).markup(
             f"Predicted speedup by wire and workers: {shown}"
         )
@@ -230,7 +226,7 @@ def elsewhere(context: Context) -> Figure | Absent:
     sentence = (
         f"Predicted, not measured: {surely} of {len(steps)} cells are faster than {context.findings.baseline} beyond "
         f"the prediction's own interval; the largest gain is {words.times(best.speedup)}, {best.wire} for {best.model} "
-        f"on {best.cluster} with {best.workers} workers over {str(best.transport).upper()}."
+        f"on {best.cluster} with {words.count(best.workers, 'worker')} over {words.primitive(best.transport)}."
     )
     reading = "As above, with the number of workers across. Every cell is a prediction from a model of the machine."
     return Figure(key, title, sentence, panels, reading, elsewhere_table(context), narrow=True)

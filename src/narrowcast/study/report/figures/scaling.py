@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from narrowcast.study import words
-from narrowcast.study.findings import Step, grouped
+from narrowcast.study.findings import Step, grouped, one_each
 from narrowcast.study.report.context import Context
 from narrowcast.study.report.markup import Absent, Figure, Markup, Panel, Row, Table, tag
 from narrowcast.study.report.plot import Plot, padded
@@ -75,21 +75,27 @@ def _usable(context: Context) -> list[list[Step]]:
     return sorted(places, key=lambda same: same[0].rate_bits)
 
 
+def _pairs(context: Context, same: Sequence[Step]) -> list[tuple[Interval, Interval, Step]]:
+    """With the most workers: what the baseline and the primary wire leave of them, and the step of the latter."""
+    most = max(step.workers for step in same)
+    known = {id(step.line): effective_workers(step) for step in same}
+    found = []
+    for step in one_each((s for s in same if s.workers == most), context.findings.primary):
+        plain, narrow = known.get(id(step.base)), known[id(step.line)]
+        if plain is not None and narrow is not None:
+            found.append((plain, narrow, step))
+    return found
+
+
 def _sentence(context: Context, places: Sequence[Sequence[Step]]) -> str:
-    """At the slowest link, the largest number of workers: what is left of them with and without compression."""
-    best = None
-    for same in places:
-        most = max(step.workers for step in same)
-        at_most = {s.wire: effective_workers(s) for s in same if s.workers == most}
-        plain, narrow = at_most.get(context.findings.baseline), at_most.get(context.findings.primary)
-        if plain and narrow and (best is None or narrow.value / plain.value > best[0]):
-            best = (narrow.value / plain.value, same[0], most, plain, narrow)
-    if best is None:
+    """With the most workers, where compression leaves most of them: how many with and without it."""
+    pairs = [pair for same in places for pair in _pairs(context, same)]
+    if not pairs:
         return f"Cannot tell: {context.findings.primary} and {context.findings.baseline} were not timed side by side."
-    _, step, most, plain, narrow = best
+    plain, narrow, step = max(pairs, key=lambda pair: pair[1].value / pair[0].value)
     return (
-        f"{most} workers on {step.model} {words.at_rate(step.rate_name)} do the work of {words.between(plain)} with "
-        f"{context.findings.baseline} and of {words.between(narrow)} with {context.findings.primary}."
+        f"{context.where(step)} does the work of {words.between(plain)} workers with {context.findings.baseline} and "
+        f"of {words.between(narrow)} with {context.findings.primary}."
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 
 from narrowcast.study import words
 from narrowcast.study.findings import Accuracy, Step, grouped
@@ -12,6 +13,7 @@ from narrowcast.study.report.context import Context
 from narrowcast.study.report.markup import Absent, Figure, Markup, Panel, Row, Table, lone, tag
 from narrowcast.study.report.plot import Plot, beside, padded, text
 from narrowcast.study.statistics import Conclusion, Interval, holm
+from narrowcast.study.verdict import failed_words
 
 
 @dataclass(frozen=True)
@@ -103,23 +105,23 @@ def _panel(context: Context, points: Sequence[Point]) -> Panel:
     return Panel(title, drawing, {"data_model": points[0].accuracy.model})
 
 
+def _worth_it(point: Point) -> bool:
+    kept = point.accuracy.conclusion in (Conclusion.EQUAL, Conclusion.BETTER)
+    return kept and point.step.faster is True
+
+
 def _sentence(context: Context, groups: Sequence[Sequence[Point]]) -> str:
     """How many of the wires keep accuracy and are faster, and which is the fastest of them everywhere."""
-    good: list[set[str]] = []
-    for points in groups:
-        kept = [
-            p for p in points if p.accuracy.difference and p.accuracy.difference.conclusion.value in ("equal", "better")
-        ]
-        good.append({p.accuracy.wire for p in kept if p.step.faster})
+    named = [grouped(points, lambda p: context.label(p.accuracy)) for points in groups]
+    good = [{name for name, same in by_name.items() if all(map(_worth_it, same))} for by_name in named]
     everywhere = set.intersection(*good)
     if not everywhere:
         return "No wire is shown to be both faster and equal in accuracy in every one of these settings."
     mean = {
-        wire: math.prod(p.gain.value for ps in groups for p in ps if p.accuracy.wire == wire) ** (1 / len(groups))
-        for wire in everywhere
+        name: geometric_mean(p.gain.value for by_name in named for p in by_name.get(name, ())) for name in everywhere
     }
-    best = max(mean, key=lambda wire: mean[wire])
-    names = words.listed(sorted(everywhere, key=lambda wire: -mean[wire]))
+    best = max(mean, key=lambda name: mean[name])
+    names = words.listed(sorted(everywhere, key=lambda name: -mean[name]))
     verb = "is" if len(everywhere) == 1 else "are"
     fastest = f"the fastest is {best}, {words.ratio(mean[best])} on average"
     return f"Faster with accuracy kept in every setting {verb} {names}; {fastest}."
@@ -135,12 +137,18 @@ def accuracy_table(context: Context, rows: Sequence[Accuracy]) -> Table:
     return Table(caption, ("model", "data", "wire", *numbers, "finding"), cells, left=3, tail=1)
 
 
+def _counted(number: int, kind: Conclusion) -> str:
+    """`3 are equal`."""
+    if kind in (Conclusion.EQUAL, Conclusion.BETTER):
+        return f"{number} {'is' if number == 1 else 'are'} {kind.value}"
+    return f"{number} {'lost more' if kind is Conclusion.LOST else 'cannot be told'}"
+
+
 def accuracy_sentence(context: Context) -> str:
-    found = [row.difference.conclusion for row in context.findings.accuracies if row.difference is not None]
+    found = [row.conclusion for row in context.findings.accuracies if row.conclusion is not None]
     if not found:
         return f"Cannot tell: nothing was trained beside {context.findings.baseline} with the same seeds."
-    endings = {Conclusion.EQUAL: "are equal", Conclusion.BETTER: "are better", Conclusion.LOST: "lost more"}
-    counts = [f"{found.count(kind)} {endings.get(kind, 'cannot be told')}" for kind in Conclusion if kind in found]
+    counts = [_counted(found.count(kind), kind) for kind in Conclusion if kind in found]
     return (
         f"Of {words.count(len(found), 'comparison')} with {context.findings.baseline}, at a margin of "
         f"{words.margin(context.findings.margin)}, {words.listed(counts)}."
@@ -153,7 +161,9 @@ def _accuracy_cells(context: Context, row: Accuracy, corrected: float) -> tuple[
     if found is None:
         return (*head, "", "", "", "baseline" if row.wire == context.findings.baseline else "no baseline")
     difference = words.points(found.interval).replace(" points", "")
-    return (*head, difference, words.p_value(found.p), words.p_value(corrected), found.conclusion.value)
+    assert row.conclusion is not None
+    told = ", ".join([row.conclusion.value, *failed_words(row)])
+    return (*head, difference, words.p_value(found.p), words.p_value(corrected), told)
 
 
 def _table(context: Context, groups: Sequence[Sequence[Point]]) -> Table:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from narrowcast.study import words
-from narrowcast.study.findings import Accuracy, Step, grouped
+from narrowcast.study.findings import Accuracy, Step, grouped, one_algorithm
 from narrowcast.study.report.context import Context
 from narrowcast.study.report.figures.trade import slowest_rate, steps_for
 from narrowcast.study.report.markup import Absent, Figure, Panel, Row, Table, tag
@@ -42,7 +42,7 @@ class Course:
     def typical(self, target: float) -> float | None:
         """The median over seeds, where every one reached it."""
         times = self.reached(target)
-        return median(times) if len(times) == len(self.row.runs) else None
+        return median(times) if len(times) == len(self.row.runs) and not self.row.failed else None
 
 
 def _first_epoch(run: Line, target: float) -> float | None:
@@ -58,11 +58,16 @@ def _target(context: Context, courses: Sequence[Course]) -> float | None:
     return plain[0].row.mean.value - context.findings.margin if plain else None
 
 
+def _has_curve(run: Line) -> bool:
+    curve = run.get("curve") or ()
+    return bool(curve) and all(point.get("accuracy") is not None for point in curve)
+
+
 def _courses(context: Context, rows: Sequence[Accuracy], rate: str | None) -> list[Course]:
     found = []
     for row in rows:
         step = next((s for s in steps_for(context, row) if s.rate_name == rate), None)
-        curves = all(run.get("curve") for run in row.runs) and len({len(run["curve"]) for run in row.runs}) == 1
+        curves = all(map(_has_curve, row.runs)) and len({len(run["curve"]) for run in row.runs}) == 1
         if step is not None and curves and row.line.get("steps_per_epoch"):
             found.append(Course(row, step))
     return found
@@ -88,15 +93,23 @@ def _panel(context: Context, courses: Sequence[Course], target: float | None) ->
     return Panel(title, plot.markup(f"Accuracy over time: {title}"), {"data_model": step.model})
 
 
+def _of_wire(courses: Sequence[Course], wire: str) -> Course | None:
+    """With the algorithm that counts."""
+    rows = [course.row for course in courses if course.row.wire == wire]
+    chosen = one_algorithm(rows) if rows else None
+    return next((course for course in courses if course.row is chosen), None)
+
+
 def _compared(context: Context, courses: Sequence[Course], target: float) -> str | None:
-    times = {c.row.wire: c.typical(target) for c in courses}
-    plain, narrow = times.get(context.findings.baseline), times.get(context.findings.primary)
+    plain, narrow = (_of_wire(courses, wire) for wire in (context.findings.baseline, context.findings.primary))
     if plain is None or narrow is None:
         return None
-    row = courses[0].row
+    slow, quick = plain.typical(target), narrow.typical(target)
+    if slow is None or quick is None:
+        return None
     return (
-        f"{row.model} on {row.data} reaches {target:.1f} % after {words.significant(narrow, 2)} s instead of "
-        f"{words.significant(plain, 2)} s ({words.ratio(plain / narrow)})"
+        f"{context.where(narrow.step)} reaches {target:.1f} % on {narrow.row.data} after "
+        f"{words.significant(quick, 2)} s instead of {words.significant(slow, 2)} s ({words.ratio(slow / quick)})"
     )
 
 
@@ -105,13 +118,12 @@ def _sentence(context: Context, groups: Sequence[tuple[Sequence[Course], float |
     known = [words_ for words_ in told if words_ is not None]
     if not known:
         return f"Cannot tell: {context.findings.primary} and {context.findings.baseline} do not both reach a target."
-    rate = words.at_rate(groups[0][0][0].step.rate_name)
     rest = len(groups) - len(known)
     more = (
         f" In {rest} of {len(groups)} settings a seed does not reach the target, so nothing is claimed." if rest else ""
     )
     shown = known if len(known) < 4 else [*known[:3], f"{len(known) - 3} more in the table"]
-    return f"With {context.findings.primary} {rate}, {words.listed(shown)}.{more}"
+    return f"With {context.findings.primary}, {words.listed(shown)}.{more}"
 
 
 def _table(context: Context, rows: Sequence[Accuracy]) -> Table:
