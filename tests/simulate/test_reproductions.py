@@ -99,6 +99,24 @@ def test_a_line_that_was_cut_off_is_run_again(tmp_path: Path) -> None:
     assert quick("aps-roundoff", tmp_path)["missing"] == 0
 
 
+def test_a_report_says_where_each_cell_was_run(tmp_path: Path) -> None:
+    """Not where the report was written: cells are brought from other machines."""
+    store = tmp_path / "aps-roundoff" / "cells.jsonl"
+    here = quick("aps-roundoff", tmp_path)["notes"][-1]
+    assert f"torch {torch.__version__}" in here
+    lines = [json.loads(line) for line in store.read_text().splitlines()]
+    lines[0]["where"] = "a GPU far away"
+    del lines[1]["where"]
+    store.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    notes = quick("aps-roundoff", tmp_path)["notes"]
+    for told in (
+        "1 cells: a GPU far away",
+        "1 cells: a machine that was not recorded",
+        f"{len(lines) - 2} cells: {here}",
+    ):
+        assert told in notes
+
+
 def test_processes_with_one_folder_share_the_cells(tmp_path: Path) -> None:
     """One holds a cell; another leaves it alone, runs the rest, and says that one is missing."""
     found, options = reproductions.named("lee-assignment"), Options(quick=True, out=tmp_path)

@@ -30,7 +30,6 @@ from narrowcast.simulate.reproductions.base import (
     Work,
     by,
     mean_of,
-    precision_of_products,
     spread,
 )
 from narrowcast.simulate.reproductions.pictures import crop_flip, crop_flip_cut, pictures
@@ -243,7 +242,7 @@ class ApsCifar10(Reproduction):
                 rows.append([row.name, row.spec, known, spread(accuracy[row.name]), gone])
         title = f"{self.title}: {model}, {WORKERS} workers"
         columns = ("precision", "wire", "paper, %", "here, %", "runs that lost their numbers")
-        return Report(title, columns, rows, _claims(accuracy, model), [precision_of_products(options.device)])
+        return Report(title, columns, rows, _claims(accuracy, model))
 
 
 def _claims(accuracy: dict[Any, list[float]], model: str) -> list[Claim]:

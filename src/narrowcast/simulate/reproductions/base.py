@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-
 Cell = dict[str, Any]
 """What tells one run from another, as plain JSON: the row of the table, the seed."""
 Result = dict[str, Any]
@@ -164,12 +162,3 @@ def by(found: Iterable[tuple[Cell, Result]], key: str, value: str) -> dict[Any, 
 def mean_of(values: Mapping[Any, list[float]], key: Any) -> float:
     """NaN where nothing is there yet: no claim holds then."""
     return statistics.fmean(values[key]) if values.get(key) else float("nan")
-
-
-def precision_of_products(device: str) -> str:
-    """What float32 matrix products really are on this device."""
-    if torch.device(device).type != "cuda":
-        return "float32 products on the CPU"
-    tf32 = torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32
-    name = torch.cuda.get_device_name()
-    return f"{name}, products in {'TF32 (10-bit mantissas, float32 sums)' if tf32 else 'float32'}"

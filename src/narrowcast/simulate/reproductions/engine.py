@@ -7,6 +7,7 @@ import hashlib
 import json
 import platform
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import date
@@ -43,7 +44,7 @@ def reproduce(reproduction: Reproduction, options: Options, told: Told | None = 
         found = [(cell, result) for cell in cells if (result := store.result(cell)) is not None]
         report = reproduction.report(found, options)
     facts = [{"cell": cell, "result": result} for cell, result in found]
-    notes = [*report.notes, machine(options.device)]
+    notes = [*report.notes, *store.where([cell for cell, _ in found])]
     return Report(
         report.title, report.columns, report.rows, report.claims, notes, facts, missing=len(cells) - len(found)
     )
@@ -57,6 +58,8 @@ class Store:
         # with the cell itself this is all that changes a figure; budgets and the number of seeds do not
         self._settings = {"quick": options.quick, "of": reproduction.name}
         self._results: dict[str, Result] = {}
+        self._where: dict[str, str] = {}
+        self._device = options.device
         self.read()
 
     def read(self) -> None:
@@ -97,6 +100,7 @@ class Store:
         except json.JSONDecodeError:  # the last line of a run that was killed while writing
             return
         self._results[record["key"]] = record["result"]
+        self._where[record["key"]] = record.get("where", "a machine that was not recorded")
 
     def key(self, cell: Cell) -> str:
         """A name for files: readable, and different for every cell and setting."""
@@ -107,17 +111,28 @@ class Store:
     def result(self, cell: Cell) -> Result | None:
         return self._results.get(self.key(cell))
 
+    def where(self, cells: list[Cell]) -> list[str]:
+        """Where these were run; how many on which where it was not one."""
+        counts = Counter(self._where[self.key(cell)] for cell in cells)
+        return list(counts) if len(counts) == 1 else [f"{number} cells: {where}" for where, number in counts.items()]
+
     def add(self, cell: Cell, result: Result) -> None:
-        self._results[self.key(cell)] = result
+        line = json.dumps({"key": self.key(cell), "cell": cell, "result": result, "where": machine(self._device)})
+        self._take(line)
         with self.path.open("a") as file:
-            file.write(json.dumps({"key": self.key(cell), "cell": cell, "result": result}) + "\n")
+            file.write(line + "\n")
         for left in (self.folder / f"{self.key(cell)}.pt",):
             left.unlink(missing_ok=True)
 
 
 def machine(device: str) -> str:
-    where = torch.cuda.get_device_name() if torch.device(device).type == "cuda" else platform.machine()
-    return f"torch {torch.__version__} on {where}, {date.today().isoformat()}"
+    """What a cell is run on; float32 products are not float32 everywhere."""
+    where, products = f"{platform.machine()} processor", "float32"
+    if torch.device(device).type == "cuda":
+        where = torch.cuda.get_device_name()
+        if torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32:
+            products = "TF32 (10-bit mantissas, float32 sums)"
+    return f"torch {torch.__version__} on {where}, products in {products}, {date.today().isoformat()}"
 
 
 @contextmanager
