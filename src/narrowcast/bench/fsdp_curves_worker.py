@@ -12,6 +12,7 @@ import time
 import torch
 import torch.distributed as dist
 
+from narrowcast.bench.codecs import describe_machine
 from narrowcast.bench.fsdp_worker import sharded
 from narrowcast.bench.transformer import Transformer, batch, text
 
@@ -42,7 +43,8 @@ def train(steps: int, seed: int, wire: str) -> dict[str, object]:
         if (step + 1) % max(1, steps // EVALUATIONS) == 0:
             with torch.no_grad():
                 evaluated[step + 1] = model(unseen).item()
-    facts = {"wire": wire, "seed": seed, "parameters": parameters, "seconds": time.perf_counter() - began}
+    facts: dict[str, object] = {"wire": wire, "seed": seed, "parameters": parameters, "machine": describe_machine()}
+    facts["seconds"] = time.perf_counter() - began
     stats = handle.stats() if handle is not None else {}
     return {**facts, "losses": losses, "held_out": evaluated, "sent_bytes": stats.get("sent_bytes")}
 
