@@ -39,6 +39,7 @@ from narrowcast.collectives import api
 from narrowcast.collectives.channel import Channel
 from narrowcast.collectives.lane import Lane, Way
 from narrowcast.collectives.transport import TorchTransport
+from narrowcast.parallel import auto
 
 CPU = torch.device("cpu")
 N = 200_003
@@ -170,7 +171,7 @@ def check_nccl() -> Checks:
     device = gpu()
     dist.init_process_group("nccl", rank=0, world_size=1, timeout=timedelta(seconds=60))
     found: Checks = []
-    for check in (nccl_swap, nccl_ddp, nccl_fsdp):
+    for check in (nccl_swap, nccl_ddp, nccl_auto, nccl_fsdp):
         found += guarded(check, device)[0]
     dist.destroy_process_group()
     return found
@@ -202,11 +203,11 @@ def model_of(device: torch.device) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 64)).to(device)
 
 
-def trained(model: torch.nn.Module, device: torch.device) -> Tensor:
-    """Three steps; all parameters at the end."""
+def trained(model: torch.nn.Module, device: torch.device, steps: int = 3) -> Tensor:
+    """A few steps; all parameters at the end."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(3):
-        x = cases.values(8 * 512, step).view(8, 512).to(device)
+    for step in range(steps):
+        x = cases.values(8 * 512, step % 3).view(8, 512).to(device)  # the next ones hold what no training survives
         model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -221,6 +222,29 @@ def nccl_ddp(device: torch.device) -> Checks:
     found = trained(model, device)
     handle.detach()
     return [("NCCL, one rank: DDP attached trains as DDP", torch.equal(plain, found))]
+
+
+def nccl_auto(device: torch.device) -> Checks:
+    """The group has no backend for CPU tensors: what "auto" times must lie on the GPU, and by the GPU's clock."""
+    steps = auto.WARM_UP + auto.WATCHED + 3
+    plain = trained(DistributedDataParallel(model_of(device)), device, steps)
+    model = DistributedDataParallel(model_of(device))
+    handle = nc.attach(model, "auto", min_values=0)
+    found = trained(model, device, steps)
+    clock, channel = auto.Clock(device), Channel(TorchTransport())
+    late = auto._timed(lambda x: torch.cuda._sleep(VERY_LATE), 16, 1, clock)
+    rates = auto.seconds_a_value(channel, dist.group.WORLD, clock)  # type: ignore[arg-type]
+    channel.close()
+    why = handle.explain().partition("\n")[0]
+    handle.detach()
+    return [
+        (
+            f"NCCL, one rank: {why}; it trains as DDP",
+            "watching" not in why and bool(plain.isfinite().all()) and torch.equal(plain, found),
+        ),
+        (f"auto: the GPU's time counts, not the launch's: {float(late[0]):.3f} s", float(late[0]) > 0.03),
+        ("auto: every wire has a time", all(bool((rate > 0).all()) for rate in rates.values())),
+    ]
 
 
 def nccl_fsdp(device: torch.device) -> Checks:

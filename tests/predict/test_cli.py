@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,11 @@ def test_predict_as_json_prints_nothing_else() -> None:
     assert (code, len(json.loads(out))) == (0, 4)
 
 
+def test_by_default_there_are_as_many_workers_as_the_cluster_joins() -> None:
+    code, out, _ = run("predict", "--model", "resnet50", "--cluster", "pcie3", "--wires", "fp32", "--json", "-")
+    assert (code, [row["workers"] for row in json.loads(out)]) == (0, [1, 2, 4, 8])
+
+
 def test_the_built_in_names_are_listed() -> None:
     code, out, _ = run("predict", "--list", "--json", "-")
     found = json.loads(out)
@@ -44,6 +50,44 @@ def test_the_built_in_names_are_listed() -> None:
     clusters = "1gbe-tcp 10gbe-tcp 25gbe-tcp 100gbe-tcp 100gb-ib pcie3 dgx-1 p2.16xlarge p3.16xlarge 8xH100"
     assert {*models.split()} <= {*found["models"]}
     assert {*clusters.split()} <= {*found["clusters"]}
+
+
+def test_the_page_has_a_line_for_each_wire_and_algorithm(tmp_path: Path) -> None:
+    """One point for each number of workers, and by its own algorithm at every bandwidth."""
+    page = tmp_path / "page.html"
+    words = "predict --model vgg19 --cluster p3.16xlarge --workers 1,8,16 --wires fp32,int8/256 --algorithms auto,ring"
+    assert run(*words.split(), "--html", str(page))[0] == 0
+    lines = re.findall(r'<polyline points="([^"]*)".*?<title>(.*?)</title>', page.read_text())
+    named = [f"{wire} {way}" for way in ("auto", "ring") for wire in ("fp32", "int8/256")]
+    assert [name for _, name in lines] == [*named, "ideal", *named]
+    for points, _ in lines:
+        places = [point.partition(",")[0] for point in points.split()]
+        assert len(places) == len(set(places))
+    over_bandwidth = {name: points for points, name in lines[len(named) + 1 :]}
+    assert over_bandwidth["int8/256 auto"] != over_bandwidth["int8/256 ring"]
+
+
+@pytest.mark.parametrize("wrong", ["inf", "nan", "0"])
+def test_timings_are_finite(tmp_path: Path, wrong: str) -> None:
+    path = tmp_path / "cluster.toml"
+    level = "format = 1\n[[level]]\nbandwidth_gbit = 1\nlatency_us = 5\n"
+    path.write_text(f'{level}[[codec]]\nwire = "bf16"\nencode = [[9, {wrong}]]\ndecode = [[9, 1]]\n')
+    code, _, err = run("predict", "--model", "resnet50", "--cluster", str(path))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "cluster.toml:7: codec.0.encode.0: must be [size, seconds, ...]" in err
+
+
+def test_what_a_cluster_file_needs(tmp_path: Path) -> None:
+    """As the guide says: a level, and how fast codecs are, since all is compared with 16 bits."""
+    path = tmp_path / "cluster.toml"
+    words = ["predict", "--model", "resnet50", "--cluster", str(path), "--compute-ms", "100", "--wires", "fp32"]
+    least = "format = 1\n[[level]]\nbandwidth_gbit = 9.4\nlatency_us = 60\n"
+    path.write_text(least)
+    code, _, err = run(*words)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "neither [[codec]] nor device.memory_gbyte says how fast bf16 is" in err
+    path.write_text(least + "[device]\nmemory_gbyte = 20\n")
+    assert run(*words)[0] == 0
 
 
 def test_advise_in_words_and_as_json() -> None:
@@ -121,6 +165,28 @@ def test_a_bad_cluster_file_is_one_line_and_exit_code_2(tmp_path: Path, case: st
         ("validate no-such", "unknown 'no-such'"),
         ("validate --data no-such.csv", "no file no-such.csv"),
         ("probe", "start it with torchrun"),
+        ("predict --model resnet50 --cluster pcie3 --batch -3", "--batch: must be above 0, got -3"),
+        ("predict --model resnet50 --cluster pcie3 --compute-ms -3", "--compute-ms: must be above 0, got -3"),
+        ("predict --model resnet50 --cluster pcie3 --flops nan", "--flops: must be above 0, got nan"),
+        ("predict --model resnet50 --cluster pcie3 --bandwidth nan", "--bandwidth: must be a number above 0, got nan"),
+        ("predict --model resnet50 --cluster pcie3 --samples -1", "--samples: must be a number above 0, got -1"),
+        ("predict --model resnet50 --cluster pcie3 --html no/such/page.html", "--html: there is no folder no/such"),
+        ("predict --model resnet50 --cluster pcie3 --html .", "--html: . is a folder"),
+        (
+            "predict --model resnet50 --cluster pcie3 --json no/such.json",
+            "No such file or directory: 'no/such.json'",
+        ),
+        (
+            "predict --model resnet50 --cluster pcie3 --algorithms native",
+            "native' takes as-is, fp32, bf16 or fp16, got",
+        ),
+        ("advise --model resnet50 --cluster pcie3 --workers 4 --batch -3", "--batch: must be above 0, got -3"),
+        ("profile torch.nn:Identity --steps 0", "--steps: must be above 0, got 0"),
+        ("profile torch.nn:Identity --batch -2", "--batch: must be above 0, got -2"),
+        ("profile torch.nn:Identity --out no/such.toml", "--out: there is no folder no"),
+        ("probe --local 2 --out no/such.toml", "--out: there is no folder no"),
+        ("probe --local 2 --seconds -1", "--seconds: must be above 0"),
+        ("validate transfer --markdown no/such.md", "--markdown: there is no folder no"),
         ("probe --local 1", "communication begins with two"),
     ],
 )

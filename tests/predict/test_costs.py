@@ -81,6 +81,25 @@ def test_a_flat_exchange_between_nodes_goes_through_one_card() -> None:
     assert costs.plan("one_shot", NODES, 8).stages[0].sent == 4 * 4
 
 
+@pytest.mark.parametrize("algorithm", SENT)
+def test_a_flat_algorithm_takes_as_long_as_the_slower_of_its_links(algorithm: str) -> None:
+    """1 M values on 2 nodes of 4, inside at 1 MB/s: what a member sends, however fast the link between nodes is."""
+    crawling = replace(NODES, levels=(Level("inside", 4, 0.008, 0.0), Level("between", 0, 8e6, 100.0)))
+    made, own = costs.plan(algorithm, crawling, 8), 4 * SENT[algorithm](8)
+    seconds = Costs(crawling, draws=0).wire_seconds(made, "fp32", sizes(1e6))
+    assert float(seconds) == pytest.approx(own + made.stages[0].steps * 1e-4, rel=1e-6)
+    # and with the links the other way round the node's bytes through its card count
+    crawling = replace(NODES, levels=(Level("inside", 4, 8e6, 0.0), Level("between", 0, 0.008, 100.0)))
+    seconds = Costs(crawling, draws=0).wire_seconds(made, "fp32", sizes(1e6))
+    assert float(seconds) == pytest.approx(4 * made.stages[0].sent + made.stages[0].steps * 1e-4, rel=1e-6)
+
+
+def test_hierarchical_needs_two_levels_and_crosses_none_in_one_node() -> None:
+    with pytest.raises(ValueError, match="hierarchical needs two levels, cluster flat has one"):
+        costs.plan("hierarchical", FLAT, 4)
+    assert [stage.level for stage in costs.plan("hierarchical", NODES, 4).stages] == [0, 0]
+
+
 def test_inside_one_node_only_the_inner_link_counts() -> None:
     assert [stage.level for stage in costs.plan("two_shot", NODES, 4).stages] == [0]
     assert costs.resolve("auto", "int8/256", NODES, 4) == "two_shot"
@@ -129,6 +148,26 @@ def test_a_call_that_was_timed_whole_is_predicted_as_it_was_timed() -> None:
     assert float(made.seconds("two_shot", "int8/256", sizes(2**16), 2)[0]) == pytest.approx(3e-4 + 2**18 * 0.7e-9)
     # another wire has no such table and is put together from its parts
     assert float(made.seconds("two_shot", "int4/128", sizes(2**16), 2)[0]) < 3.1e-4
+
+
+def test_tables_are_scaled_to_another_bandwidth_and_what_is_no_link_stays() -> None:
+    """Timed at 1 GB/s: 1 ns a byte and two latencies; whole calls with int8 take 1 ms more, which is not the link's."""
+    knots, eight = [2**k for k in range(12, 25)], 1 / 4 + 1 / 256
+    fp32 = Table("two_shot", 2, tuple((float(n), 2e-4 + n * 1e-9) for n in knots))
+    whole = Table("two_shot", 2, tuple((float(n), 12e-4 + n * eight * 1e-9) for n in knots), "int8/256")
+    device = Device("cpu", memory_gbyte=1e6, launch_us=0.0)
+    place = replace(FLAT, levels=(replace(FLAT.levels[0], tables=(fp32, whole)),), device=device, measured=True)
+
+    def seconds(made: Cluster, wire: str) -> float:
+        return float(Costs(made, draws=0).seconds("two_shot", wire, sizes(2**22), 2)[0])
+
+    same, half = place.with_bandwidth(8.0), place.with_bandwidth(4.0)
+    assert (same.measured, half.measured) == (False, False)
+    for wire in ("fp32", "int8/256"):
+        assert seconds(same, wire) == seconds(place, wire)
+    assert seconds(half, "fp32") == pytest.approx(2e-4 + 2**24 * 2e-9, rel=0.01)
+    assert seconds(half, "int8/256") == pytest.approx(12e-4 + 2**24 * eight * 2e-9, rel=0.01)
+    assert half.with_bandwidth(8.0).levels == same.levels
 
 
 def test_an_unmeasured_wire_runs_like_the_nearest_measured_one() -> None:

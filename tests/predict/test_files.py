@@ -45,7 +45,9 @@ CLUSTER = Cluster(
     levels=(
         Level("inside", 4, 100.0, 5.0, 0.1),
         Level(
-            "between", 0, 10.0, 50.0, 0.0, (Table("two_shot", 4, ((1024.0, 1e-3, 2e-3), (4096.0, 2e-3)), "int8/256"),)
+            *("between", 0, 10.0, 50.0, 0.0),
+            tables=(Table("two_shot", 4, ((1024.0, 1e-3, 2e-3), (4096.0, 2e-3)), "int8/256"),),
+            timed_gbit=10.0,
         ),
     ),
     device=Device("cpu: x", 1e12, 20.0, 3.0, "compute", 0.1),
@@ -118,6 +120,8 @@ GOOD = 'format = 1\nname = "x"\n[[level]]\nname = "l"\nbandwidth_gbit = 1.0\nlat
         ),
         ("5.0\n", '5.0\n[[codec]]\nwire = "int9/256"\n', 8, "codec.0.wire"),
         ("5.0\n", '5.0\n[device]\ncodec_stream = "both"\n', 8, 'take "side" or "compute"'),
+        ("5.0\n", "5.0\nranks = 0\n[[level]]\nbandwidth_gbit = 1.0\nlatency_us = 5.0\n", 7, "the devices of a node"),
+        ("5.0\n", "5.0\nranks = 2\n" + 2 * "[[level]]\nbandwidth_gbit = 1.0\nlatency_us = 5.0\n", 11, "one or two"),
     ],
 )
 def test_an_error_names_file_line_and_reason(old: str, new: str, line: int, word: str) -> None:
@@ -126,6 +130,22 @@ def test_an_error_names_file_line_and_reason(old: str, new: str, line: int, word
         cluster.parse(GOOD.replace(old, new), "mine.toml")
     assert str(caught.value).startswith(f"mine.toml:{line}: ")
     assert word in str(caught.value)
+
+
+def test_an_edited_bandwidth_is_not_a_measured_one() -> None:
+    text = cluster.dump(CLUSTER)
+    assert cluster.parse(text).measured
+    edited = cluster.parse(text.replace("bandwidth_gbit = 10.0", "bandwidth_gbit = 20.0"))
+    assert (edited.levels[1].bandwidth_gbit, edited.levels[1].timed_gbit, edited.measured) == (20.0, 10.0, False)
+
+
+@pytest.mark.parametrize("ranks, most", [((8,), 8), ((0,), 0), ((4, 0), 0), ((4, 3), 12)])
+def test_a_cluster_joins_so_many_workers_and_no_more(ranks: tuple[int, ...], most: int) -> None:
+    made = Cluster("small", tuple(Level("l", n, 1.0, 1.0) for n in ranks))
+    assert made.level_of(most or 4096) == len(ranks) - 1
+    if most:
+        with pytest.raises(ValueError, match=f"small: joins at most {most}, got {most + 1} workers"):
+            made.level_of(most + 1)
 
 
 def test_no_level_and_no_file_are_errors() -> None:

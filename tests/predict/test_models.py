@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from narrowcast.predict import profile, zoo
+from narrowcast.predict import model, profile, zoo
 from narrowcast.predict.advice import gradients
 from narrowcast.predict.model import Description, Layer
 from narrowcast.predict.profile import ModelError
@@ -129,6 +130,15 @@ def test_a_description_of_ones_own(tmp_path: Path) -> None:
     path.write_text(DESCRIBED.replace("[7]", "[-7]"))
     with pytest.raises(ValueError, match=r"mine.toml:10: layer.1.tensors: must be"):
         resolve(str(path), flops=1e9)
+
+
+@pytest.mark.parametrize("wrong", ["inf", "nan", "-1.0"])
+def test_a_profile_has_finite_times(tmp_path: Path, wrong: str) -> None:
+    path = tmp_path / "profile.toml"
+    made = model.dump(zoo.resnet50().profile_of(0.1))
+    path.write_text(re.sub(r"forward = .*", f"forward = {wrong}", made))
+    with pytest.raises(ValueError, match=r"profile.toml:\d+: forward: must be 0 or more"):
+        resolve(str(path))
 
 
 def test_unknown_names_are_errors() -> None:

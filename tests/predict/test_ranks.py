@@ -56,6 +56,7 @@ def test_all_ranks_hold_the_same_cluster(world: int, local: int) -> None:
     )
     assert [speed.wire for speed in found.codecs] == ["fp32", "int8/256", "int4/128+ef"]
     assert found.node == (local if world > local else 1)
+    assert all(level.timed_gbit == level.bandwidth_gbit for level in found.levels)
 
 
 def profiled(group: dist.ProcessGroup) -> Any:
@@ -74,7 +75,7 @@ def test_all_ranks_hold_the_same_profile() -> None:
 def trained(group: dist.ProcessGroup, rates: dict[str, float]) -> dict[str, Any]:
     """Twelve steps with "auto", on a link whose times are made up."""
     made_up = {wire: torch.full((4,), rate, dtype=torch.float64) for wire, rate in rates.items()}
-    auto.seconds_a_value = lambda channel, group: made_up
+    auto.seconds_a_value = lambda channel, group, clock: made_up
     model, rank = wrapped(group), dist.get_rank(group)
     handle = nc.attach(model, "auto", min_values=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -119,7 +120,7 @@ def test_auto_leaves_it_off_where_the_link_is_free() -> None:
 def measured(group: dist.ProcessGroup) -> dict[str, list[float]]:
     auto.VALUES = 1 << 12
     channel = auto.Channel(auto.TorchTransport(group))
-    found = auto.seconds_a_value(channel, group)
+    found = auto.seconds_a_value(channel, group, auto.Clock(torch.device("cpu")))
     channel.close()
     return {wire: rates.tolist() for wire, rates in found.items()}
 

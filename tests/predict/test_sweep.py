@@ -7,6 +7,8 @@ import json
 import math
 import time
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,8 @@ from narrowcast.predict.costs import Costs
 from narrowcast.predict.model import Profile, TensorTime
 from narrowcast.predict.parallelism import MODES
 from narrowcast.predict.step import Prediction, Setup, Steps
-from narrowcast.predict.sweep import Sweep
+from narrowcast.predict.sweep import BANDWIDTHS, Sweep
+from narrowcast.predict.validation import lab
 
 SLOW = Cluster("slow", (Level("link", 0, 0.1, 100.0),), Device("cpu", memory_gbyte=10.0, launch_us=0.0))
 FAST = Cluster("fast", (Level("link", 0, 1000.0, 1.0),), Device("cpu", memory_gbyte=10.0, launch_us=0.0))
@@ -47,10 +50,73 @@ def test_predictions_are_consistent(world: int, wire: str) -> None:
     made = sweep(cluster.load("p3.16xlarge")).cell(Setup(world, wire))
     assert made.low <= made.step <= made.high
     assert made.over_16bit_low <= made.over_16bit <= made.over_16bit_high
-    assert made.max_bound <= made.sum_bound
+    assert made.max_bound <= made.step <= made.sum_bound
     assert made.compute <= made.step
     assert made.speedup <= world
     json.dumps(made.as_dict(), allow_nan=False)
+
+
+def worlds(place: Cluster, *counts: int) -> list[int]:
+    """Those that the cluster joins."""
+    most = math.prod(level.ranks for level in place.levels)
+    return [world for world in counts if not most or world <= most]
+
+
+@pytest.mark.parametrize("name", cluster.presets())
+def test_a_step_never_gets_shorter_with_more_workers(name: str) -> None:
+    place = cluster.load(name)
+    flat = [(wire, way) for wire in ("fp32", "int8/256") for way in ("two_shot", "one_shot", "ring", "tree", "auto")]
+    nodes = [(wire, "hierarchical") for wire in ("fp32", "int8/256")] * (len(place.levels) > 1)
+    for model in (zoo.resnet50(), zoo.gpt2()):
+        made = Steps(model.profile(place.device.flops, place.device.memory_gbyte), Costs(place, draws=0))
+        for wire, way in (*flat, *nodes, ("fp32", "native"), ("bf16", "native")):
+            steps = [
+                float(made.steps(Setup(world, wire, way))[0])
+                for world in worlds(place, 1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 32, 64, 512, 4096)
+            ]
+            # 1 + 1/P of a tensor are encoded: a little less on more ranks
+            assert all(more >= 0.999 * less for less, more in pairwise(steps)), (model.name, wire, way, steps)
+
+
+EXACT = 1 + 1e-9
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", cluster.presets())
+def test_bounds_bracket_the_step_on_every_preset(name: str, mode: str) -> None:
+    place = cluster.load(name)
+    for model in (zoo.alexnet(), zoo.resnet50(), zoo.gpt2()):
+        profile = model.profile(place.device.flops, place.device.memory_gbyte)
+        made = sweep(place, profile, mode=mode, description=model, draws=0).steps
+        for world in worlds(place, 1, 2, 8, 16, 64):
+            for wire in ("fp32", "int8/256"):
+                one = made.predict(Setup(world, wire))
+                assert one.max_bound <= one.step * EXACT, one
+                assert one.step <= one.sum_bound * EXACT, one
+                # whatever hides, the link and the device have their work to do
+                assert one.step * EXACT >= max(one.communication, profile.forward + profile.backward), one
+
+
+@pytest.mark.parametrize("row", lab.read(lab.SHIPPED), ids=lambda row: f"{row['hosts']}-{row['rate']}-{row['model']}")
+def test_bounds_bracket_the_step_on_measured_clusters(row: dict[str, Any]) -> None:
+    place = cluster.load(lab.SHIPPED / f"cluster-{row['hosts']}-{row['rate']}.toml")
+    for mode in ("data", "fsdp"):
+        made = sweep(place, lab._profile(row, lab.SHIPPED), mode=mode, draws=0).steps
+        for wire in (*WIRES, "int4/128+ef"):
+            for setup in (Setup(2, wire), Setup(16, wire), Setup(4, wire, overlap=False)):
+                one = made.predict(setup)
+                assert one.max_bound <= one.step * EXACT, one
+                assert one.step <= one.sum_bound * EXACT, one
+
+
+def test_the_bubble_of_a_pipeline_is_not_communication() -> None:
+    """4 stages, 16 micro-batches of 0.3 s in all: 3 of them each stage waits, on a link that is free."""
+    profile = replace(PROFILE, activations=100_000)
+    free, slow = (sweep(place, profile, mode="pipeline").cell(Setup(4, "fp32")) for place in (FAST, SLOW))
+    assert free.bubble == slow.bubble == pytest.approx(3 * 0.3 / 16)
+    assert free.exposed < 0.02 * profile.compute < slow.exposed
+    assert (free.bottleneck, slow.bottleneck) == ("bubble", "link")
+    assert free.hide_gbit is not None
 
 
 def test_fewer_bits_are_faster_on_a_slow_link_and_never_on_a_free_one() -> None:
@@ -72,6 +138,18 @@ def test_the_break_even_bandwidth_is_where_the_wire_stops_to_win() -> None:
     below, above = (sweep(SLOW.with_bandwidth(limit * factor)) for factor in (0.8, 1.5))
     assert below.cell(Setup(4, "int8/256")).over_16bit > 1.01
     assert above.cell(Setup(4, "int8/256")).over_16bit < 1.01
+
+
+def test_another_bandwidth_is_what_break_even_takes_it_for() -> None:
+    """On a measured cluster, with its tables: --bandwidth and the bandwidths that are tried agree."""
+    place = cluster.load(lab.SHIPPED / "cluster-4-1gbit.toml")
+    tuned = sweep(place)
+    for wire in (*WIRES, "int4/128+ef"):
+        now = sweep(place.with_bandwidth(place.levels[-1].bandwidth_gbit)).cell(Setup(4, wire))
+        assert now.over_16bit == tuned.cell(Setup(4, wire)).over_16bit
+        for at in (20, 60, 100):
+            there = sweep(place.with_bandwidth(float(BANDWIDTHS[at])), draws=0).cell(Setup(4, wire)).step
+            assert there == pytest.approx(float(tuned.tuned_steps(Setup(4, wire))[at]), rel=1e-9)
 
 
 def test_the_bandwidth_that_hides_communication_does() -> None:

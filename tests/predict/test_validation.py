@@ -72,9 +72,8 @@ def test_the_penalty_rule() -> None:
 
 
 def test_published_volumes_and_steps() -> None:
-    assert (formulas.ring_steps(256), formulas.hierarchical_steps(256, 16)) == (510, 90)
     assert formulas.one_bit_adam_ratio(0.15) == pytest.approx(4.92, abs=0.01)
-    assert (formulas.ZERO3.total, formulas.ZEROPP.total) == (3.0, 0.75)
+    assert formulas.sharded_volume(4) == pytest.approx(3 * 3 / 4)
     assert formulas.outside_share(32, 4) == pytest.approx(0.097, abs=0.0005)
     latency, bandwidth = formulas.aps_fit()
     assert (round(1e6 * latency), round(bandwidth / 1e9, 2)) == (315, 2.26)
@@ -105,6 +104,10 @@ def test_a_left_out_model_has_no_part_in_its_factor(monkeypatch: pytest.MonkeyPa
     after = ddl.left_out()
     assert after["BERT-Base"] == before["BERT-Base"]
     assert after["ResNet-50"] != before["ResNet-50"]
+
+
+def test_the_factors_lie_inside_of_what_was_tried() -> None:
+    assert all(ddl.SLOWER[0] < factor < ddl.SLOWER[-1] for factor in ddl.left_out().values())
 
 
 def test_no_run_at_1_gbit_is_seen_before_it_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +157,7 @@ def test_kendall() -> None:
 
 # ---- anyone's table --------------------------------------------------------------------------------------------------
 
-HEADER = "model,parameters,layers,compute_ms,link,workers,wire,measured_ms,role\n"
+HEADER = "model,parameters,layers,compute_ms,link,workers,wire,measured_ms,role,overlap,algorithm\n"
 
 
 def written(tmp_path: Path, rows: str) -> Path:
@@ -168,7 +171,7 @@ def test_a_table_is_fitted_on_its_calibrating_rows_alone(tmp_path: Path) -> None
     link = table.Link(8.0, 100.0, 50.0)
     rows = "a,4000000,,10,x,4,fp32,{},calibrate\nb,,1000;200000;3000000,20,x,4,fp32,{},calibrate\n"
     rows += "resnet50,,,100,x,8,fp32,{},calibrate\na,4000000,,10,x,8,fp32,{},predict\n"
-    path = written(tmp_path, rows.format(1, 1, 1, 1))
+    path = written(tmp_path, rows.format(1000, 1000, 1000, 1000))
     exact = [1e3 * link.seconds(run) for run in table.load(path)]
     path = written(tmp_path, rows.format(*exact[:3], 5 * exact[3]))
     found = table.validate(path)
@@ -177,15 +180,37 @@ def test_a_table_is_fitted_on_its_calibrating_rows_alone(tmp_path: Path) -> None
     assert found.cells[-1].predicted == pytest.approx(exact[3] / 1e3, rel=0.03)
 
 
+def test_what_the_rows_do_not_determine_is_not_called_a_fit(tmp_path: Path) -> None:
+    """One row fits one number; a codec's speed needs a row with a codec, and as many rows as numbers."""
+    one = "a,4000000,,10,x,4,fp32,40,calibrate\n"
+    judged, other = "a,4000000,,10,x,8,fp32,50,predict\n", "b,9000000,,10,x,4,{},70,calibrate\n"
+
+    def assumed(rows: str) -> list[str]:
+        (note,) = table.validate(written(tmp_path, rows + judged)).notes
+        return [part.split()[-2] for part in note.split(", ") if "assumed" in part]
+
+    assert assumed(one) == ["us", "GB/s"]
+    assert assumed(one + other.format("fp32")) == ["GB/s"]
+    assert assumed(one + other.format("int8/256")) == ["GB/s"]
+    assert assumed(one + one.replace("4000000", "7000000") + other.format("int8/256")) == []
+
+
 @pytest.mark.parametrize(
     "row, word",
     [
         ("a,4000000,,10,x,4,fp32,5,train", ":2: role: take calibrate or predict"),
         ("a,4000000,,10,x,4,int9,5,predict", ":2: wire: "),
         ("a,4000000,,10,x,0,fp32,5,predict", ":2: workers: must be above 0"),
+        ("a,4000000,,10,x,2.7,fp32,5,predict", ":2: workers: must be a whole number, got 2.7"),
+        ("a,4000000,,10,x,1,fp32,15,calibrate", ":2: workers: a row that calibrates a link needs 2 or more, got 1"),
+        ("a,4000000,,10,x,4,fp32,9,calibrate", ":2: measured_ms: a row that calibrates a link must be above"),
+        ("a,4000000,,10,x,4,fp32,15,calibrate", "no row's role is predict"),
+        ("a,4000000,,10,x,4,fp32,15,predict,nope", ":2: overlap: take yes or no, got 'nope'"),
+        ("a,4000000,,10,x,4,fp32,15,predict,no,rings", ":2: algorithm: unknown 'rings'"),
+        ("a,,inf;3,10,x,4,fp32,15,predict", ":2: layers: must be above 0, got inf"),
         ("a,4000000,,ten,x,4,fp32,5,predict", ":2: compute_ms: must be a number, got 'ten'"),
         ("a,,,10,x,4,fp32,5,predict", "give parameters or layers"),
-        ("a,,1;b,10,x,4,fp32,5,predict", ":2: layers: must be numbers"),
+        ("a,,1;b,10,x,4,fp32,5,predict", ":2: layers: must be a number, got 'b'"),
         ("a,4000000,,10,x,4,fp32,5,predict", "has no row whose role is calibrate"),
         ("", "the table has no rows"),
     ],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +18,7 @@ from narrowcast.collectives.api import all_reduce
 from narrowcast.collectives.channel import Channel
 from narrowcast.collectives.transport import TorchTransport
 from narrowcast.parallel import overlap
+from narrowcast.parallel.clock import Clock
 from narrowcast.parallel.ddp import Bucket, DDPState, Done, plain
 from narrowcast.parallel.handle import Handle, _Hook, register
 from narrowcast.parallel.stats import Row
@@ -39,24 +39,27 @@ SLOW_SECONDS = 0.5
 
 @dataclass
 class Watch:
-    """Steps as they are: when each bucket was ready, since the forward pass began."""
+    """Steps as they are: when each bucket was ready, since the forward pass began, by the clock of the device."""
 
     group: dist.ProcessGroup
-    began: float = 0.0
-    buckets: list[tuple[float, int]] = field(default_factory=list)
-    steps: list[list[tuple[float, int]]] = field(default_factory=list)
+    clock: Clock
+    began: Any = None
+    buckets: list[tuple[Any, int]] = field(default_factory=list)
+    """Marks of the clock, and values."""
+    steps: list[tuple[Any, list[tuple[Any, int]]]] = field(default_factory=list)
+    """The mark at which each began, and its buckets."""
     step: int = 0
     channel: Channel | None = None
     """Made for the moment in which one is needed."""
 
     def begin(self) -> None:
-        self.began, self.buckets = time.perf_counter(), []
+        self.began, self.buckets = self.clock.mark(), []
 
     def reduce(self, bucket: Bucket) -> Done:
         """Send a bucket the way that DDP itself would."""
-        self.buckets.append((time.perf_counter() - self.began, bucket.buffer().numel()))
+        self.buckets.append((self.clock.mark(), bucket.buffer().numel()))
         if bucket.is_last():
-            self.steps.append(self.buckets)
+            self.steps.append((self.began, self.buckets))
             self.step += 1
         return plain(bucket.buffer(), self.group)
 
@@ -66,9 +69,11 @@ class Watch:
 
     def times(self) -> tuple[Tensor, Tensor]:
         """Ready times and values of each bucket: the medians of the steps whose buckets were the last ones."""
-        last = [values for _, values in self.steps[-1]]
-        alike = [step for step in self.steps[WARM_UP:] if [values for _, values in step] == last]
-        ready = torch.tensor([[seconds for seconds, _ in step] for step in alike], dtype=torch.float64)
+        self.clock.wait()
+        last = [values for _, values in self.steps[-1][1]]
+        alike = [step for step in self.steps[WARM_UP:] if [values for _, values in step[1]] == last]
+        seconds = [[self.clock.seconds(began, mark) for mark, _ in buckets] for began, buckets in alike]
+        ready = torch.tensor(seconds, dtype=torch.float64)
         return ready.median(dim=0).values, torch.tensor(last, dtype=torch.float64)
 
 
@@ -77,17 +82,20 @@ def agreed(channel: Channel, mine: Tensor) -> Tensor:
     return torch.stack(channel.gather(mine)).amax(dim=0)
 
 
-def seconds_a_value(channel: Channel, group: dist.ProcessGroup) -> dict[str, Tensor]:
-    """Of a plain sum and of each wire: the mean of some rounds, then each round, [D]. Collective."""
+def seconds_a_value(channel: Channel, group: dist.ProcessGroup, clock: Clock) -> dict[str, Tensor]:
+    """Of a plain sum and of each wire: the mean of some rounds, then each round, [D]. Collective.
+
+    The tensors lie on the clock's device, so that the sums take the backend and the links that gradients take.
+    """
     values = VALUES
-    first = _timed(lambda x: dist.all_reduce(x, group=group), values, 1)
+    first = _timed(lambda x: dist.all_reduce(x, group=group), values, 1, clock)
     if float(agreed(channel, first)[0]) > SLOW_SECONDS:
         values //= 4
     calls: dict[str, Callable[[Tensor], object]] = {PLAIN: lambda x: dist.all_reduce(x, group=group)}
     calls |= {wire: functools.partial(_through, wire, channel) for wire in WIRES}
     found = {}
     for wire, call in calls.items():
-        rounds = agreed(channel, _timed(call, values, ROUNDS + 1))[1:] / values
+        rounds = agreed(channel, _timed(call, values, ROUNDS + 1, clock))[1:] / values
         found[wire] = torch.cat([rounds.mean()[None], rounds])
     return found
 
@@ -96,12 +104,15 @@ def _through(wire: str, channel: Channel, x: Tensor) -> None:
     all_reduce(x, wire, dist.ReduceOp.AVG, algorithm="two_shot", channel=channel)
 
 
-def _timed(call: Callable[[Tensor], object], values: int, rounds: int) -> Tensor:
-    x, spent = torch.linspace(-1, 1, values), []
+def _timed(call: Callable[[Tensor], object], values: int, rounds: int, clock: Clock) -> Tensor:
+    x, spent = torch.linspace(-1, 1, values, device=clock.device), []
     for _ in range(rounds):
-        start = time.perf_counter()
+        clock.wait()
+        begin = clock.mark()
         call(x)
-        spent.append(time.perf_counter() - start)
+        end = clock.mark()
+        clock.wait()
+        spent.append(clock.seconds(begin, end))
     return torch.tensor(spent, dtype=torch.float64)
 
 
@@ -118,7 +129,7 @@ class AutoHandle(Handle):
     """A handle that first watches, then is that of the wire that was chosen, or of none."""
 
     def __init__(self, model: DistributedDataParallel, hook: _Hook, make: Callable[[str], DDPState]) -> None:
-        self._watch = Watch(model.process_group)
+        self._watch = Watch(model.process_group, Clock(next(model.parameters()).device))
         super().__init__(model, hook, self._watch)  # type: ignore[arg-type]
         self._make = make
         self.choice: overlap.Choice | None = None
@@ -141,7 +152,8 @@ class AutoHandle(Handle):
         ready, values = self._watch.times()
         channel = Channel(TorchTransport(self._model.process_group))
         ready = agreed(channel, ready)
-        steps = steps_by_wire(ready, values, seconds_a_value(channel, self._model.process_group))
+        rates = seconds_a_value(channel, self._model.process_group, self._watch.clock)
+        steps = steps_by_wire(ready, values, rates)
         self.choice = overlap.decide(steps, PLAIN)
         channel.close()
         self._hook.state = None

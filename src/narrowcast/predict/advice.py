@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from narrowcast.parallel.overlap import SURE, Choice, decide
 from narrowcast.parallel.policy import MIN_VALUES
 from narrowcast.predict.profile import ModelError, default_loss
 from narrowcast.predict.step import HIDDEN, Prediction, Setup
-from narrowcast.predict.sweep import PLAIN, Sweep
+from narrowcast.predict.sweep import PLAIN, Sweep, half_precision
 
 WIRES = ("int8/256", "int4/128+ef")
 HALF = "bf16"
@@ -123,22 +123,39 @@ def advise(
     if world < 2:
         raise ValueError(f"advise: got {world} worker(s); communication begins with two")
     risky = {error.wire for error in errors if error.risk == "high"}
-    setups = {wire: Setup(world, wire, algorithm) for wire in (PLAIN, HALF, *wires) if wire not in risky}
+    setups = {PLAIN: Setup(world, PLAIN), HALF: replace(half_precision(sweep.cluster), world=world)}
+    setups |= {wire: Setup(world, wire, algorithm) for wire in wires if wire not in (*setups, *risky)}
     steps = {wire: sweep.steps.steps(setup) for wire, setup in setups.items()}
-    choice = decide(steps, PLAIN)
-    if choice.sure and choice.wire not in (PLAIN, HALF):
-        # fewer than 16 bits must be worth it over 16 bits, too
-        against = decide({name: steps[name] for name in (HALF, choice.wire)}, HALF)
-        if against.sure and against.wire == HALF:
-            choice = Choice(HALF, True, f"{HALF} is as good as {choice.wire} and loses less", choice.gain)
-    best = min((w for w in steps if w != PLAIN), key=lambda w: float(steps[w][0]))
-    wire = choice.wire if choice.wire != PLAIN else best
+    choice = choose(steps)
+    wire = choice.wire if choice.wire != PLAIN else _fastest(steps)
     prediction = sweep.cell(setups[wire])
     verdict = _verdict(choice)
     text = _words(
         verdict, choice, prediction, sweep, {error.wire: error for error in errors}, sorted(risky & set(wires))
     )
     return Advice(verdict, choice.wire, text, choice, prediction, tuple(errors))
+
+
+def choose(steps: dict[str, Tensor]) -> Choice:
+    """`decide` against float32; and fewer than 16 bits must surely be worth it over 16 bits, too."""
+    choice, best = decide(steps, PLAIN), _fastest(steps)
+    if best == HALF or (choice.sure and choice.wire == PLAIN):
+        return choice
+    over_half = decide({name: steps[name] for name in (HALF, best)}, HALF)
+    if choice.sure and over_half.sure and over_half.wire == best:
+        return choice
+    half = decide({name: steps[name] for name in (PLAIN, HALF)}, PLAIN)
+    if half.sure and half.wire == HALF:
+        beside = f"is as good as {best}" if over_half.sure else f"cannot be told from {best}"
+        return replace(half, why=f"{half.why}; it {beside} and loses less")
+    if not choice.sure:
+        return choice
+    why = f"cannot tell: {choice.why}, but not surely over {HALF}, nor does {HALF} surely gain: {half.why}"
+    return replace(choice, wire=PLAIN, sure=False, why=why)
+
+
+def _fastest(steps: dict[str, Tensor]) -> str:
+    return min((wire for wire in steps if wire != PLAIN), key=lambda wire: float(steps[wire][0]))
 
 
 def _verdict(choice: Choice) -> str:
@@ -155,12 +172,8 @@ def _words(
     errors: dict[str, GradientError],
     risky: list[str],
 ) -> str:
-    gains = (
-        f"{made.over_16bit:.2f}x ({made.over_16bit_low:.2f}-{made.over_16bit_high:.2f}) over 16 bits and "
-        f"{made.over_fp32:.2f}x over float32 at {made.workers} workers"
-    )
     if verdict in ("compress", "16-bit"):
-        first = f"use `{choice.wire}`, {made.algorithm}; {gains}; {_pays(made)}"
+        first = f"use `{choice.wire}`, {made.algorithm}; {_gains(verdict, choice, made)}; {_pays(made)}"
         lines = [first, _accuracy(choice.wire, errors)]
     elif verdict == "leave-off":
         lines = [_leave_off(made, _exposed(sweep, made.workers))]
@@ -172,12 +185,21 @@ def _words(
     return "\n".join(lines)
 
 
+def _gains(verdict: str, choice: Choice, made: Prediction) -> str:
+    if verdict == "16-bit":
+        return f"at {made.workers} workers {choice.why}"
+    return (
+        f"{made.over_16bit:.2f}x ({made.over_16bit_low:.2f}-{made.over_16bit_high:.2f}) over 16 bits and "
+        f"{made.over_fp32:.2f}x over float32 at {made.workers} workers"
+    )
+
+
 def _leave_off(made: Prediction, exposed: float) -> str:
     adds = f"communication adds {1e3 * exposed:.1f} ms to a step of {1e3 * made.compute:.1f} ms"
     would = f"`{made.wire}` would give {made.over_fp32:.2f}x over float32"
     if exposed <= HIDDEN * made.compute:
         return f"leave it off: communication is hidden; it {adds.removeprefix('communication ')}, and {would}"
-    return f"leave it off: the link is not your bottleneck; {adds}, but fewer bits cost more than they save: {would}"
+    return f"leave it off: {adds}, but fewer bits cost as much as they save, or more: {would}"
 
 
 def _exposed(sweep: Sweep, world: int) -> float:

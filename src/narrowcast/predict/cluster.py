@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,6 +43,12 @@ class Level:
     spread: float = 0.0
     """Relative standard deviation of what was not measured."""
     tables: tuple[Table, ...] = ()
+    timed_gbit: float = 0.0
+    """The bandwidth at which the tables were timed; 0: `bandwidth_gbit`. Where the two differ, tables are scaled."""
+
+    @property
+    def measured_gbit(self) -> float:
+        return self.timed_gbit or self.bandwidth_gbit
 
 
 @dataclass(frozen=True)
@@ -105,6 +112,20 @@ class Cluster:
         """Devices of a node."""
         return self.levels[0].ranks if len(self.levels) > 1 else 1
 
+    def shape(self, world: int) -> tuple[int, int]:
+        """Ranks of a node, and nodes."""
+        most = math.prod(level.ranks for level in self.levels)
+        if most and world > most:
+            raise ValueError(
+                f"cluster {self.name}: joins at most {most}, got {world} workers; take fewer or edit `ranks`"
+            )
+        inside = min(self.node, world)
+        return inside, math.ceil(world / inside)
+
+    def level_of(self, world: int) -> int:
+        """The outermost link that so many workers use."""
+        return 0 if self.shape(world)[1] == 1 else len(self.levels) - 1
+
     def slowdowns(self, wire: str) -> Overlap:
         """What compute and calls with this wire do to one another."""
         base = {speed.wire: speed for speed in self.codecs}
@@ -114,9 +135,15 @@ class Cluster:
         return replace(self.overlap, compute=found.compute, collective=found.collective or self.overlap.collective)
 
     def with_bandwidth(self, gbit: float) -> Cluster:
-        """The same with another outermost link: measured tables of that level no longer hold and are left out."""
-        outer = replace(self.levels[-1], bandwidth_gbit=gbit, tables=())
-        return replace(self, name=f"{self.name} at {gbit:g} Gb/s", levels=(*self.levels[:-1], outer))
+        """The same with another outermost link, which nobody measured: what was timed on it is scaled."""
+        outer = self.levels[-1]
+        outer = replace(outer, bandwidth_gbit=gbit, timed_gbit=outer.measured_gbit if outer.tables else 0.0)
+        levels = (*self.levels[:-1], outer)
+        return replace(self, name=f"{self.name} at {gbit:g} Gb/s", levels=levels, measured=False)
+
+    def as_timed(self) -> Cluster:
+        """The same at the bandwidths at which its tables were timed."""
+        return replace(self, levels=tuple(replace(one, bandwidth_gbit=one.measured_gbit) for one in self.levels))
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -158,19 +185,26 @@ class _Reader:
         levels = self.tables(values, "level")
         if not levels:
             self.document.fail("level", "a cluster needs at least one [[level]]")
+        if len(levels) > 2:
+            self.document.fail("level.2", "take one or two [[level]]: inside a node, and between nodes")
+        made = tuple(self.level(table, path) for table, path in levels)
+        if len(made) == 2 and not made[0].ranks:
+            self.document.fail("level.0.ranks", "must be the devices of a node, 1 or more, where there are two levels")
         return Cluster(
             name=self.text(values, "", "name", "cluster"),
-            levels=tuple(self.level(table, path) for table, path in levels),
+            levels=made,
             device=self.device(values.get("device", {})),
             overlap=self.overlap(values.get("overlap", {})),
             codecs=tuple(self.codec(table, path) for table, path in self.tables(values, "codec")),
-            measured=bool(values.get("measured", False)),
+            # an edited bandwidth is what somebody thinks
+            measured=bool(values.get("measured", False))
+            and all(one.measured_gbit == one.bandwidth_gbit for one in made),
             source=self.text(values, "", "source", ""),
             price_per_hour=self.number(values, "", "price_per_hour", 0.0, low=0.0),
         )
 
     def level(self, table: dict[str, Any], path: str) -> Level:
-        self.known(table, path, ("name", "ranks", "bandwidth_gbit", "latency_us", "spread", "collective"))
+        self.known(table, path, ("name", "ranks", "bandwidth_gbit", "latency_us", "spread", "timed_gbit", "collective"))
         return Level(
             name=self.text(table, path, "name", path),
             ranks=int(self.number(table, path, "ranks", 0, low=0)),
@@ -178,6 +212,7 @@ class _Reader:
             latency_us=self.number(table, path, "latency_us", None, low=0.0),
             spread=self.number(table, path, "spread", 0.0, low=0.0),
             tables=tuple(self.collective(t, p) for t, p in self.tables(table, f"{path}.collective")),
+            timed_gbit=self.number(table, path, "timed_gbit", 0.0, low=0.0),
         )
 
     def collective(self, table: dict[str, Any], path: str) -> Table:
@@ -262,7 +297,11 @@ class _Reader:
         if not isinstance(rows, list) or not rows:
             self.document.fail(where, "give a list of [size, seconds, ...]")
         for number, row in enumerate(rows):
-            good = isinstance(row, list) and len(row) > 1 and all(isinstance(v, (int, float)) and v > 0 for v in row)
+            good = (
+                isinstance(row, list)
+                and len(row) > 1
+                and all(isinstance(v, (int, float)) and 0 < v < _INFINITE[0] for v in row)
+            )
             if not good:
                 self.document.fail(f"{where}.{number}", f"must be [size, seconds, ...], all above 0, got {row!r}")
         return tuple(sorted(tuple(float(v) for v in row) for row in rows))

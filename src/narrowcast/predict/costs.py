@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from narrowcast.predict import curve
 from narrowcast.predict.buckets import nbytes
 from narrowcast.predict.cluster import Cluster, CodecSpeed, Level, Table
 from narrowcast.predict.curve import Curve
+from narrowcast.predict.links import Link
 
 MESSAGE_SHARE = 0.1
 """What each further message of a step costs, as a share of the latency: messages to several peers go at once."""
@@ -65,6 +67,8 @@ class Stage:
     steps: float
     as_is: bool = False
     """Travels as float32 whatever the wire."""
+    own: float | None = None
+    """What one member sends of it, through its port inside the node; None: `sent`. Between nodes `sent` is a node's."""
 
 
 @dataclass(frozen=True)
@@ -82,31 +86,29 @@ class Plan:
 
 def plan(algorithm: str, cluster: Cluster, world: int) -> Plan:
     """What an algorithm does on `world` ranks of a cluster, node by node in rank order."""
-    inside, nodes = _shape(cluster, world)
-    level = 0 if nodes == 1 or len(cluster.levels) == 1 else 1
+    inside, nodes = cluster.shape(world)
+    level = cluster.level_of(world)
     # a flat algorithm on several ranks a node sends through one network card
-    crossing = (world - inside) / world * inside if level == 1 else (world - 1) / world
+    peers, own = (world - inside) * inside if level == 1 else world - 1, volume("all_reduce", world)
     hops = _ring_steps(cluster, inside, nodes, level)
     if algorithm == "native":
-        return Plan(
-            (Stage(level, "all_reduce", volume("all_reduce", world), _native_steps(cluster, inside, nodes, hops)),),
-            0,
-            0,
-            world,
-        )
+        native = _native_steps(cluster, inside, nodes, hops)
+        return Plan((Stage(level, "all_reduce", own, native, own=own),), 0, 0, world)
     if algorithm == "two_shot":
-        stage = Stage(level, "two_shot", 2 * crossing, steps("two_shot", world))
+        stage = Stage(level, "two_shot", 2 * peers / world, steps("two_shot", world), own=own)
         return Plan((stage,), 1 + 1 / world, 2.0, 2, chunked=True)
     if algorithm == "one_shot":
-        sent = float((world - inside) * inside if level == 1 else world - 1)
-        return Plan((Stage(level, "two_shot", sent, steps("one_shot", world)),), 1.0, float(world), 1)
+        stage = Stage(level, "two_shot", float(peers), steps("one_shot", world), own=volume("one_shot", world))
+        return Plan((stage,), 1.0, float(world), 1)
     if algorithm == "ring":
-        stage = Stage(level, "two_shot", volume("all_reduce", world), hops)
-        return Plan((stage,), 1.0, 2.0, world)
+        return Plan((Stage(level, "two_shot", own, hops, own=own),), 1.0, 2.0, world)
     if algorithm == "tree":
         rounds = math.ceil(math.log2(max(2, world)))
-        return Plan((Stage(level, "two_shot", 2 * crossing, steps("tree", world)),), 1.0, 2.0, rounds + 1)
+        stage = Stage(level, "two_shot", 2 * peers / world, steps("tree", world), own=own)
+        return Plan((stage,), 1.0, 2.0, rounds + 1)
     if algorithm == "hierarchical":
+        if len(cluster.levels) == 1:
+            raise ValueError(f"algorithm: hierarchical needs two levels, cluster {cluster.name} has one; take two_shot")
         return _hierarchical(inside, nodes)
     raise ValueError(
         f"algorithm: unknown {algorithm!r}; take auto, native, two_shot, one_shot, ring, tree or hierarchical"
@@ -119,9 +121,16 @@ def _hierarchical(inside: int, nodes: int) -> Plan:
         for kind in ("reduce_scatter", "all_gather")
     )
     # every rank sends its n/k outside, and the k of them share the node's link
-    between = Stage(1, "two_shot", volume("two_shot", nodes), steps("two_shot", nodes))
-    stages = (within[0], between, within[1]) if inside > 1 else (between,)
+    sent = volume("two_shot", nodes)
+    between = (Stage(1, "two_shot", sent, steps("two_shot", nodes), own=sent / inside),) if nodes > 1 else ()
+    stages = (within[0], *between, within[1]) if inside > 1 else between
     return Plan(stages, 1 + 1 / nodes, 2.0, 2, codec_share=1 / inside)
+
+
+def ring_stage(kind: str, cluster: Cluster, world: int) -> Stage:
+    """One collective by itself, from rank to rank: every link on the way carries the same bytes."""
+    sent = volume(kind, world)
+    return Stage(cluster.level_of(world), kind, sent, steps(kind, world), own=sent)
 
 
 def _inner_hop(cluster: Cluster) -> float:
@@ -146,19 +155,13 @@ def _native_steps(cluster: Cluster, inside: int, nodes: int, ring: float) -> flo
     return min(ring, chain + across)
 
 
-def _shape(cluster: Cluster, world: int) -> tuple[int, int]:
-    """Ranks of a node, and nodes."""
-    inside = min(cluster.node, world)
-    return inside, math.ceil(world / inside)
-
-
 def resolve(algorithm: str, wire: str, cluster: Cluster, world: int) -> str:
     """What "auto" means: the backend's own sum for float32, as `attach` chooses otherwise."""
     if algorithm != "auto":
         return algorithm
     if wire in ("fp32", "as-is"):
         return "native"
-    inside, nodes = _shape(cluster, world)
+    inside, nodes = cluster.shape(world)
     return "hierarchical" if inside > 1 and nodes > 1 else "two_shot"
 
 
@@ -182,7 +185,7 @@ class Costs:
         self.fixed = bandwidths is not None
         self.levels = [self._level(n, level) for n, level in enumerate(cluster.levels)]
         if bandwidths is not None:
-            self.levels[level].rescale(bandwidths / cluster.levels[level].bandwidth_gbit)
+            self.levels[level].gbit_D = bandwidths
         device = cluster.device
         self.device_D = self._spread("device", device.spread)
         self._codecs: dict[str, tuple[Curve, Curve, float]] = {}
@@ -202,7 +205,7 @@ class Costs:
             return Curve(made.bytes_K, made.seconds_DK.expand(self.draws + 1, -1))
         return curve.measured(points, self.draws, self.generator(name))
 
-    def _level(self, number: int, level: Level) -> _LevelCosts:
+    def _level(self, number: int, level: Level) -> Link:
         tables = {}
         for table in level.tables:
             if table.wire != "fp32":
@@ -211,7 +214,8 @@ class Costs:
             points = tuple((row[0] * factor, *row[1:]) for row in table.points)
             made = self._curve(f"level{number}.{table.name}", points)
             tables[table.name] = (made, self._known_steps(number, table))
-        return _LevelCosts(level, self._spread(f"level{number}", level.spread), tables)
+        gbit_D = torch.tensor([level.bandwidth_gbit], dtype=torch.float64)
+        return Link(level, self._spread(f"level{number}", level.spread), tables, gbit_D)
 
     def _known_steps(self, number: int, table: Table) -> float:
         """The latencies that are in a table already."""
@@ -230,10 +234,17 @@ class Costs:
             total = torch.zeros(self.draws + 1, len(values_N), dtype=torch.float64)
             sizes = {name: _sizes(name, values_N) for name in (wire, "fp32")}
             for stage in made.stages:
-                sent = sizes["fp32" if stage.as_is else wire] * stage.sent
-                total = total + self.levels[stage.level].seconds(stage.kind, sent, stage.steps)
+                total = total + self._stage_seconds(stage, sizes["fp32" if stage.as_is else wire])
             self._cache[key] = total
         return self._cache[key]
+
+    def _stage_seconds(self, stage: Stage, size_N: Tensor) -> Tensor:
+        """The node's bytes between nodes or a member's inside, whichever takes longer: they move at the same time."""
+        link = self.levels[stage.level]
+        moving = link.moving(stage.kind, size_N * stage.sent)
+        if stage.level and stage.own is not None:
+            moving = moving.maximum(self.levels[0].moving(stage.kind, size_N * stage.own))
+        return moving + link.latency(stage.steps)
 
     def codec_seconds(self, made: Plan, wire: str, values_N: Tensor, busy: bool = True) -> Tensor:
         """Seconds that a rank encodes and decodes, [D, N]."""
@@ -323,48 +334,25 @@ class Costs:
             return torch.zeros(1, 1, dtype=torch.float64)
         key = ("excess", found[0], tuple(values_N.tolist()))
         if key not in self._cache:
-            self._cache[key] = self._as_measured()._excess_of(found[0], stage, values_N)
+            self._cache[key] = self._as_measured._excess_of(found[0], stage, values_N)
         return self._cache[key]
 
     def _excess_of(self, table: Table, stage: Stage, values_N: Tensor) -> Tensor:
         sent, rounds = volume("two_shot", table.ranks), steps("two_shot", table.ranks)
-        there = Plan((replace(stage, sent=sent, steps=rounds),), 1 + 1 / table.ranks, 2.0, 2, chunked=True)
+        there = Plan((replace(stage, sent=sent, steps=rounds, own=None),), 1 + 1 / table.ranks, 2.0, 2, chunked=True)
         # beyond the sizes that were timed it grows in proportion
         timed_N = values_N.clamp(table.points[0][0] / 4, table.points[-1][0] / 4)
         parts, _ = self._composed(there, table.wire, timed_N, table.ranks)
         whole = self._curve(f"level{stage.level}.{table.name}.{table.wire}", table.points)(4 * timed_N)
         return (whole - parts) * (values_N / timed_N).clamp_min(1.0)
 
+    @cached_property
     def _as_measured(self) -> Costs:
-        """These costs at the bandwidth that was measured."""
-        return Costs(self.cluster, draws=0) if self.fixed else self
-
-
-@dataclass
-class _LevelCosts:
-    level: Level
-    factor_D: Tensor
-    tables: dict[str, tuple[Curve, float]]
-    slower_D: Tensor | None = None
-    """Times by which the bandwidth is another than the measured one."""
-
-    def rescale(self, by_D: Tensor) -> None:
-        self.slower_D = 1 / by_D
-
-    def seconds(self, kind: str, sent_N: Tensor, steps: float) -> Tensor:
-        """Seconds to send so many bytes a member in so many steps, [D, N]."""
-        latency = self.level.latency_us / 1e6
-        found = self.tables.get(kind) or self.tables.get("all_reduce" if kind == "two_shot" else "two_shot")
-        if found is None:
-            moving = sent_N * 8 / (self.level.bandwidth_gbit * 1e9) * self.factor_D[:, None]
-            return latency * steps + moving * self._slower()
-        table, known = found
-        whole = table(sent_N) * self.factor_D[:, None]
-        fixed = torch.minimum(torch.full_like(whole, latency * known), whole)
-        return (whole - fixed) * self._slower() + fixed + latency * (steps - known)
-
-    def _slower(self) -> Tensor:
-        return torch.ones(1, 1, dtype=torch.float64) if self.slower_D is None else self.slower_D[:, None]
+        """These costs at the bandwidth at which the tables were timed."""
+        timed = self.cluster.as_timed()
+        if not self.fixed and timed == self.cluster:
+            return self
+        return Costs(timed, 0 if self.fixed else self.draws, self._seed)
 
 
 def _sizes(wire: str, values_N: Tensor) -> Tensor:

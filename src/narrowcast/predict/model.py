@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -145,14 +146,14 @@ def read(document: toml.Document) -> Profile:
     for key in NUMBERS:
         if not isinstance(values.get(key, 0 if key in OPTIONAL else None), (int, float)):
             document.fail(key, "is missing; give a number")
-        if values.get(key, 0) < 0:
+        if not 0 <= values.get(key, 0) < math.inf:
             document.fail(key, f"must be 0 or more, got {values[key]}")
     rows = values.pop("tensors", None)
     if not isinstance(rows, list) or not rows:
         document.fail("tensors", 'give a list of ["name", values, seconds]')
     for number, row in enumerate(rows):
         good = isinstance(row, list) and len(row) == 3 and isinstance(row[0], str)
-        if not good or not all(isinstance(v, (int, float)) and v >= 0 for v in row[1:]):
+        if not good or not all(isinstance(v, (int, float)) and 0 <= v < math.inf for v in row[1:]):
             document.fail(f"tensors.{number}", f'must be ["name", values, seconds], got {row!r}')
     unknown = set(values) - {*NUMBERS, "name", "source"}
     if unknown:
@@ -187,7 +188,7 @@ def _layer(document: toml.Document, table: dict[str, object], number: int) -> La
     tensors, macs, output = table.get("tensors", []), table.get("macs"), table.get("output", 0)
     if not isinstance(tensors, list) or not all(isinstance(n, int) and n > 0 for n in tensors):
         document.fail(f"{path}.tensors", f"must be a list of numbers of values, got {tensors!r}")
-    if not isinstance(macs, (int, float)) or macs < 0:
+    if not isinstance(macs, (int, float)) or not 0 <= macs < math.inf:
         document.fail(f"{path}.macs", f"must be the multiply-adds of one sample, got {macs!r}")
     if not isinstance(output, int) or output < 0:
         document.fail(f"{path}.output", f"must be the values that it hands on for one sample, got {output!r}")

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.parallel.overlap import Span, queue
+from narrowcast.parallel.overlap import queue
 from narrowcast.predict import buckets, costs
-from narrowcast.predict.costs import Costs, Plan, Stage
-from narrowcast.predict.model import Description, Profile
-from narrowcast.predict.step import Setup, Steps
+from narrowcast.predict.costs import Costs, Plan
+from narrowcast.predict.model import Description, Layer, Profile
+from narrowcast.predict.step import Setup, Steps, Timeline, timeline
 
 MODES = ("data", "fsdp", "pipeline", "model", "hybrid")
 MICRO_BATCHES = 4
@@ -43,23 +43,20 @@ class Fsdp(Steps):
     def _collective(self, kind: str, wire: str, world: int) -> tuple[Tensor, Tensor]:
         """Seconds and codec seconds of each unit's collective, [D, U]."""
         values = torch.tensor([float(unit.values) for unit in self._units()], dtype=torch.float64)
-        level = 0 if world <= self.cluster.node or len(self.cluster.levels) == 1 else 1
-        stage = Stage(level, kind, costs.volume(kind, world), costs.steps(kind, world))
         share = 1 / world if kind == "all_gather" else 1.0
-        made = Plan((stage,), encodes=share, decodes=1.0, roundings=1)
+        made = Plan((costs.ring_stage(kind, self.cluster, world),), encodes=share, decodes=1.0, roundings=1)
         plain = wire in ("fp32", "as-is")
         coding = torch.zeros(self.costs.draws + 1, len(values), dtype=torch.float64)
         if not plain:
             coding = self.costs.codec_seconds(made, wire, values)
         return self.costs.wire_seconds(made, wire, values) + coding, coding
 
-    def span(self, setup: Setup) -> tuple[Span, Tensor, Tensor]:
+    def span(self, setup: Setup) -> tuple[Timeline, Tensor, Tensor]:
         profile, units = self.profile, self._units()
         factor = self.compute_D * self.together(setup.world)
         compute_D = profile.compute * factor
         if setup.world == 1:
-            nothing = torch.zeros(self.costs.draws + 1, 0, dtype=torch.float64)
-            return Span(compute_D, compute_D, nothing.sum(1), torch.zeros_like(compute_D)), nothing, nothing
+            return _alone(compute_D)
         ends = torch.tensor([unit.ready for unit in units], dtype=torch.float64)
         slices = torch.diff(ends, prepend=torch.zeros(1, dtype=torch.float64))
         backward_DU = slices * factor[:, None]
@@ -75,11 +72,12 @@ class Fsdp(Steps):
         sent = queue(computed, scatter)[:, -1]
         link = forward[:, 0] + gather.sum(-1) + scatter.sum(-1)
         end = torch.maximum(torch.maximum(sent, link), computed[:, -1])
-        whole = end + profile.update / setup.world * factor
+        update_D, work_D = profile.update / setup.world * factor, (profile.forward + profile.backward) * factor
         seconds = torch.cat([gather, gather, scatter], dim=-1)
         codec = torch.cat([coding, coding, more], dim=-1)
-        exposed = (whole - compute_D).clamp_min(0)
-        return Span(whole, computed[:, -1], seconds.sum(-1), exposed), seconds, codec
+        total_D = seconds.sum(-1)
+        least_D, most_D = torch.maximum(work_D, total_D) + update_D, work_D + total_D + update_D
+        return timeline(end + update_D, compute_D, total_D, least_D, most_D), seconds, codec
 
     def _bytes(self, setup: Setup) -> float:
         share = costs.volume("all_gather", setup.world) if setup.world > 1 else 0.0
@@ -102,19 +100,26 @@ class Pipeline(Steps):
     def roundings(self, setup: Setup) -> int:
         return _once(setup)
 
+    def _count(self, setup: Setup) -> int:
+        return self.micro_batches or MICRO_BATCHES * setup.world
+
+    def bubble(self, setup: Setup) -> Tensor:
+        """The pipeline fills and drains: every stage waits for the others' first and last micro-batch."""
+        work_D = (self.profile.forward + self.profile.backward) * self.compute_D * self.together(setup.world)
+        return (setup.world - 1) * work_D / self._count(setup)
+
     def _boundary(self, setup: Setup) -> tuple[Tensor, Tensor, int]:
         """Seconds of one crossing and of the codec in it, [D], and the number of micro-batches."""
-        count = self.micro_batches or MICRO_BATCHES * setup.world
+        count = self._count(setup)
         values = max(1.0, self.profile.activations * self.profile.batch * setup.world / count)
-        level = 0 if setup.world <= self.cluster.node or len(self.cluster.levels) == 1 else 1
-        made = Plan((Stage(level, "send", 1.0, 1.0),), encodes=1.0, decodes=1.0, roundings=1)
+        made = Plan((costs.ring_stage("send", self.cluster, setup.world),), encodes=1.0, decodes=1.0, roundings=1)
         sizes = torch.tensor([values], dtype=torch.float64)
         coding = torch.zeros(self.costs.draws + 1, dtype=torch.float64)
         if setup.wire not in ("fp32", "as-is"):
             coding = self.costs.codec_seconds(made, setup.wire, sizes)[:, 0]
         return self.costs.wire_seconds(made, setup.wire, sizes)[:, 0] + coding, coding, count
 
-    def span(self, setup: Setup) -> tuple[Span, Tensor, Tensor]:
+    def span(self, setup: Setup) -> tuple[Timeline, Tensor, Tensor]:
         """The same samples a worker as with data parallelism: a stage computes 1/P of each of P times the samples."""
         profile, stages = self.profile, setup.world
         if not profile.activations and stages > 1:
@@ -123,15 +128,16 @@ class Pipeline(Steps):
             )
         factor = self.compute_D * self.together(stages)
         work_D = (profile.forward + profile.backward) * factor
-        cross_D, coding_D, count = (
-            self._boundary(setup) if stages > 1 else (torch.zeros_like(work_D), torch.zeros_like(work_D), 1)
-        )
-        slot_D = torch.maximum(work_D / count, 2 * cross_D)
+        if stages == 1:
+            return _alone(profile.compute * factor)
+        cross_D, coding_D, count = self._boundary(setup)
+        link_D, bubble_D = 2 * count * cross_D, self.bubble(setup)
         # fill and drain: every boundary is crossed once each way with nothing to hide under
-        whole = slot_D * count + (stages - 1) * (work_D / count + 2 * cross_D) + profile.update / stages * factor
-        seconds = (2 * count * cross_D)[:, None]
-        compute_D = profile.compute * factor
-        return Span(whole, whole, seconds[:, 0], whole - compute_D), seconds, (2 * count * coding_D)[:, None]
+        alone_D = (stages - 1) * 2 * cross_D + profile.update / stages * factor
+        whole_D = torch.maximum(work_D, link_D) + bubble_D + alone_D
+        compute_D = profile.compute * factor + bubble_D
+        made = timeline(whole_D, compute_D, link_D, whole_D, work_D + link_D + bubble_D + alone_D)
+        return made, link_D[:, None], (2 * count * coding_D)[:, None]
 
     def _bytes(self, setup: Setup) -> float:
         values = int(self.profile.activations * self.profile.batch * setup.world)
@@ -142,8 +148,9 @@ class SubBatches(Steps):
     """Dettmers' scheme: layers split over the workers, in as many sub-batches as there are workers.
 
     "hybrid": fully connected layers are split, the others data parallel. "model": every layer is split. A layer's
-    activations are gathered while the next sub-batch computes; what does not fit under it is added, and workers + 1
-    times the first activations, which have nothing to hide under.
+    activations are gathered while the next sub-batch computes; what does not fit under it is added for each sub-batch
+    (the paper adds it once, which may be less than the link needs), and workers + 1 times the first activations, which
+    have nothing to hide under.
     """
 
     def __init__(self, description: Description, profile: Profile, made: Costs, mode: str) -> None:
@@ -158,6 +165,9 @@ class SubBatches(Steps):
 
     def _split(self, name: str) -> bool:
         return self.mode == "model" or name.startswith(("linear", "lstm"))
+
+    def _split_layers(self) -> list[Layer]:
+        return [layer for layer in self.description.layers if self._split(layer.name) and layer.macs]
 
     def _data_parallel(self) -> Steps:
         names = {layer.name for layer in self.description.layers if not self._split(layer.name)}
@@ -174,36 +184,33 @@ class SubBatches(Steps):
         )
         return Steps(scaled, self.costs)
 
-    def span(self, setup: Setup) -> tuple[Span, Tensor, Tensor]:
+    def span(self, setup: Setup) -> tuple[Timeline, Tensor, Tensor]:
         world = setup.world
         factor = self.compute_D * self.together(world)
         compute_D = self.profile.compute * factor
         if world == 1:
-            nothing = torch.zeros(self.costs.draws + 1, 0, dtype=torch.float64)
-            return Span(compute_D, compute_D, nothing.sum(1), torch.zeros_like(compute_D)), nothing, nothing
+            return _alone(compute_D)
         base, seconds, coding = self._data_parallel().span(setup)
-        split = [layer for layer in self.description.layers if self._split(layer.name) and layer.macs]
+        split = self._split_layers()
         sync, codec = self._syncs(setup, [layer.output * self.profile.batch for layer in split])
         share = torch.tensor([layer.macs / self.description.macs for layer in split], dtype=torch.float64)
         # a sub-batch computes 1/world of the layer's work, three times: forward, and two products backward
         work = (self.profile.forward + self.profile.backward) * share[None, :] * factor[:, None]
         hidden = torch.cat([work / world / 3, work / world * 2 / 3], dim=-1)
-        penalty = (torch.cat([sync, sync], dim=-1) - hidden).clamp_min(0).sum(-1) + (world + 1) * sync[:, 0]
-        update = self.profile.update * factor / world
-        whole = base.step + work.sum(-1) + penalty + update
-        every = torch.cat([seconds, sync.repeat(1, 2 * world)], dim=-1)
-        return (
-            Span(whole, whole, every.sum(-1), whole - compute_D),
-            every,
-            torch.cat([coding, codec.repeat(1, 2 * world)], dim=-1),
+        beyond_D = world * (torch.cat([sync, sync], dim=-1) - hidden).clamp_min(0).sum(-1)
+        alone_D, work_D, link_D = (world + 1) * sync[:, :1].sum(-1), work.sum(-1), 2 * world * sync.sum(-1)
+        update_D = self.profile.update * factor / world
+        whole_D = base.step + work_D + beyond_D + alone_D + update_D
+        least_D = base.least + torch.maximum(work_D, link_D) + alone_D + update_D
+        most_D = base.most + work_D + link_D + alone_D + update_D
+        every, coded = (
+            torch.cat([a, 2 * world * b, (world + 1) * b[:, :1]], dim=-1) for a, b in ((seconds, sync), (coding, codec))
         )
+        return timeline(whole_D, compute_D, every.sum(-1), least_D, most_D), every, coded
 
     def _syncs(self, setup: Setup, outputs: list[int]) -> tuple[Tensor, Tensor]:
         values = torch.tensor([float(n) for n in outputs], dtype=torch.float64)
-        level = 0 if setup.world <= self.cluster.node or len(self.cluster.levels) == 1 else 1
-        stage = Stage(
-            level, "all_gather", costs.volume("all_gather", setup.world), costs.steps("all_gather", setup.world)
-        )
+        stage = costs.ring_stage("all_gather", self.cluster, setup.world)
         made = Plan((stage,), encodes=1 / setup.world, decodes=1.0, roundings=1)
         coding = torch.zeros(self.costs.draws + 1, len(values), dtype=torch.float64)
         if setup.wire not in ("fp32", "as-is"):
@@ -214,9 +221,15 @@ class SubBatches(Steps):
         if setup.world == 1:
             return 0.0
         share = costs.volume("all_gather", setup.world)
-        split = [layer for layer in self.description.layers if self._split(layer.name)]
-        sizes = [buckets.nbytes(setup.wire, layer.output * self.profile.batch) for layer in split]
-        return self._data_parallel()._bytes(setup) + 2 * setup.world * share * sum(sizes)
+        sizes = [buckets.nbytes(setup.wire, layer.output * self.profile.batch) for layer in self._split_layers()]
+        moved = 2 * setup.world * sum(sizes) + (setup.world + 1) * sum(sizes[:1])
+        return self._data_parallel()._bytes(setup) + share * moved
+
+
+def _alone(compute_D: Tensor) -> tuple[Timeline, Tensor, Tensor]:
+    """One worker: nothing travels."""
+    nothing = torch.zeros(len(compute_D), 0, dtype=torch.float64)
+    return timeline(compute_D, compute_D, nothing.sum(1), compute_D, compute_D), nothing, nothing
 
 
 def _once(setup: Setup) -> int:

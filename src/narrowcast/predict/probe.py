@@ -113,7 +113,7 @@ class Prober:
         best = min(last[1:])
         latency = min(tables[0].points[0][1:]) / (2 * (ranks - 1))
         gbit = 2 * (ranks - 1) / ranks * last[0] * 8 / best / 1e9
-        return Level(name, most, gbit, 1e6 * latency, tables=tuple(tables))
+        return Level(name, most, gbit, 1e6 * latency, tables=tuple(tables), timed_gbit=gbit)
 
     def table(
         self, run: _Run, sizes: Sequence[int], group: dist.ProcessGroup | None, member: bool, until: float

@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from narrowcast.parallel.clock import Clock
 from narrowcast.predict.model import Profile, TensorTime
 
 STEPS, WARM_UP = 16, 6
@@ -93,33 +93,12 @@ def default_loss(output: Any) -> Tensor:
     return torch.stack([t.float().square().mean() for t in tensors if isinstance(t, Tensor)]).sum()
 
 
-class _Clock:
-    """Marks in time: of the processor, or of a CUDA stream, whose work is done later than it is asked for."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.cuda = device.type == "cuda"
-
-    def mark(self) -> Any:
-        if not self.cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def wait(self) -> None:
-        if self.cuda:
-            torch.cuda.synchronize()
-
-    def seconds(self, begin: Any, end: Any) -> float:
-        return begin.elapsed_time(end) / 1e3 if self.cuda else end - begin
-
-
 class _Watch:
     """One step at a time: when it began its parts, and when each gradient was ready."""
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.module, self.optimizer = module, optimizer
-        self.clock = _Clock(next((p.device for p in module.parameters()), torch.device("cpu")))
+        self.clock = Clock(next((p.device for p in module.parameters()), torch.device("cpu")))
         self.ready: dict[str, Any] = {}
         self.handles = [
             p.register_post_accumulate_grad_hook(self._hook(name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from narrowcast.predict import svg
 from narrowcast.predict.step import Prediction, Setup
@@ -34,69 +35,83 @@ def figure(caption: str, picture: str, heads: Sequence[str], rows: Sequence[Sequ
     return f"<figure><figcaption>{html.escape(caption)}</figcaption>{picture}{below}</figure>"
 
 
-def _lines_of(cells: Sequence[Prediction]) -> dict[str, list[Prediction]]:
+@dataclass(frozen=True)
+class Shown:
+    """A prediction, what was asked for, and what the line is called that it lies on."""
+
+    name: str
+    setup: Setup
+    cell: Prediction
+
+
+def _shown(cells: Sequence[Prediction], setups: Sequence[Setup]) -> list[Shown]:
+    """A line for each wire; where several algorithms were asked for, for each of both."""
+    several = len({setup.algorithm for setup in setups}) > 1
+    names = [f"{setup.wire} {setup.algorithm}" if several else setup.wire for setup in setups]
+    return [Shown(*one) for one in zip(names, setups, cells, strict=True)]
+
+
+def _lines_of(shown: Sequence[Shown]) -> dict[str, list[Prediction]]:
     found: dict[str, list[Prediction]] = {}
-    for cell in cells:
-        found.setdefault(cell.wire, []).append(cell)
+    for one in shown:
+        found.setdefault(one.name, []).append(one.cell)
     return found
 
 
-def _scaling(cells: Sequence[Prediction]) -> str:
+def _scaling(shown: Sequence[Shown]) -> str:
     series = []
-    for wire, line in _lines_of(cells).items():
+    for name, line in _lines_of(shown).items():
         xs = [float(c.workers) for c in line]
         band = [[c.speedup * c.step / c.high for c in line], [c.speedup * c.step / c.low for c in line]]
-        series.append(Series(wire, xs, [c.speedup for c in line], *band))
-    top = sorted({float(c.workers) for c in cells})
+        series.append(Series(name, xs, [c.speedup for c in line], *band))
+    top = sorted({float(one.cell.workers) for one in shown})
     series.append(Series("ideal", top, top))
-    best = max(cells, key=lambda c: c.speedup)
-    caption = f"Samples a second over one device: {best.wire} reaches {best.speedup:.1f}x on {best.workers} workers"
+    best = max(shown, key=lambda one: one.cell.speedup)
+    caption = (
+        f"Samples a second over one device: {best.name} reaches {best.cell.speedup:.1f}x on {best.cell.workers} workers"
+    )
     picture = svg.lines("Speedup over one device", caption, series, "workers", "speedup", log_y=len(top) > 4)
-    rows = [
-        [c.wire, str(c.workers), f"{c.speedup:.2f}", f"{1e3 * c.step:.2f}", f"{1e3 * c.low:.2f}", f"{1e3 * c.high:.2f}"]
-        for c in cells
-    ]
-    return figure(caption, picture, ("wire", "workers", "speedup", "step ms", "5 %", "95 %"), rows)
+    rows = [[one.name, one.cell.algorithm, *_steps(one.cell)] for one in shown]
+    return figure(caption, picture, ("wire", "algorithm", "workers", "speedup", "step ms", "5 %", "95 %"), rows)
 
 
-def _parts(cells: Sequence[Prediction]) -> str:
-    most = max(c.workers for c in cells)
-    shown = [c for c in cells if c.workers == most]
-    names = [c.wire for c in shown]
+def _steps(c: Prediction) -> list[str]:
+    return [str(c.workers), f"{c.speedup:.2f}", f"{1e3 * c.step:.2f}", f"{1e3 * c.low:.2f}", f"{1e3 * c.high:.2f}"]
+
+
+def _parts(shown: Sequence[Shown]) -> str:
+    most = shown[0].setup.world
+    names, cells = [one.name for one in shown], [one.cell for one in shown]
     stacks: dict[str, Sequence[float]] = {
-        "compute": [1e3 * c.compute for c in shown],
-        "exposed": [1e3 * max(0.0, c.exposed) for c in shown],
+        "compute": [1e3 * c.compute for c in cells],
+        "exposed": [1e3 * max(0.0, c.exposed) for c in cells],
     }
     caption = f"What a step on {most} workers is made of: compute, and what communication adds to it"
     picture = svg.bars("Parts of a step", caption, names, stacks, "milliseconds")
     rows = [
         [
-            c.wire,
+            name,
             f"{1e3 * c.compute:.2f}",
             f"{1e3 * c.exposed:.2f}",
             f"{1e3 * c.communication:.2f}",
             f"{1e3 * c.codec:.2f}",
             c.bottleneck,
         ]
-        for c in shown
+        for name, c in zip(names, cells, strict=True)
     ]
     heads = ("wire", "compute ms", "exposed ms", "communication ms", "codec ms", "bottleneck")
     return figure(caption, picture, heads, rows)
 
 
-def _bandwidth(sweep: Sweep, cells: Sequence[Prediction]) -> str:
-    most = max(c.workers for c in cells)
-    shown = [c for c in cells if c.workers == most]
-    half = half_precision(sweep.cluster)
-    base = sweep.tuned_steps(Setup(most, half.wire, half.algorithm))
+def _bandwidth(sweep: Sweep, shown: Sequence[Shown]) -> str:
+    most = shown[0].setup.world
+    base = sweep.tuned_steps(replace(half_precision(sweep.cluster), world=most))
     xs = [float(b) for b in BANDWIDTHS]
-    algorithm = {c.wire: c.algorithm for c in shown}
-    gains = {c.wire: base / sweep.tuned_steps(Setup(most, c.wire)) for c in shown}
-    series = [Series(wire, xs, [float(g) for g in gain]) for wire, gain in gains.items()]
+    series = [Series(one.name, xs, [float(g) for g in base / sweep.tuned_steps(one.setup)]) for one in shown]
     now = sweep.cluster.levels[-1].bandwidth_gbit
     caption = f"Speedup over 16 bits against the bandwidth of the link, {most} workers; the cluster has {now:.3g} Gb/s"
     picture = svg.lines("Speedup over 16 bits by bandwidth", caption, series, "Gb/s", "speedup over 16 bits")
-    rows = [[c.wire, algorithm[c.wire], _gbit(c.break_even_gbit), _gbit(c.hide_gbit)] for c in shown]
+    rows = [[one.name, one.cell.algorithm, _gbit(one.cell.break_even_gbit), _gbit(one.cell.hide_gbit)] for one in shown]
     return figure(caption, picture, ("wire", "algorithm", "pays below Gb/s", "hidden from Gb/s"), rows)
 
 
@@ -104,8 +119,9 @@ def _gbit(value: float | None) -> str:
     return "never" if value is None else f"{value:.3g}"
 
 
-def page(sweep: Sweep, cells: Sequence[Prediction]) -> str:
-    """The whole file."""
+def page(sweep: Sweep, cells: Sequence[Prediction], setups: Sequence[Setup] = ()) -> str:
+    """The whole file. setups: what was asked for, one for each cell; default each cell's wire by "auto"."""
+    shown = _shown(cells, setups or [Setup(cell.workers, cell.wire) for cell in cells])
     cluster, profile = sweep.cluster, sweep.profile
     title = f"{profile.name} on {cluster.name}"
     state = "measured" if cluster.measured else "not measured: take the intervals seriously"
@@ -120,8 +136,9 @@ def page(sweep: Sweep, cells: Sequence[Prediction]) -> str:
             for level in cluster.levels
         ),
     ]
-    several = [c for c in cells if c.workers > 1]
-    figures = [_scaling(cells), *([_parts(several), _bandwidth(sweep, several)] if several else [])]
+    most = max(one.setup.world for one in shown)
+    last = [one for one in shown if one.setup.world == most] if most > 1 else []
+    figures = [_scaling(shown), *([_parts(last), _bandwidth(sweep, last)] if last else [])]
     data = json.dumps([cell.as_dict() for cell in cells]).replace("<", "\\u003c")
     return "\n".join(
         [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,7 @@ def resolve(
     steps: int = profiler.STEPS,
 ) -> Source:
     """Find a model by whatever a person may have given."""
+    check_numbers(batch=batch, flops=flops, compute_ms=compute_ms, steps=steps)
     if name in zoo.MODELS:
         return _described(zoo.MODELS[name](), cluster, batch, flops, compute_ms)
     if name.endswith(".toml"):
@@ -56,6 +58,13 @@ def resolve(
         f"model: unknown {name!r}; take {', '.join(zoo.MODELS)}, a profile or description (.toml), package.module:name "
         "or file.py:name"
     )
+
+
+def check_numbers(*, batch: int, flops: float, compute_ms: float, steps: int) -> None:
+    """0 stands for the default, but for steps, of which there must be some."""
+    for option, value in (("--batch", batch), ("--flops", flops), ("--compute-ms", compute_ms), ("--steps", steps)):
+        if not 0 <= value < math.inf or (option == "--steps" and not value):
+            raise ModelError(f"model: {option}: must be above 0, got {value:g}")
 
 
 def _described(made: Description, cluster: Cluster | None, batch: int, flops: float, compute_ms: float) -> Source:

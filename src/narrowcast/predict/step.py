@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -56,9 +56,9 @@ class Prediction:
     bytes_sent: float
     """By a rank, in a step."""
     sum_bound: float
-    """Nothing overlaps."""
+    """Nothing overlaps; never below `step`."""
     max_bound: float
-    """Everything overlaps."""
+    """Everything overlaps; never above `step`."""
     speedup: float
     """Samples a second over one device."""
     throughput: float
@@ -75,6 +75,8 @@ class Prediction:
     break_even_gbit: float | None = None
     """Below this bandwidth the wire is faster than 16 bits; None: at none, inf: at every one that was tried."""
     dollars_per_epoch: float | None = None
+    bubble: float = 0.0
+    """Seconds in which the stages of a pipeline wait for one another, whatever the link."""
 
     def as_dict(self) -> dict[str, Any]:
         return {key: _finite(value) for key, value in asdict(self).items()}
@@ -83,6 +85,19 @@ class Prediction:
 def _finite(value: object) -> object:
     """JSON knows no infinity."""
     return "inf" if isinstance(value, float) and math.isinf(value) else value
+
+
+@dataclass(frozen=True)
+class Timeline(Span):
+    """A span and what brackets it, [D] each: with the same copies and slowdowns everything or nothing overlaps."""
+
+    least: Tensor
+    most: Tensor
+
+
+def timeline(whole_D: Tensor, compute_D: Tensor, communication_D: Tensor, least_D: Tensor, most_D: Tensor) -> Timeline:
+    """Of `whole_D` seconds, of which compute alone would take `compute_D`."""
+    return Timeline(whole_D, whole_D, communication_D, (whole_D - compute_D).clamp_min(0), least_D, most_D)
 
 
 class Steps:
@@ -160,7 +175,11 @@ class Steps:
             found.setdefault((call.wire, algorithm), []).append(place)
         return found
 
-    def span(self, setup: Setup) -> tuple[Span, Tensor, Tensor]:
+    def bubble(self, setup: Setup) -> Tensor:
+        """Seconds in which a worker has nothing to do even where nothing travels, [D]."""
+        return torch.zeros_like(self.compute_D)
+
+    def span(self, setup: Setup) -> tuple[Timeline, Tensor, Tensor]:
         """The step in every version, and the seconds of calls and codecs, [D, C]."""
         calls = self.calls(setup) if setup.world > 1 else ()
         seconds, coding = self.services(setup, calls)
@@ -185,7 +204,14 @@ class Steps:
         slow = Contention(beside.compute, beside.collective)
         inner = self._inner(setup, calls) if setup.queues == "levels" and calls else None
         span = step_span(compute_D, backward_end_D, ready_DC, seconds, slow, inner)
-        return replace(span, exposed=span.step - profile.compute * factor_D), seconds, coding
+        after_D, link_D = compute_D - backward_end_D, span.communication
+        if inner is not None:
+            link_D = torch.maximum(inner.sum(-1), (seconds - inner).sum(-1))
+        least_D = torch.maximum(span.backward_end, profile.forward * factor_D + link_D) + after_D
+        most_D = span.backward_end + span.communication + after_D
+        exposed_D = span.step - profile.compute * factor_D
+        made = Timeline(span.step, span.backward_end, span.communication, exposed_D, least_D, most_D)
+        return made, seconds, coding
 
     def steps(self, setup: Setup) -> Tensor:
         """Seconds of the step in every version, [D]."""
@@ -199,9 +225,7 @@ class Steps:
         """One cell, and its step in every version, [D]."""
         span, seconds, coding = self.span(setup)
         profile, world = self.profile, setup.world
-        compute = profile.compute * self.together(world)
-        forward = compute * profile.forward / profile.compute if profile.compute else 0.0
-        update = compute * profile.update / profile.compute if profile.compute else 0.0
+        compute, bubble = profile.compute * self.together(world), float(self.bubble(setup)[0])
         total, step = float(seconds[0].sum()), float(span.step[0])
         steps_D = self.versions(setup, span.step)
         low, high = interval(steps_D)
@@ -219,13 +243,14 @@ class Steps:
             exposed=float(span.exposed[0]),
             codec=float(coding[0].sum()),
             bytes_sent=self._bytes(setup),
-            sum_bound=compute + total,
-            max_bound=forward + max(compute - forward - update, total) + update,
+            sum_bound=float(span.most[0]),
+            max_bound=float(span.least[0]),
             speedup=world * profile.compute / step if step else 1.0,
             throughput=world * profile.batch / step if step else 0.0,
-            bottleneck=_bottleneck(compute, span, coding),
+            bottleneck=_bottleneck(compute, bubble, span, coding),
             measured=self.cluster.measured,
             roundings=self.roundings(setup),
+            bubble=bubble,
         )
         return made, steps_D
 
@@ -238,13 +263,16 @@ class Steps:
             made = costs.plan(algorithm, self.cluster, setup.world)
             for stage in made.stages:
                 name = "fp32" if stage.as_is else wire
-                total += stage.sent * sum(buckets.nbytes(name, calls[c].values) for c in places)
+                own = stage.sent if stage.own is None else stage.own
+                total += own * sum(buckets.nbytes(name, calls[c].values) for c in places)
         return total
 
 
-def _bottleneck(compute: float, span: Span, coding: Tensor) -> str:
+def _bottleneck(compute: float, bubble: float, span: Span, coding: Tensor) -> str:
     exposed = float(span.exposed[0])
-    if exposed < HIDDEN * compute:
+    if max(exposed, bubble) < HIDDEN * compute:
         return "compute"
+    if bubble > exposed:
+        return "bubble"
     wire = float(span.communication[0]) - float(coding[0].sum())
     return "codec" if float(coding[0].sum()) > max(wire, 0.0) else "link"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's, which differ for everybody."""
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "1 4", "12 4", "4 4")
-WIDTH, HEIGHT = 640, 360
-LEFT, RIGHT, TOP, BOTTOM = 60, 150, 16, 46
+WIDTH, HEIGHT = 700, 360
+LEFT, RIGHT, TOP, BOTTOM = 60, 210, 16, 46
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,14 @@ def lines(
     across = Axis(xs, LEFT, WIDTH - RIGHT, log_x)
     up = Axis(ys, HEIGHT - BOTTOM, TOP, log_y, zero=True)
     parts = _frame(across, up, x_label, y_label)
+    gap = min(20.0, (HEIGHT - TOP - 14) / max(1, len(series)))
     for number, s in enumerate(series):
-        parts += _line(s, across, up, number)
+        parts += _line(s, across, up, number, gap)
     return _wrap(title, description, parts)
 
 
-def _line(s: Series, across: Axis, up: Axis, number: int) -> list[str]:
-    colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
+def _line(s: Series, across: Axis, up: Axis, number: int, gap: float) -> list[str]:
+    colour, dash = COLOURS[number % len(COLOURS)], DASHES[(number + number // len(COLOURS)) % len(DASHES)]
     parts = []
     if s.low:
         there = [f"{across.at(x):.1f},{up.at(y):.1f}" for x, y in zip(s.xs, s.high, strict=True)]
@@ -104,15 +105,16 @@ def _line(s: Series, across: Axis, up: Axis, number: int) -> list[str]:
     points = " ".join(f"{across.at(x):.1f},{up.at(y):.1f}" for x, y in zip(s.xs, s.ys, strict=True))
     style = f'fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"'
     parts.append(f'<polyline points="{points}" {style}><title>{html.escape(s.name)}</title></polyline>')
-    y = TOP + 14 + 20 * number
-    legend = f'<line x1="{WIDTH - RIGHT + 12}" x2="{WIDTH - RIGHT + 40}" y1="{y - 4}" y2="{y - 4}" {style}/>'
+    y = TOP + 14 + gap * number
+    legend = f'<line x1="{WIDTH - RIGHT + 12}" x2="{WIDTH - RIGHT + 40}" y1="{y - 4:g}" y2="{y - 4:g}" {style}/>'
     return [*parts, legend, _text(WIDTH - RIGHT + 46, y, s.name, "start")]
 
 
 def bars(title: str, description: str, names: Sequence[str], stacks: dict[str, Sequence[float]], x_label: str) -> str:
     """Horizontal bars, one a name, made of parts."""
     totals = [sum(values[i] for values in stacks.values()) for i in range(len(names))]
-    across = Axis([0.0, *totals], 110, WIDTH - RIGHT, log=False, zero=True)
+    margin = 110 if max(map(len, names)) <= 14 else 170
+    across = Axis([0.0, *totals], margin, WIDTH - RIGHT, log=False, zero=True)
     high = (HEIGHT - BOTTOM - TOP) / max(1, len(names))
     parts = []
     for tick in across.ticks():
@@ -121,7 +123,7 @@ def bars(title: str, description: str, names: Sequence[str], stacks: dict[str, S
         parts.append(_text(across.at(tick), HEIGHT - BOTTOM + 16, f"{tick:g}"))
     for row, name in enumerate(names):
         y, begin = TOP + row * high, 0.0
-        parts.append(_text(104, y + high / 2 + 4, name, "end"))
+        parts.append(_text(margin - 6, y + high / 2 + 4, name, "end"))
         for number, (part, values) in enumerate(stacks.items()):
             left, right = across.at(begin), across.at(begin + values[row])
             shape = f'<rect x="{left:.1f}" y="{y + 4:.1f}" width="{max(0.0, right - left):.1f}" height="{high - 8:.1f}"'

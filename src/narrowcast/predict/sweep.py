@@ -38,11 +38,6 @@ def half_precision(cluster: Cluster) -> Setup:
     return Setup(1, "bf16", "auto" if cluster.device.name.startswith("cpu") else "native")
 
 
-def used_level(cluster: Cluster, world: int) -> int:
-    """The outermost link that so many workers use."""
-    return 0 if world <= cluster.node or len(cluster.levels) == 1 else len(cluster.levels) - 1
-
-
 class Sweep:
     """All predictions of one model on one cluster."""
 
@@ -104,7 +99,7 @@ class Sweep:
     def tuned_steps(self, setup: Setup) -> Tensor:
         """The step at each of BANDWIDTHS."""
         if setup not in self._tuned:
-            self._tuned[setup] = self._steps_at(used_level(self.cluster, setup.world)).steps(setup)
+            self._tuned[setup] = self._steps_at(self.cluster.level_of(setup.world)).steps(setup)
         return self._tuned[setup]
 
     def _steps_at(self, level: int) -> Steps:
@@ -115,7 +110,8 @@ class Sweep:
     def _hides(self, setup: Setup) -> float | None:
         if setup.world == 1:
             return None
-        hidden = self.tuned_steps(setup) <= (1 + HIDDEN) * self.profile.compute * self.steps.together(setup.world)
+        compute = self.profile.compute * self.steps.together(setup.world)
+        hidden = self.tuned_steps(setup) <= (1 + HIDDEN) * compute + float(self.steps.bubble(setup)[0])
         return float(BANDWIDTHS[hidden][0]) if bool(hidden.any()) else None
 
     def _break_even(self, setup: Setup) -> float | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
+from narrowcast.codecs import codec as codec_named
+from narrowcast.collectives.backend import check_native
 from narrowcast.console import JsonPath, emit, new_table, progress
 from narrowcast.predict import advice, parallelism, report, zoo
 from narrowcast.predict import cluster as cluster_file
@@ -20,15 +21,18 @@ from narrowcast.predict.cli.options import (
     Flops,
     ModelName,
     Shape,
+    out_file,
+    positive,
     specs_of,
     workers_of,
 )
 from narrowcast.predict.cluster import Cluster
 from narrowcast.predict.source import Source, resolve
-from narrowcast.predict.step import Prediction
+from narrowcast.predict.step import Prediction, Setup
 from narrowcast.predict.sweep import Sweep
 
 WIRES = "fp32,bf16,int8/256,int4/128"
+WORKERS = (1, 2, 4, 8, 16)
 
 
 # ---- predict ---------------------------------------------------------------------------------------------------------
@@ -37,7 +41,10 @@ WIRES = "fp32,bf16,int8/256,int4/128"
 def predict(
     model: ModelName = "",
     cluster: ClusterName = "",
-    workers: Annotated[str, typer.Option(help="Numbers of workers, separated by commas.")] = "1,2,4,8,16",
+    workers: Annotated[
+        str,
+        typer.Option(help="Numbers of workers, separated by commas; default 1,2,4,8,16 as far as the cluster goes."),
+    ] = "",
     wires: Annotated[str, typer.Option(help="Specs, separated by commas.")] = WIRES,
     algorithms: Annotated[
         str, typer.Option(help="auto, native, two_shot, one_shot, ring, tree, hierarchical.")
@@ -61,25 +68,42 @@ def predict(
         return
     if not model or not cluster:
         raise ValueError("predict: give --model and --cluster; --list shows the built-in ones")
+    positive("--samples", samples)
+    page = out_file("--html", html) if html else None
     made = _cluster(cluster, bandwidth, price)
+    counts = workers_of(workers) if workers else [world for world in WORKERS if _joins(made, world)]
+    setups = _setups(counts, specs_of(wires), algorithms, queues)
     source = resolve(model, made, batch=batch, shape=shape, flops=flops, compute_ms=compute_ms)
     sweep = _sweep(source, made, parallel, samples)
-    counts, specs, ways = workers_of(workers), specs_of(wires), algorithms.split(",")
-    total = len(counts) * len(specs) * len(ways)
-    if queues not in ("one", "levels"):
-        raise ValueError(f"--queues: take one or levels, got {queues!r}")
-    cells = list(progress(sweep.cells(counts, specs, ways, queues), total, "cells"))
-    if html:
-        Path(html).write_text(report.page(sweep, cells))
+    cells = list(progress((sweep.cell(setup) for setup in setups), len(setups), "cells"))
+    if page:
+        page.write_text(report.page(sweep, cells, setups))
     emit([cell.as_dict() for cell in cells], _prediction_table(sweep, cells), json_path)
 
 
 def _cluster(name: str, bandwidth: float, price: float) -> Cluster:
+    positive("--bandwidth", bandwidth)
+    positive("--price", price)
     made = cluster_file.load(name)
-    if bandwidth < 0 or price < 0:
-        raise ValueError(f"--bandwidth and --price must not be negative, got {min(bandwidth, price):g}")
     made = made.with_bandwidth(bandwidth) if bandwidth else made
     return replace(made, price_per_hour=price) if price else made
+
+
+def _setups(counts: list[int], specs: list[str], algorithms: str, queues: str) -> list[Setup]:
+    ways = [way.strip() for way in algorithms.split(",")]
+    if queues not in ("one", "levels"):
+        raise ValueError(f"--queues: take one or levels, got {queues!r}")
+    for spec in specs if "native" in ways else ():
+        check_native(codec_named(spec))
+    return [Setup(world, spec, way, queues=queues) for world in counts for way in ways for spec in specs]
+
+
+def _joins(made: Cluster, world: int) -> bool:
+    try:
+        made.shape(world)
+    except ValueError:
+        return False
+    return True
 
 
 def _sweep(source: Source, made: Cluster, parallel: str, samples: int = 0) -> Sweep:

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from narrowcast.console import JsonPath, emit, make_console, new_table, progress
-from narrowcast.predict.cli.options import workers_of
+from narrowcast.predict.cli.options import out_file, workers_of
 from narrowcast.predict.validation import lab as lab_validation
 from narrowcast.predict.validation import registry, table
 from narrowcast.predict.validation.lab_models import MODELS
@@ -37,14 +37,15 @@ def validate(
     json_path: JsonPath = None,
 ) -> None:
     """The predictor against published and measured data: measured, predicted, error, and what was fitted on what."""
+    page = out_file("--markdown", markdown) if markdown else None
     if lab:
         results = [_validate_lab(Path(lab), hosts, rates, models, within)]
     elif data:
         results = [table.validate(data)]
     else:
         results = list(registry.run(names or ()))
-    if markdown:
-        Path(markdown).write_text(registry.markdown(results))
+    if page:
+        page.write_text(registry.markdown(results))
     if json_path == "-":
         emit([result.as_dict() for result in results], "", json_path)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -14,13 +15,13 @@ from narrowcast.console import JsonPath, emit, make_console, new_table
 from narrowcast.lab import Lab
 from narrowcast.predict import cluster as cluster_file
 from narrowcast.predict import model as model_file
-from narrowcast.predict.cli.options import Batch, ComputeMs, Flops, Shape, specs_of
+from narrowcast.predict.cli.options import Batch, ComputeMs, Flops, Shape, out_file, specs_of
 from narrowcast.predict.cluster import Cluster
 from narrowcast.predict.model import Profile
 from narrowcast.predict.probe import WIRES, local_device
 from narrowcast.predict.probe_worker import MARK
 from narrowcast.predict.profile import STEPS, build, example_batch, profile_together
-from narrowcast.predict.source import DEFAULT_BATCH, resolve
+from narrowcast.predict.source import DEFAULT_BATCH, check_numbers, resolve
 
 WORKER = Path(__file__).parents[1] / "probe_worker.py"
 
@@ -38,18 +39,20 @@ def probe(
     name: Annotated[str, typer.Option(help="What the cluster is called.")] = "",
 ) -> None:
     """Measure a cluster: links, codecs and what overlap costs. Under torchrun, in the lab, or on this machine."""
-    specs = specs_of(wires)
+    specs, file = specs_of(wires), out_file("--out", out)
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"--seconds: must be above 0, got {seconds:g}")
     if lab:
         text = _probe_lab(lab, hosts, seconds, name, specs)
     elif local:
         text = _probe_local(local, seconds, name, specs)
     elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        _probe_rank(out, seconds, name, specs)
+        _probe_rank(file, seconds, name, specs)
         return
     else:
         raise ValueError("probe: start it with torchrun on every node, or give --lab RATE or --local RANKS")
-    Path(out).write_text(text)
-    _show_cluster(cluster_file.parse(text, out), out)
+    file.write_text(text)
+    _show_cluster(cluster_file.parse(text, out), file)
 
 
 def _worker(seconds: float, name: str, specs: list[str]) -> list[str]:
@@ -81,7 +84,7 @@ def _probe_local(ranks: int, seconds: float, name: str, specs: list[str]) -> str
     return done.stdout.partition(MARK + "\n")[2]
 
 
-def _probe_rank(out: str, seconds: float, name: str, specs: list[str]) -> None:
+def _probe_rank(file: Path, seconds: float, name: str, specs: list[str]) -> None:
     import torch.distributed as dist
 
     from narrowcast.predict.probe import probe as measure
@@ -92,12 +95,12 @@ def _probe_rank(out: str, seconds: float, name: str, specs: list[str]) -> None:
         specs, seconds, name or "cluster", (lambda text: typer.echo(text, err=True)) if first else lambda text: None
     )
     if first:
-        Path(out).write_text(cluster_file.dump(made))
-        _show_cluster(made, out)
+        file.write_text(cluster_file.dump(made))
+        _show_cluster(made, file)
     dist.destroy_process_group()
 
 
-def _show_cluster(made: Cluster, out: str) -> None:
+def _show_cluster(made: Cluster, out: Path) -> None:
     shown = new_table(f"{made.name} -> {out}", "link", "Gb/s", "latency us", "tables")
     for level in made.levels:
         shown.add_row(level.name, f"{level.bandwidth_gbit:.3g}", f"{level.latency_us:.3g}", str(len(level.tables)))
@@ -139,13 +142,15 @@ def profile(
 
     Under torchrun all ranks step at the same time, so that what they share shows.
     """
+    file = out_file("--out", out)
+    check_numbers(batch=batch, flops=flops, compute_ms=compute_ms, steps=steps)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and ":" in model:
         made, first = _profile_ranks(model, batch, shape, steps)
         if not first:
             return
     else:
         made = resolve(model, batch=batch, shape=shape, flops=flops, compute_ms=compute_ms, steps=steps).profile
-    Path(out).write_text(model_file.dump(made))
+    file.write_text(model_file.dump(made))
     shown = new_table(f"{made.name}: {made.numel} values, batch {made.batch} -> {out}", "part", "ms")
     for part in ("forward", "backward", "update"):
         shown.add_row(part, f"{1e3 * getattr(made, part):.3f}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -34,11 +36,29 @@ def one_line(command: Command) -> Command:
     def run(*args: Any, **options: Any) -> None:
         try:
             command(*args, **options)
-        except (ValueError, LabError) as error:
+        except BrokenPipeError:
+            raise  # whoever read our output has left: no input is bad
+        except (ValueError, LabError, OSError) as error:
             typer.echo(f"narrowcast: {error}".replace("\n", " "), err=True)
             raise typer.Exit(BAD_INPUT) from None
 
     return run  # type: ignore[return-value]
+
+
+def positive(option: str, value: float) -> None:
+    """0 stands for the default; anything else must be a number above it."""
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{option}: must be a number above 0, got {value:g}")
+
+
+def out_file(option: str, path: str) -> Path:
+    """Where something will be written: said to be wrong before the work, not after it."""
+    made = Path(path)
+    if not made.parent.is_dir():
+        raise ValueError(f"{option}: there is no folder {made.parent}; make it first, got {path}")
+    if made.is_dir():
+        raise ValueError(f"{option}: {path} is a folder; give a file")
+    return made
 
 
 def specs_of(wires: str) -> list[str]:

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.predict import zoo
+from narrowcast.predict import costs, zoo
 from narrowcast.predict.cluster import Cluster, Device, Level
 from narrowcast.predict.costs import Costs
 from narrowcast.predict.model import Description, Layer, Profile
@@ -68,17 +68,44 @@ class _Rows:
         return FileError(f"{self.path}:{self.line}: {what}")
 
     def run(self, row: dict[str, str]) -> Run:
-        if row["role"] not in ROLES:
-            raise self.fail(f"role: take {' or '.join(ROLES)}, got {row['role']!r}")
+        role = self.one_of(row, "role", ROLES)
         try:
             codec_named(row["wire"])
         except ValueError as error:
             raise self.fail(f"wire: {error}") from None
-        workers = int(self.number(row, "workers"))
-        setup = Setup(workers, row["wire"], row.get("algorithm") or "auto", overlap=row.get("overlap", "yes") != "no")
-        compute = self.number(row, "compute_ms") / 1e3
+        setup = self.setup(row)
+        compute, measured = (self.number(row, key) / 1e3 for key in ("compute_ms", "measured_ms"))
+        if role == "calibrate" and setup.world < 2:
+            raise self.fail(f"workers: a row that calibrates a link needs 2 or more, got {setup.world}")
+        if role == "calibrate" and measured <= compute:
+            raise self.fail(
+                f"measured_ms: a row that calibrates a link must be above its compute_ms, got {row['measured_ms']} "
+                f"and {row['compute_ms']}; take it for predict, or measure compute again"
+            )
         profile = self.description(row).profile_of(compute, spread=0.0)
-        return Run(row["model"], profile, row["link"], setup, self.number(row, "measured_ms") / 1e3, row["role"])
+        return Run(row["model"], profile, row["link"], setup, measured, role)
+
+    def setup(self, row: dict[str, str]) -> Setup:
+        overlap = self.one_of({"overlap": row.get("overlap") or "yes"}, "overlap", ("yes", "no")) == "yes"
+        made = Setup(
+            self.whole("workers", row["workers"]), row["wire"], row.get("algorithm") or "auto", overlap=overlap
+        )
+        try:
+            costs.plan(costs.resolve(made.algorithm, made.wire, Link(*START).cluster, 2), Link(*START).cluster, 2)
+        except ValueError as error:
+            raise self.fail(str(error)) from None
+        return made
+
+    def one_of(self, row: dict[str, str], key: str, names: Sequence[str]) -> str:
+        if row[key] not in names:
+            raise self.fail(f"{key}: take {' or '.join(names)}, got {row[key]!r}")
+        return row[key]
+
+    def whole(self, key: str, text: str) -> int:
+        value = self.number({key: text}, key)
+        if value != int(value):
+            raise self.fail(f"{key}: must be a whole number, got {text}")
+        return int(value)
 
     def number(self, row: dict[str, str], key: str) -> float:
         try:
@@ -93,12 +120,9 @@ class _Rows:
         if row["model"] in zoo.MODELS:
             return zoo.MODELS[row["model"]]()
         if row.get("layers"):
-            try:
-                sizes = [int(float(part)) for part in row["layers"].split(";")]
-            except ValueError:
-                raise self.fail(f"layers: must be numbers separated by ;, got {row['layers']!r}") from None
+            sizes = [self.whole("layers", part) for part in row["layers"].split(";")]
         elif row.get("parameters"):
-            sizes = [int(self.number(row, "parameters")) // GUESS_LAYERS] * GUESS_LAYERS
+            sizes = [max(1, self.whole("parameters", row["parameters"]) // GUESS_LAYERS)] * GUESS_LAYERS
         else:
             raise self.fail(f"model {row['model']!r} is not built in: give parameters or layers")
         return Description(row["model"], tuple(Layer(f"layer{i}", (n,), 1.0) for i, n in enumerate(sizes)), 1)
@@ -131,10 +155,16 @@ LIMITS = ((1e-3, 1e5), (1.0, 1e5), (0.1, 1e4))
 """Gb/s, us and GB/s between which a fit looks."""
 
 
+def _free(runs: Sequence[Run]) -> int:
+    """How many of the three may be fitted: no more than there are rows, and latency only beside other sizes."""
+    lossy = any(not codec_named(run.setup.wire).lossless for run in runs)
+    apart = len({run.profile.numel for run in runs}) > 1 or len(runs) > 2
+    return min(len(runs), 2 + lossy if apart else 1)
+
+
 def fit(runs: Sequence[Run]) -> Link:
     """Bandwidth and latency, and the codec's speed where a row has a lossy wire, by least squares of log errors."""
-    lossy = any(not codec_named(run.setup.wire).lossless for run in runs)
-    free = 2 + lossy if len({run.profile.numel for run in runs}) > 1 or len(runs) > 2 else 1
+    free = _free(runs)
     best, step = [math.log(value) for value in START], 1.0
     error = _misfit(best, runs)
     while step > 0.01:
@@ -157,26 +187,41 @@ def _misfit(logs: Sequence[float], runs: Sequence[Run]) -> float:
     return sum(math.log(link.seconds(run) / run.seconds) ** 2 for run in runs)
 
 
+def explained(link: Link, runs: Sequence[Run]) -> str:
+    """The three numbers, and which of them the rows did not determine."""
+    words = (f"{link.gbit:.3g} Gb/s", f"{link.latency_us:.3g} us", f"codec {link.codec_gbyte:.3g} GB/s")
+    logs = [math.log(value) for value in (link.gbit, link.latency_us, link.codec_gbyte)]
+    error = _misfit(logs, runs)
+
+    def fitted(place: int) -> bool:
+        """Whether another value would have made a difference."""
+        moved = ([value + way * (number == place) for number, value in enumerate(logs)] for way in (0.5, -0.5))
+        return place < _free(runs) and any(_misfit(tried, runs) != error for tried in moved)
+
+    taken = [word if fitted(place) else f"{word} (assumed)" for place, word in enumerate(words)]
+    return f"{', '.join(taken)}, on {len(runs)} row{'s' * (len(runs) > 1)}"
+
+
 def validate(path: str | Path) -> Result:
     """Fit each link on its calibrating rows, predict the others."""
     runs, cells, notes = load(path), [], []
+    if not any(run.role == "predict" for run in runs):
+        raise FileError(f"{path}: no row's role is predict, so there is nothing to compare; give one or more")
     for name in dict.fromkeys(run.link for run in runs):
         own = [run for run in runs if run.link == name]
         known = [run for run in own if run.role == "calibrate"]
         if not known:
             raise FileError(f"{path}: link {name!r} has no row whose role is calibrate; give one or more")
         link = fit(known)
-        notes.append(
-            f"{name}: {link.gbit:.3g} Gb/s, {link.latency_us:.3g} us, codec {link.codec_gbyte:.3g} GB/s, "
-            f"on {len(known)} rows"
-        )
+        notes.append(f"{name}: {explained(link, known)}")
         for run in own:
             key = (run.model, name, str(run.setup.world), run.setup.wire, run.role)
             cells.append(Cell(key, run.seconds, link.seconds(run), run.role == "predict"))
     return Result(
         name=Path(path).name,
         title=f"{Path(path).name}: seconds a step",
-        fitted="bandwidth, latency and codec speed of each link on the rows whose role is calibrate",
+        fitted="bandwidth, latency and codec speed of each link, but for what its line calls assumed, on the rows "
+        "whose role is calibrate",
         columns=("model", "link", "workers", "wire", "role"),
         cells=cells,
         figures=figures(cells, case=lambda cell: cell.key[:3]),
