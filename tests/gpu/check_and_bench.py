@@ -353,7 +353,7 @@ def against_torch(n: int) -> list[dict[str, Any]]:
             "eager": lambda f=eager, w=theirs: f(x, w),
             "compiled": lambda f=compiled, w=theirs: f(x, w),
         }
-        took = {name: statistics.median(t) for name, t in bench.interleaved(calls, 7, 3).items()}
+        took = {name: statistics.median(t) for name, t in bench.interleaved(calls, 7, 10).items()}
         row = {"codec": spec, "values": n, **{f"{k}_us": 1e6 * v for k, v in took.items()}, "equal_bytes": equal}
         row |= {"over_eager": took["eager"] / took["ours"], "over_compiled": took["compiled"] / took["ours"]}
         rows.append(row)

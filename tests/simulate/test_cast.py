@@ -11,6 +11,7 @@ import narrowcast as nc
 from narrowcast import simulate
 from narrowcast.simulate import compat
 from narrowcast.simulate.caster import caster
+from narrowcast.simulate.casts import Casting, apply_together
 from narrowcast.simulate.seeds import derive
 
 
@@ -40,6 +41,38 @@ def test_a_quantised_gradient_is_cast_too() -> None:
         x = values().requires_grad_()
         simulate.cast(x, "e4m3", gradient="quantised", backward_fmt=backward).backward(grad)
         assert torch.equal(x.grad, nc.round_to(grad, want))
+
+
+def test_tensors_cast_together_are_those_cast_alone() -> None:
+    """One node for all of them, but nothing of one is in another: noise, gradients, and who wants a gradient."""
+    given = [values() * (i + 1) for i in range(4)]
+    nothing, noisy, low = caster(None), caster("e4m3+sr"), caster("e5m2")
+    castings = [
+        Casting(noisy, noisy, (1, 2)),
+        Casting(noisy, noisy, (3, 4)),
+        Casting(low, nothing),
+        Casting(nothing, low),
+    ]
+    wants_gradient = [True, True, False, True]
+    leaves = [x.clone().requires_grad_(wants) for x, wants in zip(given, wants_gradient, strict=True)]
+    results = apply_together(leaves, castings)
+    assert [y.requires_grad for y in results] == wants_gradient
+    alone = [apply_together([x], [how])[0] for x, how in zip(given, castings, strict=True)]
+    assert all(torch.equal(y, want) for y, want in zip(results, alone, strict=True))
+    assert not torch.equal(results[0] * 2, results[1])
+    # the second is not used, so it has no gradient at all
+    grad = torch.linspace(-1, 1, 257)
+    ((results[0] + results[2] + results[3]) * grad).sum().backward()
+    assert torch.equal(leaves[0].grad, nc.round_to(grad, "e4m3", rounding="stochastic", seed=2))
+    assert leaves[1].grad is None
+    assert torch.equal(leaves[3].grad, nc.round_to(grad, "e5m2"))
+
+
+def test_a_cast_that_does_nothing_is_no_node() -> None:
+    x = values().requires_grad_()
+    nothing = caster(None)
+    assert apply_together([x], [Casting(nothing, nothing)])[0] is x
+    assert apply_together([x.detach()], [Casting(nothing, caster("e4m3"))])[0].grad_fn is None
 
 
 def test_a_codec_can_be_the_format() -> None:

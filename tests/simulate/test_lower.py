@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import narrowcast as nc
 from narrowcast import simulate
 from narrowcast.kernels.matmul import matmul
+from narrowcast.simulate import nodes
 
 
 class Everything(nn.Module):
@@ -108,6 +110,50 @@ def test_a_linear_layer_by_hand() -> None:
     grad_low = nc.round_to(grad, "e5m2")
     assert torch.equal(x.grad, matmul(grad_low, w_low, "fp16+kahan"))
     assert torch.equal(layer.weight.grad, nc.round_to(matmul(x_low.t(), grad_low, "fp16+kahan").t(), "e5m2"))
+
+
+class Recorded(TorchDispatchMode):
+    """Which gradients convolutions were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wanted: list[list[bool]] = []
+
+    def __torch_dispatch__(self, func: object, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
+        if func is torch.ops.aten.convolution_backward.default:
+            self.wanted.append(list(args[-1]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_no_gradient_is_computed_for_pictures(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The input of the first layer wants none, though the weight that is cast beside it does; in both forms."""
+    if plain:
+        monkeypatch.setattr(nodes, "suits", lambda *_: False)
+    layer = nn.Conv2d(3, 4, 3)
+    simulate.lower(layer, weights="e4m3", activations="e4m3", gradients="e5m2")
+    with Recorded() as seen:
+        layer(torch.randn(2, 3, 8, 8)).sum().backward()
+        layer(torch.randn(2, 3, 8, 8, requires_grad=True)).sum().backward()
+    assert seen.wanted == [[False, True, True], [True, True, True]]
+
+
+@pytest.mark.parametrize("formats", [{}, {"weights": "e4m3+sr", "activations": "e4m3+sr", "seed": 3}])
+def test_a_lowered_model_compiles_in_one_graph(formats: dict[str, object]) -> None:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)
+    model, batch = nn.Sequential(*layers), (torch.randn(4, 3, 8, 8),)
+    roles = {"weights": "e4m3", "activations": "e4m3", "gradients": "e5m2"} | formats
+    lowered = simulate.lower(model, **roles)
+    out, grads = run(model, batch)
+    lowered.set_step(0)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    model.zero_grad()
+    again = compiled(*batch)
+    again.square().sum().backward()
+    assert torch.equal(again, out)
+    assert same(grads, {name: p.grad for name, p in model.named_parameters()})
 
 
 def test_norms_and_embeddings_by_hand() -> None:

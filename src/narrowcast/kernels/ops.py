@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import ModuleType
 
 import torch
@@ -187,20 +188,65 @@ def round_to(
     `format(...).rules` says what becomes of them elsewhere. `x` is never changed, unless it is given as `out`.
     """
     if torch.compiler.is_compiling():
-        return _traced_round(x, fmt, rounding, overflow, rules, seed, out)
-    fmt = format_named(fmt) if isinstance(fmt, str) else fmt
-    check_floats("round_to", x)
-    overflow = overflow if overflow is not None else fmt.default_overflow
-    _check_rounding(fmt, rounding, overflow, rules, seed)
-    out = _checked_out(x, out)
-    run = _rounder(x, fmt, rounding, rules)
-    if rounding != "stochastic" and (lying := _as_they_lie(x, out)) is not None:
-        run(lying[0], fmt, rounding, overflow, rules, 0, lying[1])
-        return out
-    source = x.detach().contiguous()
-    target = out if out.is_contiguous() else torch.empty_like(source, memory_format=torch.contiguous_format)
-    run(source, fmt, rounding, overflow, rules, seed or 0, target)
-    return out if target is out else out.copy_(target)
+        return traced_round(x, fmt, rounding, overflow, rules, seed, out)
+    found = rounder(format_named(fmt) if isinstance(fmt, str) else fmt, rounding, overflow, rules)
+    return found(x, seed, out)
+
+
+@dataclass(frozen=True)
+class Rounder:
+    """`round_to` with all but the tensor given: checked once, for those who round hundreds of times a step."""
+
+    format: Format
+    rounding: str
+    overflow: str
+    rules: str
+
+    @cached_property
+    def _on_device(self) -> Callable[..., Tensor] | None:
+        """What runs on a CUDA device; None where values must travel over the host."""
+        found = _on_cuda(accelerator.why_not_round(self.format, self.rounding, self.rules))[0]
+        return None if found is None else found.round_to
+
+    def _run(self, x: Tensor) -> Callable[..., Tensor]:
+        if x.is_cuda and self._on_device is not None:
+            return self._on_device
+        # what runs on the CPU is asked for each time: it costs little there, and tests exchange it
+        on_cpu = _on_cpu(native.why_not_round(self.format, self.rounding, self.rules))[0]
+        return host.round_to(on_cpu) if x.is_cuda else on_cpu.round_to
+
+    def __call__(self, x: Tensor, seed: int | None = None, out: Tensor | None = None) -> Tensor:
+        if seed is not None or self.rounding == "stochastic":
+            _check_noise(self.rounding, seed)
+        if x.dtype not in FLOATS or not (x.is_cuda or x.is_cpu):
+            check_floats("round_to", x)
+        source = x.detach() if x.requires_grad and torch.is_grad_enabled() else x
+        if out is None and x.is_contiguous():
+            out = torch.empty_like(source)
+            self._run(x)(source, self.format, self.rounding, self.overflow, self.rules, seed or 0, out)
+            return out
+        return self._in_any_layout(source, seed or 0, torch.empty_like(source) if out is None else _checked_out(x, out))
+
+    def _in_any_layout(self, x: Tensor, seed: int, out: Tensor) -> Tensor:
+        how, run = (self.format, self.rounding, self.overflow, self.rules, seed), self._run(x)
+        if self.rounding != "stochastic" and (lying := _as_they_lie(x, out)) is not None:
+            run(lying[0], *how, lying[1])
+            return out
+        target = out if out.is_contiguous() else torch.empty_like(x, memory_format=torch.contiguous_format)
+        run(x.contiguous(), *how, target)
+        return out if target is out else out.copy_(target)
+
+
+def rounder(fmt: Format, rounding: str = "nearest", overflow: str | None = None, rules: str = "ieee") -> Rounder:
+    """The rounder of these, kept with the format."""
+    known: dict[object, Rounder] = fmt.__dict__.setdefault("_rounders", {})
+    key = rounding, overflow, rules
+    found = known.get(key)
+    if found is None:
+        given = overflow if overflow is not None else fmt.default_overflow
+        _check_rounding(fmt, rounding, given, rules)
+        found = known[key] = Rounder(fmt, rounding, given, rules)
+    return found
 
 
 def _as_they_lie(x: Tensor, out: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -222,8 +268,14 @@ def _dense(x: Tensor) -> bool:
     return True
 
 
-def _traced_round(
-    x: Tensor, fmt: str | Format, rounding: str, overflow: str | None, rules: str, seed: int | None, out: Tensor | None
+def traced_round(
+    x: Tensor,
+    fmt: str | Format,
+    rounding: str,
+    overflow: str | None,
+    rules: str,
+    seed: int | None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """As the torch op of codecs/compiled.py, which names the format; it checks what is given when it runs."""
     name = fmt if isinstance(fmt, str) else fmt.name
@@ -232,36 +284,29 @@ def _traced_round(
     return found if out is None else out.copy_(found)
 
 
-def _rounder(x: Tensor, fmt: Format, rounding: str, rules: str) -> Callable[..., Tensor]:
-    on_cpu = _on_cpu(native.why_not_round(fmt, rounding, rules))[0]
-    if not x.is_cuda:
-        return on_cpu.round_to
-    found = _on_cuda(accelerator.why_not_round(fmt, rounding, rules))[0]
-    return host.round_to(on_cpu) if found is None else found.round_to
-
-
-def _checked_out(x: Tensor, out: Tensor | None) -> Tensor:
-    if out is None:
-        return torch.empty_like(x, requires_grad=False)
+def _checked_out(x: Tensor, out: Tensor) -> Tensor:
     if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device:
         got = f"{tuple(out.shape)} {out.dtype} on {out.device}"
         raise ValueError(f"round_to: out is {got}; it must be like x: {tuple(x.shape)} {x.dtype} on {x.device}")
     return out
 
 
-def _check_rounding(fmt: Format, rounding: str, overflow: str, rules: str, seed: int | None) -> None:
+def _check_rounding(fmt: Format, rounding: str, overflow: str, rules: str) -> None:
     if rounding not in ROUNDINGS:
         raise ValueError(f"round_to: unknown rounding {rounding!r}; take one of {', '.join(ROUNDINGS)}")
     if overflow not in fmt.overflows:
         raise ValueError(f"round_to: {fmt} cannot follow overflow={overflow!r}; take one of {', '.join(fmt.overflows)}")
-    if rounding == "stochastic" and seed is None:
-        raise ValueError("round_to: stochastic rounding needs seed=, an integer; the same seed gives the same noise")
-    if seed is not None:
-        check_seed("round_to", seed)
     if rules not in ("ieee", "cpd"):
         raise ValueError(f"round_to: unknown rules {rules!r}; take 'ieee' or 'cpd'")
     if rules == "cpd":
         _check_cpd(fmt, rounding, overflow)
+
+
+def _check_noise(rounding: str, seed: int | None) -> None:
+    if rounding == "stochastic" and seed is None:
+        raise ValueError("round_to: stochastic rounding needs seed=, an integer; the same seed gives the same noise")
+    if seed is not None:
+        check_seed("round_to", seed)
 
 
 def _check_cpd(fmt: Format, rounding: str, overflow: str) -> None:

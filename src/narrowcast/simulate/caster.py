@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from narrowcast.codecs import Codec, codec
 from narrowcast.formats import Format
 from narrowcast.formats import format as format_named
 from narrowcast.kernels.number import FLOAT32
-from narrowcast.kernels.ops import round_to
+from narrowcast.kernels.ops import Rounder, rounder, traced_round
 
 
 @dataclass(frozen=True)
@@ -24,14 +25,21 @@ class Caster:
     rounding: str = "nearest"
     overflow: str | None = None
     rules: str = "ieee"
+    is_identity: bool = field(init=False, repr=False, compare=False)
+    stochastic: bool = field(init=False, repr=False, compare=False)
 
-    @property
-    def is_identity(self) -> bool:
-        return self.format is None and (self.codec is None or self.codec.lossless)
+    def __post_init__(self) -> None:
+        # once, not at each cast; a cached property has a lock, which no compiler traces
+        lossless = self.codec is None or self.codec.lossless
+        noisy = self.codec.stochastic if self.codec is not None else self.rounding == "stochastic"
+        object.__setattr__(self, "is_identity", self.format is None and lossless)
+        object.__setattr__(self, "stochastic", noisy)
 
-    @property
-    def stochastic(self) -> bool:
-        return self.codec.stochastic if self.codec is not None else self.rounding == "stochastic"
+    @cached_property
+    def _rounder(self) -> Rounder:
+        """Found and checked at the first cast: a lowered model casts hundreds of times a step."""
+        assert self.format is not None
+        return rounder(self.format, self.rounding, self.overflow, self.rules)
 
     def __str__(self) -> str:
         if self.codec is not None:
@@ -46,7 +54,10 @@ class Caster:
             return self.codec.decode(wire, x.numel(), dtype=x.dtype).view(x.shape)
         assert self.format is not None
         given = seed if self.stochastic else None
-        return round_to(x, self.format, rounding=self.rounding, overflow=self.overflow, rules=self.rules, seed=given)
+        if torch.compiler.is_compiling():
+            named = self.format, self.rounding, self.overflow, self.rules
+            return traced_round(x, *named, seed=given)
+        return self._rounder(x, given)
 
 
 @dataclass(frozen=True)

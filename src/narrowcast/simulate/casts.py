@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,32 +14,59 @@ from narrowcast.simulate.seeds import derive
 GRADIENTS = ("straight-through", "quantised")
 FORWARD, BACKWARD = 0, 1
 
-Apply = Callable[[Tensor], Tensor]
+
+class Casting(NamedTuple):
+    """What happens to a tensor on its way forward and to its gradient on its way back, and the seeds of both."""
+
+    forward: Caster
+    backward: Caster
+    seeds: tuple[int, int] = (0, 0)
+
+    def does_nothing_to(self, x: Tensor) -> bool:
+        return self.forward.is_identity and (self.backward.is_identity or not x.requires_grad)
 
 
-class _Cast(torch.autograd.Function):
-    """`forward` of the values, `backward` of the gradient; None leaves them alone."""
+class _Casts(torch.autograd.Function):
+    """Tensors that are cast together: one node of the graph, since each costs the host more than a launch."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, forward: Apply | None, backward: Apply | None) -> Tensor:
-        ctx.backward_cast = backward
-        return x.view_as(x) if forward is None else forward(x)
+    def forward(ctx: Any, castings: Sequence[Casting], step: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.castings, ctx.step = castings, step
+        # an unused result has no gradient, rather than one of zeros
+        ctx.set_materialize_grads(False)
+        results = tuple(
+            x.view_as(x) if how.forward.is_identity else how.forward(x, how.seeds[0], step)
+            for x, how in zip(tensors, castings, strict=True)
+        )
+        constant = [y for x, y in zip(tensors, results, strict=True) if not x.requires_grad]
+        if constant:
+            # else gradients would be computed for inputs that want none, pictures for example
+            ctx.mark_non_differentiable(*constant)
+        return results
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return (grad if ctx.backward_cast is None else ctx.backward_cast(grad)), None, None
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        back = []
+        for grad, how in zip(grads, ctx.castings, strict=True):
+            leave = grad is None or how.backward.is_identity
+            back.append(grad if leave else how.backward(grad, how.seeds[1], ctx.step))
+        return None, None, *back
 
 
-def _bound(how: Caster, seed: int, step: int) -> Apply | None:
-    return None if how.is_identity else lambda x: how(x, seed, step)
+def apply_together(tensors: Sequence[Tensor], castings: Sequence[Casting], step: int = 0) -> list[Tensor]:
+    """Each tensor under its casting; itself where that does nothing."""
+    results = list(tensors)
+    at = [i for i, how in enumerate(castings) if not how.does_nothing_to(tensors[i])]
+    if at:
+        found = _Casts.apply([castings[i] for i in at], step, *(tensors[i] for i in at))
+        for i, y in zip(at, found, strict=True):
+            results[i] = y
+    return results
 
 
 def apply_casts(x: Tensor, forward: Caster, backward: Caster, seeds: tuple[int, int] = (0, 0), step: int = 0) -> Tensor:
     """x cast by `forward`, whose gradient is cast by `backward`; x itself where neither does anything."""
-    if forward.is_identity and (backward.is_identity or not x.requires_grad):
-        return x
-    result: Tensor = _Cast.apply(x, _bound(forward, seeds[0], step), _bound(backward, seeds[1], step))
-    return result
+    return apply_together([x], [Casting(forward, backward, seeds)], step)[0]
 
 
 def _need_seed(what: str, casters: tuple[Caster, ...], seed: int | None) -> int:

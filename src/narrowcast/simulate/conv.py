@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from narrowcast.kernels.accumulator import Accumulator
+from narrowcast.simulate import nodes
 from narrowcast.simulate.gemm import FORWARD, GRAD_A, GRAD_B, Sums, sums, with_ones
 
 Pair = tuple[int, int]
@@ -145,6 +147,19 @@ def _padding(padding: str | int | Sequence[int], weight: Tensor, dilation: Pair,
     assert not isinstance(padding, str)
     rows, columns = _pair(padding)
     return columns, columns, rows, rows
+
+
+@lru_cache(maxsize=256)
+def _torch_convolution(stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> nodes.Convolution2d:
+    return nodes.Convolution2d(list(_pair(stride)), list(_pair(padding)), list(_pair(dilation)), groups)
+
+
+def torch_convolution(x: Tensor, *shape: Any, **named: Any) -> nodes.Convolution2d | None:
+    """F.conv2d with its gradients, where it is given a batch, and its shape in numbers and tuples, as modules do."""
+    values = *shape, *named.values()
+    if x.dim() != 4 or not all(isinstance(value, int | tuple) for value in values):
+        return None
+    return _torch_convolution(*shape, **named)
 
 
 def convolution2d(

@@ -14,30 +14,53 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from narrowcast.simulate import conv, gemm
-from narrowcast.simulate.precision import Site
+from narrowcast.simulate import conv, gemm, nodes
+from narrowcast.simulate.precision import ACTIVATION, OUTPUT, ROUNDED_OUTPUT, WEIGHT, Call, Site, role_of
 
 Handler = Callable[..., Any]
 
 
+def _operands(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    if bias is None:
+        x, weight = call.cast_together((x, ACTIVATION), (weight, WEIGHT))
+        return x, weight, None
+    bias, x, weight = call.cast_together((bias, WEIGHT), (x, ACTIVATION), (weight, WEIGHT))
+    return x, weight, bias
+
+
 def linear(site: Site, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     call = site.new_call()
-    bias = None if bias is None else call.weight(bias)
-    return call.output(gemm.affine(call.activation(x), call.weight(weight), bias, call.sums))
+    return call.cast(gemm.affine(*_operands(call, x, weight, bias), call.sums), OUTPUT)
 
 
 def _conv(convolve: Callable[..., Tensor]) -> Handler:
     def handler(site: Site, x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
         call = site.new_call()
-        bias = None if bias is None else call.weight(bias)
-        return call.output(convolve(call.activation(x), call.weight(weight), bias, call.sums, *args, **kwargs))
+        return call.cast(convolve(*_operands(call, x, weight, bias), call.sums, *args, **kwargs), OUTPUT)
 
     return handler
 
 
+_plain_conv2d = _conv(conv.convolution2d)
+
+
+def conv2d(site: Site, x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
+    given = [x, weight] if bias is None else [x, weight, bias]
+    run = conv.torch_convolution(x, *args, **kwargs) if site.precision.sums.is_torch and nodes.suits(*given) else None
+    if run is None:
+        return _plain_conv2d(site, x, weight, bias, *args, **kwargs)
+    call = site.new_call()
+    # in the order of the plain form, so that noise is the same
+    bias_castings = [] if bias is None else [call.casting(WEIGHT)]
+    castings = [call.casting(ACTIVATION), call.casting(WEIGHT), *bias_castings]
+    _ = call.sums
+    return nodes.apply_operation(run, given, castings, call.casting(OUTPUT), site.clock.step)
+
+
 def matmul(site: Site, a: Tensor, b: Tensor) -> Tensor:
     call = site.new_call()
-    return call.output(gemm.product(call.operand(a), call.operand(b), call.sums))
+    a, b = call.cast_together((a, role_of(a)), (b, role_of(b)))
+    return call.cast(gemm.product(a, b, call.sums), OUTPUT)
 
 
 def matmul_reversed(site: Site, b: Tensor, a: Tensor) -> Tensor:
@@ -91,7 +114,7 @@ def _attention(
 def embedding(site: Site, indices: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """The rows that are looked up are cast, and the gradient of each."""
     call = site.new_call()
-    return call.weight(functional.embedding(indices, weight, *args, **kwargs))
+    return call.cast(functional.embedding(indices, weight, *args, **kwargs), WEIGHT)
 
 
 def _norm(normalise: Callable[..., Tensor], weight_at: int) -> Handler:
@@ -99,26 +122,45 @@ def _norm(normalise: Callable[..., Tensor], weight_at: int) -> Handler:
 
     def handler(site: Site, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         call = site.new_call()
-        given = list(args)
-        for i in (weight_at, weight_at + 1):
-            if i < len(given) and isinstance(given[i], Tensor):
-                given[i] = call.weight(given[i])
-        named = {k: call.weight(v) if k in ("weight", "bias") and v is not None else v for k, v in kwargs.items()}
-        return call.rounded_output(normalise(call.activation(x), *given, **named))
+        given: dict[Any, Any] = dict(enumerate(args)) | kwargs
+        at = [i for i in (weight_at, weight_at + 1, "weight", "bias") if isinstance(given.get(i), Tensor)]
+        *weights, x = call.cast_together(*((given[i], WEIGHT) for i in at), (x, ACTIVATION))
+        given.update(zip(at, weights, strict=True))
+        positional = [given.pop(i) for i in range(len(args))]
+        return call.cast(normalise(x, *positional, **given), ROUNDED_OUTPUT)
 
     return handler
 
 
+_plain_batch_norm = _norm(functional.batch_norm, 2)
+
+
+def batch_norm(
+    site: Site, x: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+    bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    # what torch refuses is left to the plain form, where torch says why
+    values = x.numel() // x.shape[1] if x.dim() > 1 and x.shape[1] else 0
+    if weight is None or bias is None or values < 2 or eps <= 0 or not nodes.suits(x, weight, bias):
+        given = running_mean, running_var, weight, bias, training, momentum, eps
+        return _plain_batch_norm(site, x, *given)
+    call = site.new_call()
+    run = nodes.BatchNorm(running_mean, running_var, training, momentum, eps)
+    castings = [call.casting(WEIGHT), call.casting(WEIGHT), call.casting(ACTIVATION)]
+    after = call.casting(ROUNDED_OUTPUT)
+    return nodes.apply_operation(run, [x, weight, bias], [castings[2], *castings[:2]], after, site.clock.step)
+
+
 def _rms_norm(site: Site, x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     call = site.new_call()
-    weight = None if weight is None else call.weight(weight)
-    return call.rounded_output(functional.rms_norm(call.activation(x), shape, weight, eps))
+    *weights, x = call.cast_together(*((w, WEIGHT) for w in (weight,) if w is not None), (x, ACTIVATION))
+    return call.cast(functional.rms_norm(x, shape, weights[0] if weights else None, eps), ROUNDED_OUTPUT)
 
 
 HANDLERS: dict[Callable[..., Any], Handler] = {
     functional.linear: linear,
     torch.conv1d: _conv(conv.convolution1d),
-    torch.conv2d: _conv(conv.convolution2d),
+    torch.conv2d: conv2d,
     **dict.fromkeys(
         (torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.__matmul__), matmul
     ),
@@ -127,7 +169,7 @@ HANDLERS: dict[Callable[..., Any], Handler] = {
     functional.scaled_dot_product_attention: attention,
     functional.embedding: embedding,
     # where the weight stands among the arguments after the input; the bias follows it
-    functional.batch_norm: _norm(functional.batch_norm, 2),
+    functional.batch_norm: batch_norm,
     functional.layer_norm: _norm(functional.layer_norm, 1),
     functional.group_norm: _norm(functional.group_norm, 1),
     functional.instance_norm: _norm(functional.instance_norm, 2),

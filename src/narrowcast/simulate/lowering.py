@@ -62,20 +62,19 @@ class Interception(TorchFunctionMode):
 class LoweredModule(nn.Module):
     """Mixed into the class of every lowered module."""
 
-    _site: Site
-    _unsupported: str
+    _interception: Interception
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self._site.precision.is_plain:
+        if self._interception.site.precision.is_plain:
             # so that a module that is left alone inside a lowered one is left alone
             with torch._C.DisableTorchFunction():
                 return super().forward(*args, **kwargs)
-        with Interception(self._site, self._unsupported):
+        with self._interception:
             return super().forward(*args, **kwargs)
 
     def extra_repr(self) -> str:
         theirs = super().extra_repr()
-        return f"{theirs}{', ' if theirs else ''}{self._site.precision}"
+        return f"{theirs}{', ' if theirs else ''}{self._interception.site.precision}"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _rebuild, (type(self).__mro__[2],), self.__dict__
@@ -174,7 +173,7 @@ class Lowered:
         for module in self.model.modules():
             if isinstance(module, LoweredModule):
                 module.__class__ = type(module).__mro__[2]
-                del module.__dict__["_site"], module.__dict__["_unsupported"]
+                del module.__dict__["_interception"]
         self._sites.clear()
         return self.model
 
@@ -282,6 +281,6 @@ def _lower_module(lowered: Lowered, name: str, module: nn.Module, site: Site, no
         return
     if why is not None:
         site.precision = Precision()
-    module.__dict__["_site"], module.__dict__["_unsupported"] = site, unsupported
+    module.__dict__["_interception"] = Interception(site, unsupported)
     module.__class__ = lowered_class(type(module))
     lowered._sites[name] = site

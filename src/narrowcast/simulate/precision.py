@@ -11,12 +11,24 @@ from torch import Tensor, nn
 
 from narrowcast.kernels.accumulator import Accumulator, accumulator
 from narrowcast.simulate.caster import Caster, What, caster
-from narrowcast.simulate.casts import apply_casts
+from narrowcast.simulate.casts import Casting, apply_together
 from narrowcast.simulate.gemm import Sums
 from narrowcast.simulate.seeds import derive
 
 ROLES = ("weights", "activations", "gradients", "accumulate", "accumulate_backward")
 NOTHING = Caster()
+ACTIVATION, WEIGHT, OUTPUT, ROUNDED_OUTPUT = "activation", "weight", "output", "rounded output"
+"""What a tensor is to an operation. A weight's gradient is cast on its way out; of an output only the gradient that
+comes back is cast; a rounded one leaves an operation that has no accumulator of ours."""
+
+
+def _castings(weights: Caster, activations: Caster, gradients: Caster) -> dict[str, Casting]:
+    return {
+        ACTIVATION: Casting(activations, NOTHING),
+        WEIGHT: Casting(weights, gradients),
+        OUTPUT: Casting(NOTHING, gradients),
+        ROUNDED_OUTPUT: Casting(activations, gradients),
+    }
 
 
 @dataclass(frozen=True)
@@ -29,20 +41,30 @@ class Precision:
     accumulate: Accumulator = field(default_factory=lambda: accumulator("fp32"))
     accumulate_backward: Accumulator | None = None
     """None: as forward."""
+    is_plain: bool = field(init=False, repr=False, compare=False)
+    stochastic: bool = field(init=False, repr=False, compare=False)
+    castings: dict[str, Casting] = field(init=False, repr=False, compare=False)
+    """What is cast, by what a tensor is to an operation; without noise."""
+    sums: Sums = field(init=False, repr=False, compare=False)
+    """How to sum, without noise."""
+
+    def __post_init__(self) -> None:
+        """What follows from the formats: asked for at every operation."""
+        sums = Sums(self.accumulate, self.backward_sums)
+        casts = self.weights, self.activations, self.gradients
+        rules = *casts, self.accumulate, self.backward_sums
+        found = {
+            "is_plain": all(c.is_identity for c in casts) and sums.is_torch,
+            "stochastic": any(rule.stochastic for rule in rules),
+            "castings": _castings(*casts),
+            "sums": sums,
+        }
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
 
     @property
     def backward_sums(self) -> Accumulator:
         return self.accumulate_backward or self.accumulate
-
-    @property
-    def is_plain(self) -> bool:
-        casts = self.weights, self.activations, self.gradients
-        return all(c.is_identity for c in casts) and self.accumulate.is_torch and self.backward_sums.is_torch
-
-    @property
-    def stochastic(self) -> bool:
-        casts = self.weights, self.activations, self.gradients, self.accumulate, self.backward_sums
-        return any(c.stochastic for c in casts)
 
     def __str__(self) -> str:
         if self.is_plain:
@@ -139,30 +161,25 @@ class Call:
         self.slots += 1
         return derive(self.seed, self.slots) if self.seed else 0
 
-    def _cast(self, x: Tensor, forward: Caster, backward: Caster) -> Tensor:
-        return apply_casts(x, forward, backward, (self._slot(), self._slot()), self.site.clock.step)
+    def casting(self, role: str) -> Casting:
+        """What becomes of the next tensor; noise goes by the order in which these are asked for."""
+        how = self.site.precision.castings[role]
+        return how._replace(seeds=(self._slot(), self._slot())) if self.seed else how
 
-    def activation(self, x: Tensor) -> Tensor:
-        return self._cast(x, self.site.precision.activations, NOTHING)
+    def cast(self, x: Tensor, role: str) -> Tensor:
+        return self.cast_together((x, role))[0]
 
-    def weight(self, w: Tensor) -> Tensor:
-        """A weight on its way in; its gradient is cast on its way out."""
-        return self._cast(w, self.site.precision.weights, self.site.precision.gradients)
-
-    def operand(self, x: Tensor) -> Tensor:
-        """A weight where x is a parameter or a view of one, else an activation."""
-        is_weight = isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter)
-        return self.weight(x) if is_weight else self.activation(x)
-
-    def output(self, y: Tensor) -> Tensor:
-        """What leaves; the gradient that comes back is cast."""
-        return self._cast(y, NOTHING, self.site.precision.gradients)
-
-    def rounded_output(self, y: Tensor) -> Tensor:
-        """What leaves an operation that has no accumulator of ours."""
-        return self._cast(y, self.site.precision.activations, self.site.precision.gradients)
+    def cast_together(self, *given: tuple[Tensor, str]) -> list[Tensor]:
+        """Every tensor as what it is to the operation."""
+        castings = [self.casting(role) for _, role in given]
+        return apply_together([x for x, _ in given], castings, self.site.clock.step)
 
     @property
     def sums(self) -> Sums:
-        precision = self.site.precision
-        return Sums(precision.accumulate, precision.backward_sums, self._slot())
+        how = self.site.precision.sums
+        return replace(how, seed=self._slot()) if self.seed else how
+
+
+def role_of(x: Tensor) -> str:
+    """A weight where x is a parameter or a view of one, else an activation."""
+    return WEIGHT if isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter) else ACTIVATION

@@ -158,11 +158,23 @@ def fused() -> None:
         check_reduce(plan, (1001, 2048)[number % 2], 3 if number % 4 else 17, number, spec)
 
 
+def check_any_bytes(plan: Plan, n: int, what: str) -> None:
+    """Wires that no encoder makes: products that leave float32, scales below zero."""
+    rows = ops.aligned_rows(3, plan.layout(n).nbytes)
+    rows.copy_(torch.randint(0, 256, rows.shape, generator=torch.Generator().manual_seed(5)))
+    wanted, got = poisoned(plan, n), poisoned(plan, n)
+    composed.reduce(reference, plan, rows.unbind(), n, wanted, (0, 0, 0), None, None, 1.0, 1.0, 1.0, None)
+    launch.reduce(plan, rows, n, got)
+    same(got, wanted, f"reduce of any bytes, {what}")
+
+
 def by_words() -> None:
-    """Full tiles of narrow codes are summed word by word, the rest as other tiles are."""
+    """Full tiles of narrow codes are summed and packed word by word, the rest as other tiles are."""
     for number, spec in enumerate(BY_WORDS):
-        plan = nc.codec(spec).plan
-        check_reduce(plan, 8192 + 100 * (number % 2), (3, 2, 17)[number % 3], number, f"{spec} by words")
+        plan, n = nc.codec(spec).plan, 8192 + 100 * (number % 2)
+        check_encode(plan, inputs(plan, n), (5, 6, 0), f"{spec} by words")
+        check_reduce(plan, n, (3, 2, 17)[number % 3], number, f"{spec} by words")
+        check_any_bytes(plan, 8192, spec)
 
 
 def casts() -> None:

@@ -31,6 +31,10 @@ def float_of(u):
     return u.to(tl.float32, bitcast=True)
 
 
+INTERPRETED = tl.constexpr(not isinstance(bits_of, triton.runtime.JITFunction))
+"""Whether kernels run in Triton's interpreter, on CPU tensors: TRITON_INTERPRET=1 was set at the first import."""
+
+
 @triton.jit
 def load(at, mask, MASKED: tl.constexpr):
     """What lies at `at`; zero where the mask is off."""
@@ -99,6 +103,23 @@ def write_floats(base, at, value, mask, DTYPE: tl.constexpr, SATURATE: tl.conste
         store(base + at, fp16_of(value, SATURATE), mask, MASKED)
 
 
+@triton.jit
+def after_loads(word, GATED: tl.constexpr):
+    """The same word (int32), but not before all loads above were made: else the compiler makes each where it is needed,
+    and waits for it there.
+
+    No load is moved over a barrier, and what a barrier finds (that no thread says yes) is not known before.
+    """
+    if GATED:
+        none = tl.inline_asm_elementwise(
+            "{ .reg .pred p, q; setp.ne.b32 p, $1, $1; bar.red.or.pred q, 0, p; selp.b32 $0, 1, 0, q; }",
+            "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+        return word | none
+    else:
+        return word
+
+
 # ---- arithmetic ------------------------------------------------------------------------------------------------------
 
 
@@ -106,6 +127,17 @@ def write_floats(base, at, value, mask, DTYPE: tl.constexpr, SATURATE: tl.conste
 def power_of_two(exponent):
     """2.0 ** exponent as float32, from -127 to 127."""
     return float_of(tl.where(exponent > -127, (exponent + 127) << 23, 0x00400000))
+
+
+@triton.jit
+def mixed(a, b, MASK: tl.constexpr):
+    """The bits of a under MASK, the others of b, in one instruction: left to itself the compiler takes two."""
+    if INTERPRETED:
+        return (a & MASK) | (b & ~MASK)
+    else:
+        return tl.inline_asm_elementwise(
+            "lop3.b32 $0, $1, $2, $3, 0xe4;", "=r,r,r,r", [a, b, MASK], dtype=tl.int32, is_pure=True, pack=1
+        )
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from narrowcast.kernels.triton.bits import INFINITE, MAGNITUDE, ROUNDER, ROUNDER_BITS, bits_of, float_of
+from narrowcast.kernels.triton.bits import INFINITE, MAGNITUDE, ROUNDER, ROUNDER_BITS, bits_of, float_of, mixed
 
 FLOAT = tl.constexpr(0)
 UNIFORM = tl.constexpr(1)
@@ -50,29 +50,32 @@ def float_nudged(u, noise, C: tl.constexpr, STOCHASTIC: tl.constexpr):
 @triton.jit
 def float_code(t, noise, C: tl.constexpr, STOCHASTIC: tl.constexpr):
     v = bits_of(t)
-    u = tl.minimum(v & MAGNITUDE, C.max_bits)
     if C.by_addition and not STOCHASTIC:
-        code = float_code_by_addition(u, C)
+        code = float_code_by_addition(tl.minimum(tl.abs(t), C.high), C)
     else:
-        code = float_code_by_pattern(u, noise, C, STOCHASTIC)
-    sign = (v >> (32 - C.bits)) & C.sign_bit
+        code = float_code_by_pattern(tl.minimum(v & MAGNITUDE, C.max_bits), noise, C, STOCHASTIC)
+    # the low bits of the code, and of the value's what is left: the sign
+    top = (v.to(tl.uint32, bitcast=True) >> (32 - C.bits)).to(tl.int32, bitcast=True)
+    signed = mixed(code, top, C.sign_bit - 1)
     if C.signed_zero:
-        return code | sign
+        return signed
     else:
-        return tl.where(code == 0, code, code | sign)
+        return tl.where(signed == C.sign_bit, 0, signed)
 
 
 @triton.jit
-def float_code_by_addition(u, C: tl.constexpr):
+def float_code_by_addition(size, C: tl.constexpr):
     """Nearest, in few steps: the sum with a power of two whose last place is the format's has the code in its low bits.
+    Above them is anything.
 
     The significand starts at 2**man in every binade but the lowest. That and the bias are made good in advance: an even
     number of units in the last place of the addend, modulo the 256 that a byte counts.
     """
-    ADD: tl.constexpr = ((23 - C.man) << 23) + ((0 - ((128 - C.bias) << C.man)) & 0xFF)
-    binade = tl.maximum(u & INFINITE, (128 - C.bias) << 23)
-    total = bits_of(float_of(u) + float_of(binade + ADD)) + (binade >> (23 - C.man))
-    return total & (C.sign_bit - 1)
+    UNITS: tl.constexpr = (0 - ((128 - C.bias) << C.man)) & 0xFF
+    binade = bits_of(tl.maximum(size, 2.0 ** (1 - C.bias))) & INFINITE
+    # exact, and the pipe for products has room where that for integers has none
+    addend = float_of(binade) * (2.0 ** (23 - C.man) + UNITS * 2.0**-C.man)
+    return bits_of(size + addend) + (binade >> (23 - C.man))
 
 
 @triton.jit
@@ -124,6 +127,14 @@ def uniform_code(t, noise, C: tl.constexpr, STOCHASTIC: tl.constexpr):
         else:
             # the low bits of the sum are the integer in two's complement
             return bits_of(t + ROUNDER) & MASK
+
+
+@triton.jit
+def uniform_raw(t, C: tl.constexpr, CUT: tl.constexpr):
+    """Two's complement with the sign bit turned, nearest even, in the low bits; above them those of ROUNDER."""
+    if CUT:
+        t = tl.minimum(tl.maximum(t, C.low), C.high)
+    return bits_of(t + (ROUNDER + C.sign_bit))
 
 
 @triton.jit

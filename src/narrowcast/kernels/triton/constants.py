@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-import triton
 import triton.language as tl
 
-from narrowcast.kernels.triton.bits import bits_of
+from narrowcast.kernels.triton import bits
 from narrowcast.kernels.triton.recipe import Named
 
-INTERPRETED = not isinstance(bits_of, triton.runtime.JITFunction)
-"""Whether kernels run in Triton's interpreter, on CPU tensors: TRITON_INTERPRET=1 was set at the first import."""
+INTERPRETED: bool = bits.INTERPRETED.value
 
 
 class Constants:

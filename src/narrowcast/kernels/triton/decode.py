@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 
 from narrowcast.kernels.triton.bits import read_floats, write_floats
-from narrowcast.kernels.triton.encode import WIDE, end_of
-from narrowcast.kernels.triton.planes import inside, places, read_values
+from narrowcast.kernels.triton.encode import end_of
+from narrowcast.kernels.triton.planes import WIDE, inside, places, read_values
 
 
 @triton.jit
@@ -15,7 +15,7 @@ def decode_tile(
     wire, out, table, scales_at, tail_at, start, rem, row0,
     P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    value = read_values(wire, scales_at, tail_at, start, rem, row0, table, P, J, MASKED)
+    value = read_values(wire, table, (0, scales_at, tail_at), (start, rem, row0), P, J, MASKED)
     mask = inside(rem, J)
     if J.accumulate:
         value = read_floats(out + start, places(J), mask, J.out_dtype, MASKED) + value

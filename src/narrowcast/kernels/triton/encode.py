@@ -5,6 +5,9 @@ packs and stores, and keeps what rounding removed, all in one pass. Where a bloc
 runs first and leaves what the scale follows from; nothing waits for the host.
 """
 
+# mypy: disable-error-code="assignment,misc"
+# tuples grow while a kernel is compiled
+
 from __future__ import annotations
 
 import triton
@@ -12,6 +15,7 @@ import triton.language as tl
 
 from narrowcast.kernels.triton.bits import (
     INFINITE,
+    after_loads,
     bf16_pattern,
     bits_of,
     float_of,
@@ -26,17 +30,21 @@ from narrowcast.kernels.triton.bits import (
     tree_sum_down,
     write_floats,
 )
-from narrowcast.kernels.triton.codes import code_of, cpd_rounded, float_code, with_specials
+from narrowcast.kernels.triton.codes import code_of, cpd_rounded, float_code, uniform_raw, with_specials
+from narrowcast.kernels.triton.packing import write_packed, write_signs
 from narrowcast.kernels.triton.planes import (
     AFFINE,
     CAST,
+    IN_TILE,
     MEANS,
     NVFP4,
     SCALED,
     SIGN,
     STORE_NONE,
+    WIDE,
     inside,
     places,
+    read_coded,
     read_values,
     spread,
     stored,
@@ -56,11 +64,6 @@ from narrowcast.kernels.triton.scales import (
     wide_scales,
 )
 from narrowcast.kernels.triton.words import sum_by_words
-
-IN_TILE = tl.constexpr(0)
-WIDE = tl.constexpr(1)
-FREE = tl.constexpr(2)
-
 
 # ---- what is to be encoded -------------------------------------------------------------------------------------------
 #
@@ -83,21 +86,46 @@ def finished(total, factors, J: tl.constexpr):
 
 
 @triton.jit
-def sum_of_wires(wires, table, planes, tile, factors, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
-    """Decode the same tile of J.world wires and add in rank order."""
-    stride, scales_at, tail_at = planes
-    start, rem, row0 = tile
-    if J.each and not MASKED:
-        return finished(sum_by_words(wires, table, planes, tile, P, J), factors, J)
-    total = read_values(wires, scales_at, tail_at, start, rem, row0, table, P, J, MASKED)
+def sum_one_by_one(wires, table, planes, tile, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
+    stride, _scales_at, _tail_at = planes
+    total = read_values(wires, table, planes, tile, P, J, MASKED)
     if J.world <= 16:
         for rank in tl.static_range(1, J.world):
-            wire = wires + rank * stride
-            total = total + read_values(wire, scales_at, tail_at, start, rem, row0, table, P, J, MASKED)
+            total = total + read_values(wires + rank * stride, table, planes, tile, P, J, MASKED)
     else:
         for rank in range(1, J.world):
-            wire = wires + rank * stride
-            total = total + read_values(wire, scales_at, tail_at, start, rem, row0, table, P, J, MASKED)
+            total = total + read_values(wires + rank * stride, table, planes, tile, P, J, MASKED)
+    return total
+
+
+@triton.jit
+def sum_at_once(wires, table, planes, tile, P: tl.constexpr, J: tl.constexpr):
+    """The same of a full tile: all wires are asked for before the first is waited for."""
+    stride, _scales_at, _tail_at = planes
+    read = ()
+    for rank in tl.static_range(J.world):
+        read += (read_coded(wires + rank * stride, planes, tile, P, J, False),)
+    code, first, second = read[0]
+    if P.store == STORE_NONE:
+        code = after_loads(code, J.gated)
+    else:
+        first = float_of(after_loads(bits_of(first), J.gated))
+    total = value_of(code, first, second, table, P, J)
+    for rank in tl.static_range(1, J.world):
+        code, first, second = read[rank]
+        total = total + value_of(code, first, second, table, P, J)
+    return total
+
+
+@triton.jit
+def sum_of_wires(wires, table, planes, tile, factors, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
+    """Decode the same tile of J.world wires and add in rank order."""
+    if J.each and not MASKED:
+        total = sum_by_words(wires, table, planes, tile, P, J)
+    elif J.gated and not (MASKED or P.method == CAST):
+        total = sum_at_once(wires, table, planes, tile, P, J)
+    else:
+        total = sum_one_by_one(wires, table, planes, tile, P, J, MASKED)
     return finished(total, factors, J)
 
 
@@ -156,6 +184,16 @@ def row_inverse(scale, P: tl.constexpr, J: tl.constexpr):
         return float_of(tl.where(scale > 0, 0x7F000000 - bits_of(scale), 0))
     else:
         return inverse(scale)
+
+
+@triton.jit
+def packed_codes(v, first, random, table, P: tl.constexpr, J: tl.constexpr):
+    """What `write_packed` takes: any code in rows that are not finite."""
+    t = v * spread(row_inverse(first, P, J), J)
+    if J.raw:
+        return uniform_raw(t, P.codes, J.cut)
+    else:
+        return code_of(t, random, table, P.codes, P.stochastic)
 
 
 @triton.jit
@@ -227,8 +265,18 @@ def encode_tile(
             first, second = tile_scales(v, rem, mask, tensor, P, J, MASKED)
             row_mask = tl.arange(0, J.rows) * J.step < rem
             write_scales(wire, scales_at, row0, first, second, row_mask, P, J, MASKED)
-        codes = tile_codes(v, first, second, tile_noise(start, noise, P, J), table, P, J)
-        write_codes(wire, start, codes, rem, mask, P, J, MASKED)
+        random = tile_noise(start, noise, P, J)
+        if J.packed and not MASKED:
+            codes = packed_codes(v, first, random, table, P, J)
+            write_packed(wire, start, codes, first == first, P, J)
+            if J.raw:
+                codes = (codes & (2**P.bits - 1)) ^ P.codes.sign_bit
+        else:
+            codes = tile_codes(v, first, second, random, table, P, J)
+            if J.signs and not MASKED:
+                write_signs(wire, start, v, first == first, J)
+            else:
+                write_codes(wire, start, codes, rem, mask, P, J, MASKED)
         if J.residual or J.out:
             sent = value_of(codes, stored(first, P), second, table, P, J)
     if J.residual:
@@ -365,8 +413,9 @@ def parts_kernel(
     begin = block * P.block
     end = end_of(block, n, P)
     if P.method == NVFP4:
-        begin = block
-        end = tl.minimum(block + (1 << 62), n)
+        # the whole tensor; a product, so that the compiler knows where loads begin
+        begin = block * 0
+        end = tl.minimum(begin + (1 << 62), n)
     top = tl.full((), 0, tl.int32)
     low = tl.full((), float("inf"), tl.float32)
     high = tl.full((), float("-inf"), tl.float32)

@@ -23,7 +23,9 @@ from narrowcast.kernels.triton.constants import INTERPRETED, constants
 from narrowcast.kernels.triton.recipe import (
     AFFINE,
     CONSTANT,
+    DIVIDE,
     DTYPES,
+    FP32,
     MEANS,
     NVFP4,
     SCALED,
@@ -67,12 +69,18 @@ ROUND = Tuning(2048, 4)
 
 OVERRIDES: dict[tuple[str, str], Tuning] = {
     ("encode", "narrow"): Tuning(4096, 4),
+    ("encode", "eight in a word"): Tuning(4096, 4),
     ("encode", "noise"): Tuning(4096, 4),
+    ("encode", "narrow noise"): Tuning(4096, 4),
     ("encode", "table"): Tuning(1024, 4),
+    ("encode", "signs"): Tuning(4096, 4),
     ("decode", ""): Tuning(1024, 4),
     ("decode", "tensor table"): Tuning(8192, 16),
     ("reduce", "narrow"): Tuning(4096, 4),
+    ("reduce", "eight in a word"): Tuning(8192, 4),
     ("reduce", "noise"): Tuning(4096, 4),
+    ("reduce", "table"): Tuning(4096, 4),
+    ("reduce", "signs"): Tuning(8192, 4),
     ("reduce", "tensor"): Tuning(4096, 8),
     ("reduce", "tensor table"): Tuning(8192, 16),
 }
@@ -92,8 +100,17 @@ def work_of(recipe: Recipe) -> str:
     if table:
         return "table"
     if recipe.stochastic:
-        return "noise"
-    return "narrow" if recipe.bits < 8 and recipe.method == SCALED else "wide"
+        return "narrow noise" if recipe.bits < 8 else "noise"
+    if recipe.method in (MEANS, SIGN):
+        return "signs"
+    if recipe.bits >= 8 or recipe.method != SCALED:
+        return "wide"
+    return "eight in a word" if recipe.bits in (3, 4) else "narrow"
+
+
+def _in_place(codes: Codes) -> bool:
+    """Whether a code becomes a float where it lies in its word."""
+    return codes.kind == UNIFORM and not codes.sign_magnitude
 
 
 # ---- shapes ----------------------------------------------------------------------------------------------------------
@@ -127,22 +144,51 @@ def _shape(recipe: Recipe, n: int, aligned: bool, tile: int) -> Job:
     return Job(mode, rows, cols, step, levels, group, group_bytes, exact, aligned, words)
 
 
-WORDS = {3: (8, 4), 4: (8, 1), 6: (4, 4)}
+WORDS = {1: (32, 2), 3: (8, 4), 4: (8, 1), 6: (4, 4)}
 """Width of a code -> codes in a word, and words that lie together, where sums of wires are taken word by word."""
-BY_WORDS, BY_LANES = True, True
+BY_WORDS, BY_LANES, GATED = True, True, True
 """Turned off by tests/gpu/tune.py alone, which finds out what each brings."""
 
 
-def _by_words(recipe: Recipe, job: Job) -> dict[str, Any]:
-    """How many codes a word has, where full tiles begin and end with words; those that lie together share a scale."""
+def _by_words(recipe: Recipe, job: Job, warps: int) -> dict[str, Any]:
+    """How many codes a word has, where full tiles begin and end with words; those that lie together share a scale.
+    Each thread must have some, or values travel between threads.
+    """
     each, groups = WORDS.get(recipe.bits, (0, 1))
     starts = recipe.block if job.mode == WIDE else 0
     whole = job.aligned and job.cols == job.step and starts % 32 == 0 and (job.rows * job.cols) % 128 == 0
-    if not (BY_WORDS and each and whole and job.cols % (each * groups) == 0) or recipe.method == AFFINE:
+    enough = job.rows * job.cols >= each * groups * 32 * warps
+    if not (BY_WORDS and each and whole and enough and job.cols % (each * groups) == 0):
         return {}
-    looks_up = recipe.method in (SCALED, NVFP4) and (recipe.codes.kind != UNIFORM or recipe.codes.sign_magnitude)
+    if recipe.method in (AFFINE, NVFP4):  # two scales, of which nvfp4's are too many
+        return {}
+    looks_up = recipe.method == SCALED and not _in_place(recipe.codes)
     by_lanes = BY_LANES and not INTERPRETED and looks_up and recipe.bits <= 4
-    return {"each": each, "groups": groups, "by_lanes": by_lanes}
+    return {"each": each, "groups": groups, "by_lanes": by_lanes, "signs": recipe.bits == 1}
+
+
+def _across(recipe: Recipe, job: Job, warps: int) -> dict[str, Any]:
+    """A thread has values of all parts of a row, so that sums of halves, or much work for each row, stay in it."""
+    signs = recipe.bits == 1 and recipe.method in (MEANS, SIGN)
+    part = max(4, 4 * 32 * warps // job.rows)
+    # random bits come in the order of the values
+    wanted = signs or (recipe.method == NVFP4 and not recipe.stochastic)
+    if not wanted or job.mode != IN_TILE or job.cols != job.step or part >= job.cols:
+        return {}
+    return {"across": job.cols // part, "signs": signs and job.aligned and part <= 32 <= job.cols}
+
+
+def _packs(recipe: Recipe, job: Job) -> dict[str, bool]:
+    """Whether full tiles of codes leave as words, and how much of their rounding is left to the words."""
+    scaled = recipe.method in (SCALED, NVFP4) and recipe.store != CONSTANT and not recipe.cpd
+    # a thread must have the codes of three words
+    together = job.groups == 4 and job.each * recipe.bits == 24
+    if not scaled or recipe.codes.kind == TABLE or not (job.words or together):
+        return {}
+    codes = recipe.codes
+    raw = _in_place(codes) and not (recipe.stochastic or codes.unsigned)
+    exact = recipe.rule == DIVIDE and recipe.store == FP32 and not (recipe.l2 or job.given)
+    return {"packed": True, "raw": raw, "cut": not exact or recipe.target != codes.high or codes.low > -codes.high}
 
 
 def _shares_noise(recipe: Recipe, job: Job, offset: int) -> bool:
@@ -248,7 +294,12 @@ def _prepare(recipe: Recipe, n: int, want: Want) -> Prepared:
         divide=want.divide, multiply=want.multiply, given=want.given,
     )  # fmt: skip
     if want.world:
-        job = replace(job, **_by_words(recipe, shape))
+        gated = GATED and not INTERPRETED and want.world <= 16 and recipe.bits < 8
+        job = replace(job, gated=gated, **_by_words(recipe, shape, tuning.warps))
+    job = replace(job, **_packs(recipe, job))
+    across = _across(recipe, shape, tuning.warps)
+    if not want.world:
+        job = replace(job, **across)
     two_passes = shape.mode == WIDE or recipe.method == NVFP4
     has_sums = shape.mode == WIDE and (recipe.l2 or recipe.method in (MEANS, SIGN))
     size = min(recipe.block, n) if shape.mode == WIDE and recipe.block else n
@@ -259,7 +310,7 @@ def _prepare(recipe: Recipe, n: int, want: Want) -> Prepared:
     if two_passes:
         job = replace(job, parts=_pow2(count))
         if want.world:  # the first pass leaves the sum, with what is owed
-            job = replace(job, world=0, x_dtype=0, divide=False, multiply=False, residual=2 * want.residual)
+            job = replace(job, world=0, x_dtype=0, divide=False, multiply=False, residual=2 * want.residual, **across)
     columns = min(COLUMNS, recipe.tree_width) if has_sums else 1
     heights = recipe.tree_width // columns
     sums = None
@@ -459,18 +510,25 @@ def decode(plan: Plan | CastPlan, wire: Tensor, n: int, out: Tensor, accumulate:
 # ---- round_to --------------------------------------------------------------------------------------------------------
 
 
-def _prepare_round(
-    fmt: Format, dtype: torch.dtype, whole: bool, stochastic: bool, overflow: str
-) -> tuple[Codes, Tables, RoundJob]:
+@dataclass(frozen=True)
+class Rounds:
+    """One way to round: all that does not depend on the tensors, and what Triton compiled for their kinds."""
+
+    tables: Tables
+    constant: tuple[Any, Any]
+    compiled: dict[object, Any]
+
+
+def _prepare_round(fmt: Format, dtype: torch.dtype, whole: bool, stochastic: bool, overflow: str) -> Rounds:
     """Kept with the format: a simulated training casts hundreds of times a step, and the host must keep up."""
-    known: dict[object, tuple[Codes, Tables, RoundJob]] = fmt.__dict__.setdefault("_triton_round", {})
+    known: dict[object, Rounds] = fmt.__dict__.setdefault("_triton_round", {})
     key = dtype, whole, stochastic, overflow
     found = known.get(key)
     if found is None:
         codes, tables = describe_codes(fmt, fmt.values, by_value=True)
         steps = float(fmt.steps_per_unit) if isinstance(fmt, UniformFormat) and fmt.kind is Kind.UNIFORM else 1.0
         job = RoundJob(ROUND.tile, DTYPES[dtype], whole, stochastic, OVERFLOWS[overflow], steps)
-        found = known[key] = codes, tables, job
+        found = known[key] = Rounds(tables, (constants(codes), constants(job)), {})
     return found
 
 
@@ -481,8 +539,19 @@ def round_to(x: Tensor, fmt: Format, rounding: str, overflow: str, rules: str, s
         return out
     # CPD's rules decide what becomes of an overflow, too
     lost = overflow if rules == "ieee" else rules
-    codes, tables, job = _prepare_round(fmt, x.dtype, n % ROUND.tile == 0, rounding == "stochastic", lost)
-    with _on(out):
-        args = (x, out, tables.on(x.device), n, _signed(seed))
-        _launch(rounding_kernels.round_kernel, -(-n // ROUND.tile), args, codes, job, ROUND.warps)
+    found = _prepare_round(fmt, x.dtype, n % ROUND.tile == 0, rounding == "stochastic", lost)
+    device, seed = x.device, _signed(seed)
+    args = x, out, found.tables.on(device), n, seed
+    # the kernel specialises on neither n nor the seed: of both only the width counts
+    key = x.data_ptr() % 16, out.data_ptr() % 16, n < 2**31, -(2**31) <= seed < 2**31, device.index
+    programs = -(-n // ROUND.tile)
+    compiled = found.compiled.get(key) if FAST and device.index == torch.cuda.current_device() else None
+    if compiled is not None:
+        compiled[(programs, 1, 1)](*args, *found.constant)
+        return out
+    with _on(out), _COMPILING:
+        kernel = rounding_kernels.round_kernel[(programs,)]
+        made = kernel(*args, *found.constant, num_warps=ROUND.warps, enable_fp_fusion=False)
+    if FAST:
+        found.compiled[key] = made
     return out

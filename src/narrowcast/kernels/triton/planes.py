@@ -23,7 +23,7 @@ from narrowcast.kernels.triton.bits import (
     power_of_two,
     store,
 )
-from narrowcast.kernels.triton.codes import float_level, level_of
+from narrowcast.kernels.triton.codes import TABLE, level_of
 
 SCALED = tl.constexpr(0)
 AFFINE = tl.constexpr(1)
@@ -31,6 +31,10 @@ MEANS = tl.constexpr(2)
 SIGN = tl.constexpr(3)
 NVFP4 = tl.constexpr(4)
 CAST = tl.constexpr(5)
+
+IN_TILE = tl.constexpr(0)
+WIDE = tl.constexpr(1)
+FREE = tl.constexpr(2)
 
 STORE_FP32 = tl.constexpr(0)
 STORE_BF16 = tl.constexpr(1)
@@ -40,9 +44,16 @@ STORE_NONE = tl.constexpr(3)
 
 @triton.jit
 def places(J: tl.constexpr):
-    """The offset of each value of a tile from its first one. Tiles are flat, so that all accesses share a layout."""
+    """The offset of each value of a tile from its first one. Tiles are flat, so that all accesses share a layout.
+
+    J.across: the first of that many parts of every row, then the second ones: a thread has some of each.
+    """
     number = tl.arange(0, J.rows * J.cols)
-    if J.cols != J.step:
+    if J.across > 1:
+        PART: tl.constexpr = J.cols // J.across
+        row = (number // PART) % J.rows
+        number = row * J.cols + (number // (PART * J.rows)) * PART + number % PART
+    elif J.cols != J.step:
         number = (number // J.cols) * J.step + number % J.cols
     return number
 
@@ -59,12 +70,17 @@ def inside(rem, J: tl.constexpr):
 @triton.jit
 def by_rows(v, J: tl.constexpr):
     """A flat tile with its rows apart."""
+    if J.across > 1:
+        v = tl.permute(tl.reshape(v, (J.across, J.rows, J.cols // J.across)), (1, 0, 2))
     return tl.reshape(v, (J.rows, J.cols))
 
 
 @triton.jit
 def spread(scale, J: tl.constexpr):
     """What each row has, for each place of it."""
+    if J.across > 1:
+        parts = tl.broadcast_to(scale[None, :, None], (J.across, J.rows, J.cols // J.across))
+        return tl.reshape(parts, (J.rows * J.cols,))
     return tl.reshape(tl.broadcast_to(scale[:, None], (J.rows, J.cols)), (J.rows * J.cols,))
 
 
@@ -127,7 +143,8 @@ def joined(codes, BITS: tl.constexpr, EACH: tl.constexpr, J: tl.constexpr):
     LEVELS: tl.constexpr = 1 if EACH == 2 else 2 if EACH == 4 else 3 if EACH == 8 else 4 if EACH == 16 else 5
     for level in tl.static_range(LEVELS):
         low, high = tl.split(tl.reshape(word, (J.rows * J.cols >> (level + 1), 2)))
-        word = low | (high << (BITS << level))
+        # a sum, and so one instruction
+        word = low + (high << (BITS << level))
     return word
 
 
@@ -155,6 +172,7 @@ def write_codes(wire, start, codes, rem, mask, P: tl.constexpr, J: tl.constexpr,
     else:
         if MASKED:
             codes = tl.where(mask, codes, 0)
+        codes = tl.reshape(by_rows(codes, J), (J.rows * J.cols,))
         if J.group * P.bits > 32:
             codes = codes.to(tl.int64)
         word = joined(codes, P.bits, J.group, J)
@@ -269,7 +287,7 @@ def read_scales_at(wire, scales_at, tail_at, row0, rows, mask, P: tl.constexpr, 
     elif P.method == NVFP4:
         tensor = float_of(read_words(wire + tail_at, tl.zeros((1,), tl.int32), mask, 4, J.aligned, False))
         code = load(base + row0 + rows, mask, MASKED).to(tl.int32)
-        first = float_level(code, P.block_codes) * tensor
+        first = level_of(code, wire, P.block_codes) * tensor
         second = first
     else:
         SIZE: tl.constexpr = 4 if P.store == STORE_FP32 else 2 if P.store == STORE_BF16 else 1
@@ -300,23 +318,38 @@ def value_of(code, first, second, table, P: tl.constexpr, J: tl.constexpr):
     elif P.store == STORE_NONE:
         return level_of(code, table, P.codes) * P.scale
     else:
-        return level_of(code, table, P.codes) * spread(first, J)
+        return tile_levels(code, table, P, J) * spread(first, J)
 
 
 @triton.jit
-def read_values(
-    wire, scales_at, tail_at, start, rem, row0, table, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr
-):
-    """A tile of a wire, decoded to float32."""
-    mask = inside(rem, J)
-    if P.method == CAST:
-        return read_cast(wire, start, mask, P, J, MASKED)
+def tile_levels(code, table, P: tl.constexpr, J: tl.constexpr):
+    """The level of each code of a tile. Where many are looked up the table goes to shared memory: short addresses."""
+    if J.world and (J.mode == IN_TILE) and (P.codes.kind == TABLE):
+        return float_of(tl.gather(tl.load(table + tl.arange(0, 2**P.bits)), code, 0))
     else:
-        code = read_codes(wire, start, rem, mask, P, J, MASKED)
-        if P.store == STORE_NONE:
-            nothing = tl.zeros((J.rows,), tl.float32)
-            return value_of(code, nothing, nothing, table, P, J)
-        else:
-            row_mask = tl.arange(0, J.rows) * J.step < rem
-            first, second = read_scales(wire, scales_at, tail_at, row0, row_mask, P, J, MASKED)
-            return value_of(code, first, second, table, P, J)
+        return level_of(code, table, P.codes)
+
+
+@triton.jit
+def read_coded(wire, planes, tile, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
+    """A tile of codes, and the scales of its rows."""
+    _stride, scales_at, tail_at = planes
+    start, rem, row0 = tile
+    code = read_codes(wire, start, rem, inside(rem, J), P, J, MASKED)
+    first = tl.zeros((J.rows,), tl.float32)
+    second = first
+    if P.store != STORE_NONE:
+        row_mask = tl.arange(0, J.rows) * J.step < rem
+        first, second = read_scales(wire, scales_at, tail_at, row0, row_mask, P, J, MASKED)
+    return code, first, second
+
+
+@triton.jit
+def read_values(wire, table, planes, tile, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
+    """A tile of a wire, decoded to float32."""
+    start, rem, _row0 = tile
+    if P.method == CAST:
+        return read_cast(wire, start, inside(rem, J), P, J, MASKED)
+    else:
+        code, first, second = read_coded(wire, planes, tile, P, J, MASKED)
+        return value_of(code, first, second, table, P, J)

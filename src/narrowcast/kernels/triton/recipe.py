@@ -154,6 +154,18 @@ class Job(Named):
     """Words that lie together: 4 of 24 bits in three of 32."""
     by_lanes: bool = False
     """The levels of codes lie in the threads of a warp, which look them up in each other."""
+    gated: bool = False
+    """All wires of a tile are asked for before the first is waited for."""
+    packed: bool = False
+    """Codes of full tiles leave as words; those of a row that is not finite are made zero there."""
+    raw: bool = False
+    """Integers are packed as the sum with ROUNDER leaves them."""
+    cut: bool = True
+    """A scaled value may lie beyond the largest level."""
+    signs: bool = False
+    """Codes are signs, and leave as words."""
+    across: int = 1
+    """Parts of a row, of which a thread has the same places."""
     loop: bool = False
     """A program does several tiles."""
     world: int = 0

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from narrowcast.kernels.triton.bits import (
     INFINITE,
+    INTERPRETED,
     LARGEST,
     MAGNITUDE,
     TINY_BITS,
@@ -24,6 +25,7 @@ from narrowcast.kernels.triton.bits import (
     tree_sum,
 )
 from narrowcast.kernels.triton.codes import float_code, float_level
+from narrowcast.kernels.triton.packing import count_negative
 from narrowcast.kernels.triton.planes import AFFINE, MEANS, NVFP4, SIGN, STORE_BF16, by_rows
 
 DIVIDE = tl.constexpr(0)
@@ -35,9 +37,19 @@ AFFINE_LIMIT = tl.constexpr(2.0**126)
 
 
 @triton.jit
+def larger(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def largest(v, J: tl.constexpr):
     """The pattern of the largest magnitude of each row; that of a NaN or an Inf is larger than any other."""
-    return tl.max(by_rows(bits_of(v) & MAGNITUDE, J), axis=1)
+    if INTERPRETED or J.cols < 4:
+        return tl.max(by_rows(bits_of(v) & MAGNITUDE, J), axis=1)
+    else:
+        # four that a thread has as floats: the sign is taken away in the same instruction
+        four = tl.reshape(by_rows(tl.abs(v), J), (J.rows, J.cols // 4, 4))
+        return tl.max(bits_of(tl.reduce(four, 2, larger)), axis=1)
 
 
 @triton.jit
@@ -68,6 +80,9 @@ def scaled_scale(top, quotient, P: tl.constexpr):
             scale = float_of(bf16_pattern(scale, False) << 16)
             live = live & (bits_of(scale * P.target) >= TINY_BITS)
         scale = tl.minimum(scale, P.max_scale)
+    elif (P.rule == FLOOR) and (P.low_exponent <= -100 - P.top_exponent) and (P.high_exponent >= 127 - P.top_exponent):
+        # no scale that is used below leaves the range: the power of two in the largest magnitude, moved
+        scale = float_of((top & INFINITE) - (P.top_exponent << 23))
     else:
         if P.rule == APS:
             exponent = ceil_exponent_of(safe) - P.top_exponent
@@ -126,15 +141,15 @@ def tile_scales(v, rem, mask, tensor, P: tl.constexpr, J: tl.constexpr, MASKED: 
         return affine_scales(tl.min(by_rows(low, J), axis=1), tl.max(by_rows(high, J), axis=1), top, P)
     elif (P.method == MEANS) | (P.method == SIGN):
         count = tl.minimum(tl.maximum(rem - tl.arange(0, J.rows) * J.step, 0), J.step)
-        v = by_rows(v, J)
-        small = v * (1.0 / P.tree_width)
+        small = by_rows(v, J) * (1.0 / P.tree_width)
         if P.method == SIGN:
             level = mean(tree_sum(tl.abs(small), J.rows, J.cols, J.levels), count, top, P)
             return level, level
         else:
-            negatives = tl.sum(tl.where(v < 0, 1, 0), axis=1)
-            low = tree_sum(tl.where(v < 0, small, 0.0), J.rows, J.cols, J.levels)
-            high = tree_sum(tl.where(v < 0, 0.0, small), J.rows, J.cols, J.levels)
+            negatives = count_negative(v, J, MASKED)
+            # of a NaN nothing is left here; the largest magnitude tells of it
+            low = tree_sum(tl.minimum(small, 0.0), J.rows, J.cols, J.levels)
+            high = tree_sum(tl.maximum(small, 0.0), J.rows, J.cols, J.levels)
             return mean(low, negatives, top, P), mean(high, count - negatives, top, P)
     else:
         if P.l2:

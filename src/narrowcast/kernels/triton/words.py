@@ -1,44 +1,49 @@
 """Sums of wires whose codes are narrower than a byte, word by word.
 
 A reduction of many wires is bound by arithmetic, so what counts is how many instructions a code takes. A word holds
-J.each codes; each is made a float where it lies in the word, multiplied by the scale of its word and added to the sum
+J.each codes; each is made a float where it lies in the word, multiplied by the scale of its row and added to the sum
 of its place. Only the finished sums are put in the order of the values.
 """
+
+# mypy: disable-error-code="assignment"
+# tuples grow while a kernel is compiled
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from narrowcast.kernels.triton.bits import float_of
+from narrowcast.kernels.triton.bits import INTERPRETED, after_loads, bits_of, float_of
 from narrowcast.kernels.triton.codes import UNIFORM, level_of
-from narrowcast.kernels.triton.constants import INTERPRETED as _INTERPRETED
-from narrowcast.kernels.triton.planes import STORE_NONE, read_scales_at
-
-INTERPRETED = tl.constexpr(_INTERPRETED)
+from narrowcast.kernels.triton.planes import MEANS, SCALED, SIGN, STORE_E8M0, STORE_NONE, read_scales
 
 
 @triton.jit
-def read_group(wire, start, G: tl.constexpr, P: tl.constexpr, J: tl.constexpr):
-    """Words of a full tile as int32, with J.each codes each. 3 and 6 bits: group G of the four that lie in three words.
+def in_rows(word, J: tl.constexpr):
+    return tl.reshape(word, (J.rows, J.cols // (J.each * J.groups)))
 
-    What lies above the codes is anything.
+
+@triton.jit
+def read_group(wire, start, P: tl.constexpr, J: tl.constexpr):
+    """J.groups words (int32) of J.each codes, for each place of a full tile where such a group begins.
+
+    3 and 6 bits: four words of 24 bits lie in three of 32. What lies above the codes is anything.
     """
     base = wire + (start >> 3) * P.bits
     number = tl.arange(0, J.rows * J.cols // (J.each * J.groups))
     words = base.to(tl.pointer_type(tl.uint32), bitcast=True)
     if J.groups == 1:
-        return tl.load(words + number).to(tl.int32)
+        return (in_rows(tl.load(words + number).to(tl.int32), J),)
+    elif J.groups == 2:
+        pairs = tl.load(words + tl.arange(0, J.rows * J.cols // J.each)).to(tl.int32)
+        return tl.split(tl.reshape(pairs, (J.rows, J.cols // (J.each * J.groups), 2)))
     else:
-        at = words + 3 * number
-        if G == 0:
-            return tl.load(at).to(tl.int32)
-        elif G == 1:
-            return ((tl.load(at) >> 24) | (tl.load(at + 1) << 8)).to(tl.int32)
-        elif G == 2:
-            return ((tl.load(at + 1) >> 16) | (tl.load(at + 2) << 16)).to(tl.int32)
-        else:
-            return (tl.load(at + 2) >> 8).to(tl.int32)
+        low = in_rows(tl.load(words + 3 * number), J)
+        middle = in_rows(tl.load(words + 3 * number + 1), J)
+        high = in_rows(tl.load(words + 3 * number + 2), J)
+        second = ((low >> 24) | (middle << 8)).to(tl.int32)
+        third = ((middle >> 16) | (high << 16)).to(tl.int32)
+        return (low.to(tl.int32), second, third, (high >> 8).to(tl.int32))
 
 
 # ---- one code --------------------------------------------------------------------------------------------------------
@@ -96,97 +101,136 @@ def level_in(word, table, lanes, K: tl.constexpr, P: tl.constexpr, J: tl.constex
 
 
 @triton.jit
-def value_in(word, first, table, lanes, K: tl.constexpr, P: tl.constexpr, J: tl.constexpr):
-    """What code K of each word stands for."""
-    if J.each <= K:
-        return first  # there is none
+def chosen(word, first, second, K: tl.constexpr):
+    """`second` where bit K of the word is set, else `first`. Asked for so, seven bits at a time become predicates."""
+    BIT: tl.constexpr = 1 << K if K < 31 else -2147483648
+    if INTERPRETED:
+        return tl.where((word & BIT) != 0, second, first)
+    else:
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred p; .reg .b32 b; and.b32 b, $1, $4; setp.ne.b32 p, b, 0; selp.f32 $0, $3, $2, p; }",
+            "=r,r,r,r,r", [word, first, second, BIT], dtype=tl.float32, is_pure=True, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def plus_chosen(total, word, first, second, K: tl.constexpr):
+    """The sum and what bit K of the word chooses: two additions of which one takes place, and no choice before."""
+    BIT: tl.constexpr = 1 << K if K < 31 else -2147483648
+    if INTERPRETED:
+        return total + tl.where((word & BIT) != 0, second, first)
+    else:
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred p; .reg .b32 b; and.b32 b, $2, $5; setp.ne.b32 p, b, 0;"
+            " @p add.rn.f32 $0, $0, $4; @!p add.rn.f32 $0, $0, $3; }",
+            "=r,0,r,r,r,r", [total, word, first, second, BIT], dtype=tl.float32, is_pure=True, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def value_in(word, first, second, table, lanes, K: tl.constexpr, P: tl.constexpr, J: tl.constexpr):
+    """What code K of each word stands for, under the scales of its row."""
+    if P.method == MEANS:
+        return chosen(word, first, second, K)
+    elif P.method == SIGN:
+        return float_of(bits_of(first) ^ ((word << (31 - K)) & -2147483648) ^ -2147483648)
     elif P.store == STORE_NONE:
         return level_in(word, table, lanes, K, P, J) * P.scale
     else:
         return level_in(word, table, lanes, K, P, J) * first
 
 
-# ---- eight places of a word ------------------------------------------------------------------------------------------
+# ---- all codes of a group --------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def read_eight(wire, scales_at, tail_at, start, row0, table, lanes, G: tl.constexpr, P: tl.constexpr, J: tl.constexpr):
-    """The values of a tile, by their places in a word."""
-    word = read_group(wire, start, G, P, J)
-    if P.store == STORE_NONE:
-        first = tl.zeros_like(word).to(tl.float32)
-    else:
-        EACH: tl.constexpr = J.each * J.groups
-        row = tl.arange(0, J.rows * J.cols // EACH) // (J.cols // EACH)
-        first, _ = read_scales_at(wire, scales_at, tail_at, row0, row, row >= 0, P, J, False)
-    return (
-        value_in(word, first, table, lanes, 0, P, J),
-        value_in(word, first, table, lanes, 1, P, J),
-        value_in(word, first, table, lanes, 2, P, J),
-        value_in(word, first, table, lanes, 3, P, J),
-        value_in(word, first, table, lanes, 4, P, J),
-        value_in(word, first, table, lanes, 5, P, J),
-        value_in(word, first, table, lanes, 6, P, J),
-        value_in(word, first, table, lanes, 7, P, J),
-    )
-
-
-@triton.jit
-def add_eight(a, wire, planes, tile, table, lanes, G: tl.constexpr, P: tl.constexpr, J: tl.constexpr):
-    """The sums so far, and one more wire."""
+def read_rows(wire, planes, tile, P: tl.constexpr, J: tl.constexpr):
+    """The words of a tile, and the scales of each row."""
     _stride, scales_at, tail_at = planes
     start, _rem, row0 = tile
-    b = read_eight(wire, scales_at, tail_at, start, row0, table, lanes, G, P, J)
-    return (
-        a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3], a[4] + b[4], a[5] + b[5], a[6] + b[6], a[7] + b[7],
-    )  # fmt: skip
+    words = read_group(wire, start, P, J)
+    first = tl.zeros((J.rows,), tl.float32)
+    second = first
+    if (P.store == STORE_E8M0) and (P.method == SCALED):
+        # Inf, which is as little finite, instead of NaN
+        exponent = tl.load(wire + scales_at + row0 + tl.arange(0, J.rows)).to(tl.int32)
+        first = float_of(tl.maximum(exponent << 23, 0x00400000))
+    elif P.store != STORE_NONE:
+        first, second = read_scales(wire, scales_at, tail_at, row0, first == first, P, J, False)
+    return words, first, second
 
 
 @triton.jit
-def sum_eight(wires, planes, tile, table, lanes, G: tl.constexpr, P: tl.constexpr, J: tl.constexpr):
-    """The sums over all wires of one group of words."""
-    stride, scales_at, tail_at = planes
-    start, _rem, row0 = tile
-    a = read_eight(wires, scales_at, tail_at, start, row0, table, lanes, G, P, J)
+def gated(words, J: tl.constexpr):
+    found = ()
+    for group in tl.static_range(J.groups):
+        found += (after_loads(words[group], J.gated),)
+    return found
+
+
+@triton.jit
+def values_of(read, table, lanes, P: tl.constexpr, J: tl.constexpr):
+    """The values of a tile, by their places in a group of words."""
+    words, first, second = read
+    found = ()
+    for place in tl.static_range(J.each * J.groups):
+        word = words[place // J.each]
+        found += (value_in(word, first[:, None], second[:, None], table, lanes, place % J.each, P, J),)
+    return found
+
+
+@triton.jit
+def added(sums, read, table, lanes, P: tl.constexpr, J: tl.constexpr):
+    """The sums so far, and one more wire."""
+    words, first, second = read
+    found = ()
+    for place in tl.static_range(J.each * J.groups):
+        word = words[place // J.each]
+        if P.method == MEANS:
+            total = plus_chosen(sums[place], word, first[:, None], second[:, None], place % J.each)
+        else:
+            more = value_in(word, first[:, None], second[:, None], table, lanes, place % J.each, P, J)
+            total = sums[place] + more
+        found += (total,)
+    return found
+
+
+@triton.jit
+def sum_wires(wires, planes, tile, table, lanes, P: tl.constexpr, J: tl.constexpr):
+    """The sums over all wires, by their places in a group of words."""
+    stride, _scales_at, _tail_at = planes
+    here = read_rows(wires, planes, tile, P, J)
     if J.world <= 16:
+        # all are asked for before the first is waited for
+        read = (here,)
         for rank in tl.static_range(1, J.world):
-            a = add_eight(a, wires + rank * stride, planes, tile, table, lanes, G, P, J)
+            read += (read_rows(wires + rank * stride, planes, tile, P, J),)
+        words, first, second = here
+        sums = values_of((gated(words, J), first, second), table, lanes, P, J)
+        for rank in tl.static_range(1, J.world):
+            sums = added(sums, read[rank], table, lanes, P, J)
     else:
+        sums = values_of(here, table, lanes, P, J)
         for rank in range(1, J.world):
-            a = add_eight(a, wires + rank * stride, planes, tile, table, lanes, G, P, J)
-    return a
+            sums = added(sums, read_rows(wires + rank * stride, planes, tile, P, J), table, lanes, P, J)
+    return sums
 
 
 @triton.jit
-def in_order(v0, v1, v2, v3, v4, v5, v6, v7, J: tl.constexpr):
-    """The eight, or four, places of a word beside each other, in new dimensions. No value changes its thread."""
-    if J.each == 4:
-        return tl.join(tl.join(v0, v2), tl.join(v1, v3))
-    else:
-        even = tl.join(tl.join(v0, v4), tl.join(v2, v6))
-        return tl.join(even, tl.join(tl.join(v1, v5), tl.join(v3, v7)))
-
-
-@triton.jit
-def four(a, b, c, d):
-    return tl.join(tl.join(a, c), tl.join(b, d))
+def in_order(places, COUNT: tl.constexpr, LEVELS: tl.constexpr):
+    """What lies in the places of a group beside each other, in new dimensions. No value changes its thread."""
+    for level in tl.static_range(LEVELS):
+        pairs = ()
+        for place in tl.static_range(COUNT >> (level + 1)):
+            pairs += (tl.join(places[place], places[place + (COUNT >> (level + 1))]),)
+        places = pairs
+    return places[0]
 
 
 @triton.jit
 def sum_by_words(wires, table, planes, tile, P: tl.constexpr, J: tl.constexpr):
     """Decode the same full tile of J.world wires and add in rank order; flat, in the order of the values."""
-    lanes = lane_levels(table, P, J)
-    a = sum_eight(wires, planes, tile, table, lanes, 0, P, J)
-    if J.groups == 1:
-        found = in_order(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], J)
-    else:
-        b = sum_eight(wires, planes, tile, table, lanes, 1, P, J)
-        c = sum_eight(wires, planes, tile, table, lanes, 2, P, J)
-        d = sum_eight(wires, planes, tile, table, lanes, 3, P, J)
-        found = in_order(
-            four(a[0], b[0], c[0], d[0]), four(a[1], b[1], c[1], d[1]),
-            four(a[2], b[2], c[2], d[2]), four(a[3], b[3], c[3], d[3]),
-            four(a[4], b[4], c[4], d[4]), four(a[5], b[5], c[5], d[5]),
-            four(a[6], b[6], c[6], d[6]), four(a[7], b[7], c[7], d[7]), J,
-        )  # fmt: skip
-    return tl.reshape(found, (J.rows * J.cols,))
+    sums = sum_wires(wires, planes, tile, table, lane_levels(table, P, J), P, J)
+    COUNT: tl.constexpr = J.each * J.groups
+    LEVELS: tl.constexpr = 3 if COUNT == 8 else 4 if COUNT == 16 else 5 if COUNT == 32 else 6
+    return tl.reshape(in_order(sums, COUNT, LEVELS), (J.rows * J.cols,))

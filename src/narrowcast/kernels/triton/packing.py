@@ -1,0 +1,111 @@
+"""Full tiles of codes as words of 32 bits: packed by sums, finished a word at a time.
+
+What can be done once for the codes of a word is not done for each: their offset, their sign bits, and that the codes of
+a row without a finite scale are zero.
+"""
+
+# mypy: disable-error-code="assignment"
+# tuples grow while a kernel is compiled
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from narrowcast.kernels.triton.bits import INTERPRETED, ROUNDER_BITS, bits_of
+from narrowcast.kernels.triton.planes import by_rows, joined
+
+
+@triton.jit
+def lower(word, BY: tl.constexpr):
+    """Shifted down, zeros from above."""
+    return (word.to(tl.uint32) >> BY).to(tl.int32)
+
+
+@triton.jit
+def write_packed(wire, start, codes, live, P: tl.constexpr, J: tl.constexpr):
+    """Pack a full tile of codes into words of 32 bits; zero in rows that are not `live`.
+
+    J.raw: codes have the sign bit turned and something above them, which one sum and one xor for a word make good.
+    """
+    EACH: tl.constexpr = 8 if P.bits == 3 else 4 if P.bits == 6 else 32 // P.bits
+    ONES: tl.constexpr = (2 ** (EACH * P.bits) - 1) // (2**P.bits - 1)
+    word = joined(tl.reshape(by_rows(codes, J), (J.rows * J.cols,)), P.bits, EACH, J)
+    if J.raw:
+        # as int32
+        ABOVE: tl.constexpr = ((0 - ONES * ROUNDER_BITS + 2**31) & 0xFFFFFFFF) - 2**31
+        TURN: tl.constexpr = ((ONES * P.codes.sign_bit + 2**31) & 0xFFFFFFFF) - 2**31
+        word = (word + ABOVE) ^ TURN
+    keep = tl.where(live, -1 if EACH * P.bits == 32 else 0xFFFFFF, 0)
+    word = tl.reshape(word, (J.rows, J.cols // EACH)) & keep[:, None]
+    base = (wire + (start >> 3) * P.bits).to(tl.pointer_type(tl.int32), bitcast=True)
+    if EACH * P.bits == 32:
+        tl.store(base + tl.arange(0, J.rows * J.cols // EACH), tl.reshape(word, (J.rows * J.cols // EACH,)))
+    else:
+        # four words of 24 bits lie in three
+        even, odd = tl.split(tl.reshape(word, (J.rows * J.cols // (4 * EACH), 2, 2)))
+        first, third = tl.split(even)
+        second, fourth = tl.split(odd)
+        at = base + 3 * tl.arange(0, J.rows * J.cols // (4 * EACH))
+        tl.store(at, first + (second << 24))
+        tl.store(at + 1, lower(second, 8) + (third << 16))
+        tl.store(at + 2, lower(third, 16) + (fourth << 8))
+
+
+# ---- signs: words of 32 neighbours -----------------------------------------------------------------------------------
+
+
+@triton.jit
+def sign_words(v, J: tl.constexpr):
+    """Bit i of word j: value 32 * j + i of a full tile is below zero. Shape (J.rows, J.cols // 32)."""
+    if J.across > 1:
+        # those of one thread first: the weights are constants
+        PART: tl.constexpr = J.cols // J.across
+        bits = tl.reshape(by_rows(tl.where(v < 0, 1, 0), J), (J.rows, J.cols // 32, 32 // PART, PART))
+        word = tl.sum(bits << (PART * tl.arange(0, 32 // PART))[None, None, :, None], axis=2)
+        return tl.sum(word << tl.arange(0, PART)[None, None, :], axis=2)
+    # -0 becomes 0
+    places = (bits_of(v + 0.0),)
+    for level in tl.static_range(5):
+        even = ()
+        odd = ()
+        for place in tl.static_range(1 << level):
+            one, other = tl.split(tl.reshape(places[place], (J.rows, J.cols // 32, 16 >> level, 2)))
+            even += (one,)
+            odd += (other,)
+        places = even + odd
+    word = tl.zeros((J.rows, J.cols // 32), tl.int32)
+    for place in tl.static_range(32):
+        word = push_sign(word, tl.reshape(places[31 - place], (J.rows, J.cols // 32)))
+    return word
+
+
+@triton.jit
+def push_sign(word, pattern):
+    """The word moved up by one, the sign of the pattern below."""
+    if INTERPRETED:
+        return (word << 1) | lower(pattern, 31)
+    else:
+        return tl.inline_asm_elementwise(
+            "shf.l.wrap.b32 $0, $1, $2, 1;", "=r,r,r", [pattern, word], dtype=tl.int32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
+def count_negative(v, J: tl.constexpr, MASKED: tl.constexpr):
+    """How many values of each row are below zero."""
+    if J.signs and not (MASKED or INTERPRETED):
+        ones = tl.inline_asm_elementwise(
+            "popc.b32 $0, $1;", "=r,r", [sign_words(v, J)], dtype=tl.int32, is_pure=True, pack=1
+        )
+        return tl.sum(ones, axis=1)
+    else:
+        return tl.sum(by_rows(tl.where(v < 0, 1, 0), J), axis=1)
+
+
+@triton.jit
+def write_signs(wire, start, v, live, J: tl.constexpr):
+    """The codes of a full tile of values: 1 where not below zero; 0 in rows that are not `live`."""
+    word = tl.where(live[:, None], ~sign_words(v, J), 0)
+    base = (wire + (start >> 3)).to(tl.pointer_type(tl.int32), bitcast=True)
+    tl.store(base + tl.arange(0, J.rows * J.cols // 32), tl.reshape(word, (J.rows * J.cols // 32,)))
