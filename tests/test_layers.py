@@ -16,7 +16,7 @@ FILES = sorted(SRC.rglob("*.py"))
 
 SPINE = ("formats", "kernels", "codecs", "collectives", "parallel")
 # Built on the spine; nothing in the spine imports them.
-ABOVE = ("data", "simulate", "predict", "lab", "study", "bench", "console", "cli")
+ABOVE = ("data", "simulate", "predict", "lab", "study", "bench", "console", "cli", "__main__")
 
 COMMANDS = ("bench", "lab", "data", "simulate", "predict", "study", "study.report")
 CONSOLE = ("cli", "console", *(f"{place}.cli" for place in COMMANDS))

@@ -66,7 +66,7 @@ def error_of(attempt: Callable[[], object]) -> str:
     """The type and the text of what was raised; empty where nothing was."""
     try:
         attempt()
-    except (RuntimeError, ValueError, TypeError, TimeoutError) as error:
+    except (RuntimeError, ValueError, TypeError, IndexError, TimeoutError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 

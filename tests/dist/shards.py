@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,6 +67,11 @@ def through(codec: nc.Codec, values: Tensor, stream: int = 0, offset: int = 0, s
     """What comes back of a run of values."""
     wire = codec.encode(values, seed=seed, stream=stream, offset=-(-offset // 16) * 16)
     return codec.decode(wire, values.numel())
+
+
+def seed_of(seed: int, role: str, unit: int = 0, group: int = 0) -> int:
+    """Of the noise of a unit. group: a replica's number for gradients, a shard's between replicas."""
+    return int.from_bytes(hashlib.sha256(f"FSDP {seed} {role} {unit} {group}".encode()).digest()[:8], "little")
 
 
 def loss(model: nn.Module, rank: int, step: int) -> Tensor:

@@ -688,6 +688,25 @@ def test_a_hook_that_fails_on_one_rank_raises_in_every_backward_and_the_model_li
         assert "earlier collective failed" in second
 
 
+def broken_from_the_start(group: dist.ProcessGroup) -> str:
+    rank, model = dist.get_rank(group), wrapped(group)
+
+    def policy(info: object, step: int) -> str:
+        if rank == 1:
+            raise ValueError("no codec at all")
+        return "int8/256"
+
+    found = error_of(lambda: nc.attach(model, policy, min_values=1))
+    nc.attach(model, "int8/256").detach()
+    return found
+
+
+def test_a_policy_that_fails_on_one_rank_at_attach_is_an_error_on_all_of_them(pool: Pool) -> None:
+    for outcome in pool.outcomes(2, broken_from_the_start):
+        assert "no codec at all" in outcome.value, outcome
+        assert outcome.seconds < 10
+
+
 def different_parameters(group: dist.ProcessGroup) -> None:
     model = wrapped(group)
     handle = nc.attach(model, "as-is")

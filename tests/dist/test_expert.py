@@ -102,6 +102,33 @@ def test_wrong_uses_say_what_is_wrong(pool: Pool) -> None:
         assert "leave out +ef" in found["feedback"]
 
 
+def wrong_on_one(group: dist.ProcessGroup) -> list[str]:
+    """One rank's counts do not fit its rows, or it has another number of experts; and it works afterwards."""
+    rank, used = dist.get_rank(group), Wires("int8/16", group=group)
+    x, leaving = torch.zeros(4, WIDTH), [2, 1] if rank == 1 else [2, 2]
+    uneven = MoE(WIDTH, [nn.Identity()] * (2 - rank), top_k=1, group=group)
+    found = [
+        error_of(lambda: all_to_all(x, used, leaving)),
+        error_of(lambda: all_to_all(x, used, leaving, [2, 2])),
+        error_of(lambda: uneven(x)),
+    ]
+    assert all_to_all(x, used, [2, 2]).shape == (4, WIDTH)
+    return found
+
+
+def test_what_is_wrong_on_one_rank_is_an_error_on_all_of_them(pool: Pool) -> None:
+    outcomes = pool.outcomes(2, wrong_on_one)
+    assert [outcome.error for outcome in outcomes] == ["", ""]
+    assert max(outcome.seconds for outcome in outcomes) < 15
+    (asked, given, uneven), (own_asked, own_given, own_uneven) = (outcome.value for outcome in outcomes)
+    for own in (own_asked, own_given):
+        assert own.startswith("ValueError: all_to_all: leaving=[2, 1] must be 2 counts")
+    assert asked.startswith("DisagreementError: all_to_all: rank 1 has counts that")
+    assert given.startswith("DisagreementError: all_to_all: rank 0 sends 48 values to rank 1, which expects 0")
+    for message in (uneven, own_uneven):
+        assert "rank 1: experts=1 (others 2)" in message
+
+
 # ---- a layer of experts ----------------------------------------------------------------------------------------------
 
 EXPERTS = 2

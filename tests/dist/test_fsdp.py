@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 
 import pytest
@@ -9,13 +10,15 @@ import torch
 import torch.distributed as dist
 from dist.models import batch, error_of, local_gradients, mlp, rank_order_mean, same
 from dist.pool import Pool
-from dist.shards import full, loss, mesh_of, rows_of, sharded, tensors_of, through
+from dist.shards import full, loss, mesh_of, rows_of, seed_of, sharded, tensors_of, through
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
+from torch.utils.checkpoint import checkpoint
 
 import narrowcast as nc
 from narrowcast.parallel import TensorInfo, policy
+from narrowcast.parallel import rows as messages
 
 STEPS = 3
 
@@ -97,7 +100,7 @@ def by_hand(local: list[list[Tensor]], codec: nc.Codec, world: int, step: int, d
         sent = parts.clone()
         for row in range(world):
             stream, offset = (step << 24) + (rank << 4), row * parts.shape[1]
-            sent[row, :weights] = through(codec, parts[row, :weights], stream, offset, seed=7)
+            sent[row, :weights] = through(codec, parts[row, :weights], stream, offset, seed_of(7, "gradient"))
         total = sent if total is None else total + sent
     mean = total / world
     if dim:
@@ -150,7 +153,7 @@ def gathered(group: dist.ProcessGroup, spec: str) -> None:
     rows, codec = rows_of([weight], world), nc.codec(spec)
     length = rows.shape[1] + -(-40 // world)
     for row in range(world):
-        rows[row] = through(codec, rows[row], (row << 4) + 1, row * length)
+        rows[row] = through(codec, rows[row], (row << 4) + 1, row * length, seed_of(0, "parameter"))
     expected = tensors_of(rows, [weight])[0]
     x = batch(0, 0).requires_grad_()
     y = model(x)
@@ -342,6 +345,78 @@ def prefetched(group: dist.ProcessGroup) -> list[bytes]:
 def test_prefetching_changes_no_bit(pool: Pool) -> None:
     for first, second in pool.run(3, prefetched):
         assert first == second
+
+
+def overlapped(group: dist.ProcessGroup) -> list[bool]:
+    """Of every all-gather but the first: whether the layer before began to compute while it was under way."""
+    model = sharded(mesh_of(group), reshard_after_forward=True)
+    layers = [m for m in model if isinstance(m, FSDPModule)]
+    handle = nc.attach(model, "as-is", parameters="int8/256", min_values=1)
+    computing = [threading.Event() for _ in layers]
+    for before, after, begun in zip(layers, layers[1:], computing, strict=False):
+        before.set_modules_to_forward_prefetch([after])
+        # after FSDP's own hook, which gathers this layer and begins with the next
+        before.register_forward_pre_hook(lambda *_, begun=begun: begun.set())
+    original, found = messages.all_gather, []
+
+    def held_up(*args: object) -> None:
+        # the first has nothing to overlap with
+        found.append(not found or computing[len(found) - 1].wait(5))
+        original(*args)
+
+    messages.all_gather = held_up
+    try:
+        with torch.no_grad():
+            model(batch(0, 0))
+    finally:
+        messages.all_gather = original
+    handle.detach()
+    return found
+
+
+def test_the_next_layer_is_gathered_while_one_computes(pool: Pool) -> None:
+    """The all-gather is held up until then: whoever waits for it in place would wait in vain."""
+    assert pool.run(2, overlapped) == [[True, True, True]] * 2
+
+
+class Checkpointed(nn.Module):
+    """Layers that compute again in backward; reentrant=None: that do not."""
+
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.layers = nn.ModuleList(nn.Linear(24, 24) for _ in range(3))
+        self._reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            again = self._reentrant
+            x = layer(x).tanh() if again is None else checkpoint(layer, x, use_reentrant=again).tanh()
+        return x
+
+
+def checkpointed(group: dist.ProcessGroup, reentrant: bool | None) -> tuple[list[bytes], int, float]:
+    rank, found = dist.get_rank(group), []
+    model = Checkpointed(reentrant)
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh_of(group))
+    fully_shard(model, mesh=mesh_of(group))
+    handle = nc.attach(model, "int8/64+sr", parameters="int8/64+sr", min_values=1)
+    for step in range(STEPS):
+        model.zero_grad()
+        model(batch(rank, step).requires_grad_()).square().mean().backward()
+        found.append(b"".join(g.numpy().tobytes() for g in full(model)))
+    steps, counted = handle.step, handle.stats()["steps"]
+    handle.detach()
+    return found, steps, counted
+
+
+def test_activation_checkpoints_change_no_bit_and_no_count(pool: Pool) -> None:
+    """What is computed again sees the parameters of the first time, noise and all."""
+    plain = pool.run(2, checkpointed, None)
+    for reentrant in (False, True):
+        assert pool.run(2, checkpointed, reentrant) == plain
+    assert [(steps, counted) for _, steps, counted in plain] == [(STEPS, STEPS)] * 2
 
 
 class Largest(policy.Watching):

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from dist.emulation import summed
 from dist.models import batch, error_of, local_gradients, mlp, same
 from dist.pool import Crew, Pool
 from dist.shards import full, loss, mesh_of, replicated_mesh, rows_of, sharded, tensors_of
@@ -21,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import narrowcast as nc
 from narrowcast.collectives.coder import Coder
+from narrowcast.parallel import fsdp_comm
 
 # ---- error feedback --------------------------------------------------------------------------------------------------
 
@@ -159,9 +161,10 @@ def test_a_checkpoint_keeps_what_is_owed_for_any_number_of_ranks(pool: Pool, tmp
 # ---- HSDP ------------------------------------------------------------------------------------------------------------
 
 
-def replicated(group: dist.ProcessGroup) -> None:
+def replicated(group: dist.ProcessGroup, replicas: int) -> None:
     """As it is: the mean over the shards' ranks, in order, then over the replicas, in order."""
-    rank, mesh, twin = dist.get_rank(group), replicated_mesh(4, 2), mlp()
+    rank, twin = dist.get_rank(group), mlp()
+    mesh, shards = replicated_mesh(replicas, 8 // replicas), 8 // replicas
     model = sharded(mesh)
     handle = nc.attach(model, "as-is", parameters="as-is")
     for step in range(2):
@@ -170,15 +173,16 @@ def replicated(group: dist.ProcessGroup) -> None:
         local = local_gradients(twin, 8, step, loss)
         expected = []
         for i in range(6):
-            inside = [(local[r][i] + local[r + 1][i]) / 2 for r in (0, 2, 4, 6)]
-            expected.append((inside[0] + inside[1] + inside[2] + inside[3]) / 4)
+            inside = [summed([local[r + s][i] for s in range(shards)]) / shards for r in range(0, 8, shards)]
+            expected.append(summed(inside) / replicas)
         assert same(full(model), expected)
     handle.check_ranks()
     handle.detach()
 
 
-def test_replicas_give_the_mean_in_order(pool: Pool) -> None:
-    pool.run(8, replicated)
+@pytest.mark.parametrize("replicas", [4, 8])
+def test_replicas_give_the_mean_in_order(pool: Pool, replicas: int) -> None:
+    pool.run(8, replicated, replicas)
 
 
 def few_bits_between(group: dist.ProcessGroup) -> tuple[str, dict[str, float]]:
@@ -219,6 +223,42 @@ def test_another_spec_between_replicas_than_inside(pool: Pool) -> None:
         assert 1.5 < stats["between_plain_bytes"] / stats["between_sent_bytes"] < 32 / 4.5
 
 
+def noises(group: dist.ProcessGroup) -> tuple[dict[str, list[tuple[int, ...]]], bytes]:
+    """Seed, stream and place of every encoding of two steps, by role; and the gradients."""
+    model = sharded(replicated_mesh(2, 4))
+    handle = nc.attach(model, gradients="int4/64+sr", between="int4/64+sr", parameters="int8/64+sr", min_values=1)
+    used: dict[str, list[tuple[int, ...]]] = {"int4/64+sr": [], "int8/64+sr": []}
+    original = Coder._places
+
+    def noted(self: Coder, part: tuple[int, int], stream: int, *more: object) -> object:
+        places = list(original(self, part, stream, *more))
+        used[str(self.codec)] += [(p.options["seed"], stream, p.options["offset"]) for p in places]
+        return places
+
+    Coder._places = noted
+    try:
+        for step in range(2):
+            model.zero_grad()
+            loss(model, 0, step).backward()  # the same on every rank
+    finally:
+        Coder._places = original
+    found = b"".join(g.numpy().tobytes() for g in full(model))
+    handle.check_ranks()
+    handle.detach()
+    return used, found
+
+
+def test_no_two_encodings_of_gradients_share_their_noise(pool: Pool) -> None:
+    """Not of two ranks, replicas, units, or of the two ways a gradient goes; parameters do, between replicas."""
+    ranks = pool.run(8, noises)
+    gradients = [one for used, _ in ranks for one in used["int4/64+sr"]]
+    assert len(set(gradients)) == len(gradients) > 8 * 2 * 3 * 4
+    parameters = [set(used["int8/64+sr"]) for used, _ in ranks]
+    assert len(set.union(*parameters)) == sum(map(len, parameters[:4]))
+    assert parameters[:4] == parameters[4:]
+    assert len({found for _, found in ranks}) == 1, "all ranks end with the same bits"
+
+
 # ---- faults ----------------------------------------------------------------------------------------------------------
 
 
@@ -253,6 +293,7 @@ def refused(group: dist.ProcessGroup) -> list[str]:
         lambda: nc.attach(DDP(mlp(), process_group=group), "int8/256", parameters="int8/256"),
         lambda: handle.load_state_dict({"0.weight": torch.zeros(3)}),
         lambda: stale_optimizer(mesh),
+        lambda: stale_optimizer(mesh, frozen=True),
     ]
     found = [error_of(attempt) for attempt in attempts]
     handle.detach()
@@ -263,9 +304,10 @@ def refused(group: dist.ProcessGroup) -> list[str]:
     return found
 
 
-def stale_optimizer(mesh: DeviceMesh) -> None:
+def stale_optimizer(mesh: DeviceMesh, frozen: bool = False) -> None:
     module = mlp()
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    module[0].requires_grad_(not frozen)
+    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1)
     model = sharded(mesh, module)
     handle = nc.attach(model, "int8/256")
     try:
@@ -291,6 +333,7 @@ def test_attach_says_why_it_refuses(pool: Pool) -> None:
         "ValueError: attach with strict=True: 0.weight stays as it is: it has 960 values, under 10000",
         "ValueError: attach: parameters= and between= are for FSDP2",
         "ValueError: load_state_dict: the model owes nothing to a parameter '0.weight'",
+        "RuntimeError: attach: this optimizer holds the parameters that the model had before fully_shard",
         "RuntimeError: attach: this optimizer holds the parameters that the model had before fully_shard",
         "1.weight: not sharded by FSDP, which leaves its gradient alone",
     ]
@@ -349,6 +392,67 @@ def test_ranks_that_disagree_find_out_and_the_model_lives(pool: Pool) -> None:
         first, second = outcome.value
         assert "ranks disagree about this call, so nothing was sent" in first
         assert "no codec today" in second
+
+
+def failing_between(group: dist.ProcessGroup, how: str) -> str:
+    """Between replicas one rank's policy fails, or differs, or its all-reduce does not begin; in the second step."""
+    rank = dist.get_rank(group)
+    model = sharded(replicated_mesh(2, 4))
+
+    def failing(info: object, step: int) -> str:
+        if how == "differs" and step == 1:
+            return "int4/64" if rank == 5 else "int6/64"
+        if how == "fails" and step == 1 and rank == 5:
+            raise ValueError("no codec today")
+        return "int8/64"
+
+    def broken(*_: object, **__: object) -> None:
+        raise ValueError("no way today")
+
+    # with parameters of our own, so that nobody waits in an all-gather of FSDP's
+    handle = nc.attach(model, "as-is", between=failing, parameters="as-is" if how == "breaks" else None, min_values=1)
+    loss(model, rank, 0).backward()
+    original = fsdp_comm.all_reduce
+    try:
+        fsdp_comm.all_reduce = broken if how == "breaks" and rank == 5 else original
+        found = error_of(lambda: loss(model, rank, 1).backward())
+        # nobody hears of it by a connection that is closed here
+        dist.barrier(group)
+        return found
+    finally:
+        fsdp_comm.all_reduce = original
+        handle.detach()
+
+
+def failing_attach(group: dist.ProcessGroup) -> list[str]:
+    """One rank's policy fails at once: for gradients, and for parameters, which are asked about first."""
+    rank, model = dist.get_rank(group), sharded(mesh_of(group))
+
+    def failing(info: object, step: int) -> str:
+        if rank == 1:
+            raise ValueError("no codec at all")
+        return "int8/64"
+
+    found = [
+        error_of(lambda: nc.attach(model, failing, min_values=1)),
+        error_of(lambda: nc.attach(model, "int8/64", parameters=failing, min_values=1)),
+    ]
+    handle = nc.attach(model, "int8/64", min_values=1)
+    loss(model, rank, 0).backward()
+    handle.detach()
+    return found
+
+
+def test_a_policy_that_fails_on_one_rank_is_an_error_on_all_of_them_at_once(pool: Pool) -> None:
+    # whoever had a gather under way may hear of the broken connection alone
+    said_of = {"fails": "no codec today", "differs": "ranks disagree about this call", "breaks": "Error: "}
+    for how, said in said_of.items():
+        for outcome in pool.outcomes(8, failing_between, how):
+            assert said in outcome.value, outcome
+            assert outcome.seconds < 15
+    for outcome in pool.outcomes(3, failing_attach):
+        assert all("no codec at all" in message for message in outcome.value), outcome
+        assert outcome.seconds < 15
 
 
 def dying(group: dist.ProcessGroup) -> str:

@@ -198,6 +198,8 @@ def refused(group: dist.ProcessGroup) -> list[str]:
     strange = torch.optim.SGD(mlp().parameters(), lr=0.1)
     wide = nn.Linear(3, 3).double()
     local = nc.LocalSGD(model, every=2, spec="int8/256", group=group)
+    counted, free = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    other = nc.LocalSGD(model, counted, every=2, spec="int8/256", group=group)
     attempts = [
         lambda: nc.LocalSGD(model, every=0, spec="int8/256", group=group),
         lambda: nc.LocalSGD(model, every=2, spec="int8/255", group=group),
@@ -206,10 +208,20 @@ def refused(group: dist.ProcessGroup) -> list[str]:
         lambda: nc.LocalSGD(nn.Tanh(), every=2, spec="int8/256", group=group),
         lambda: nc.LocalSGD(mlp(seed=rank), every=2, spec="int8/256", group=group),
         lambda: local.load_state_dict({**local.state_dict(), "anchors": {}}),
+        lambda: nc.LocalSGD(model, counted, every=2, spec="int8/256", group=group),
+        lambda: nc.LocalSGD(model, free, every=2, spec="int8/256", group=group, outer=no_outer),
     ]
     found = [error_of(attempt) for attempt in attempts]
     local.close()
+    other.close()
+    # what was refused counts nothing, and what was closed is free again
+    assert not free._optimizer_step_post_hooks
+    nc.LocalSGD(model, counted, every=2, spec="int8/256", group=group).close()
     return found
+
+
+def no_outer(anchors: list[Tensor]) -> torch.optim.Optimizer:
+    raise ValueError("no outer optimizer today")
 
 
 def test_what_cannot_work_is_refused(pool: Pool) -> None:
@@ -221,10 +233,34 @@ def test_what_cannot_work_is_refused(pool: Pool) -> None:
         "ValueError: LocalSGD: the model has no parameter that is trained",
         "RuntimeError: LocalSGD: the parameters of workers [1] differ from those of worker 0",
         "ValueError: load_state_dict: the state and the model do not share '0.bias'",
+        "RuntimeError: LocalSGD: another one counts the steps of this optimizer already",
+        "ValueError: no outer optimizer today",
     ]
     for messages in pool.run(2, refused):
         for message, start in zip(messages, expected, strict=True):
             assert message.startswith(start)
+
+
+def failing(group: dist.ProcessGroup) -> str:
+    """The policy of one worker fails at the second exchange."""
+    rank, model = dist.get_rank(group), mlp()
+
+    def policy(info: object, step: int) -> str:
+        if rank == 1 and step == 1:
+            raise ValueError("no codec today")
+        return "int8/64"
+
+    local = nc.LocalSGD(model, every=1, spec=policy, group=group, min_values=1)
+    local.exchange()
+    found = error_of(local.exchange)
+    local.close()
+    return found
+
+
+def test_a_policy_that_fails_on_one_worker_is_an_error_on_all_of_them_at_once(pool: Pool) -> None:
+    for outcome in pool.outcomes(3, failing):
+        assert "no codec today" in outcome.value, outcome
+        assert outcome.seconds < 15
 
 
 def resumed(group: dist.ProcessGroup) -> tuple[bytes, bytes]:

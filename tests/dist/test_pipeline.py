@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from dist.models import error_of
-from dist.pool import Pool
+from dist.pool import Crew, Pool
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
@@ -100,7 +100,10 @@ def test_with_fp32_losses_gradients_and_weights_are_those_of_the_plain_pipeline_
     ours = pool.run(STAGES, trained, schedule, ("fp32", "fp32"))
     for theirs, mine in zip(plain, ours, strict=True):
         assert all(same(theirs[place], mine[place]) for place in range(3))
-        assert theirs[3] == mine[3], "an envelope of float32 is as large as the tensor"
+        for name, sizes in theirs[3].items():
+            assert mine[3][name] == [size + 4 for size in sizes], (
+                "an envelope of float32 is a word larger than the tensor"
+            )
     assert len(ours[-1][0]) == STEPS * MICROBATCHES
 
 
@@ -110,8 +113,8 @@ def test_with_8_bits_the_boundary_carries_a_quarter_and_the_bits_are_those_of_th
 ) -> None:
     specs = ("int8/64", "e4m3fn/64")
     ranks = pool.run(STAGES, trained, schedule, specs, True)
-    # 672 codes and 11 scales of 4 bytes: 716 bytes, where float32 takes 2688
-    envelope = VALUES + 4 * 11
+    # 672 codes, 11 scales of 4 bytes and the mark: 720 bytes, where float32 takes 2688
+    envelope = VALUES + 4 * 11 + 4
     for rank, (_, _, _, sent, counted) in enumerate(ranks):
         messages = STEPS * MICROBATCHES
         assert sent["get_fwd_send_ops"] == ([envelope] * messages if rank < STAGES - 1 else [])
@@ -175,11 +178,11 @@ def test_every_byte_pattern_survives_the_way_through_autograd() -> None:
     bits[:6] = torch.tensor([0x7F800001, 0x7FC00000, -0x7FFFFF, -1, 0x7F800000, 1])
     patterns = bits.view(torch.float32)
     x = torch.zeros(4096, requires_grad=True)
-    boundary.seal(x).backward(patterns.clone())
+    boundary.seal(x).backward(torch.cat([patterns, torch.zeros(1)]))
     assert torch.equal(x.grad.view(torch.int32), bits)
-    leaf = torch.zeros(4096, requires_grad=True)
+    leaf = torch.zeros(4097, requires_grad=True)
     boundary.open(leaf).backward(patterns.clone())
-    assert torch.equal(leaf.grad.view(torch.int32), bits)
+    assert torch.equal(leaf.grad[:-1].view(torch.int32), bits)
     assert torch.equal(boundary.open(boundary.seal(patterns)).view(torch.int32), bits)
 
 
@@ -200,8 +203,9 @@ def test_garbage_in_an_envelope_is_no_error(spec: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_larger_of_the_two_wires_decides_the_envelope(dtype: torch.dtype) -> None:
     boundary = Boundary((3, 100), "int4/32", "as-is", number=0, dtype=dtype)
-    assert boundary.nbytes == 300 * dtype.itemsize
-    assert Boundary((3, 100), "int4/32", number=0, dtype=dtype).nbytes == 192  # 150 + 10 scales, and 2 to fill a word
+    assert boundary.nbytes == 300 * dtype.itemsize + 4
+    # 150 codes, 10 scales, 2 bytes to fill a word, and the mark
+    assert Boundary((3, 100), "int4/32", number=0, dtype=dtype).nbytes == 196
     x = torch.randn(3, 100).to(dtype).requires_grad_()
     y = boundary.open(boundary.seal(x))
     assert y.dtype == dtype
@@ -226,14 +230,79 @@ def test_no_two_messages_share_their_noise() -> None:
     wires_ = []
     for boundary in boundaries:
         for _ in range(3):
-            leaf = torch.zeros(boundary.words, requires_grad=True)
+            leaf = boundary.seal(x).requires_grad_()
             boundary.open(leaf).backward(x)
-            wires_ += [boundary.seal(x), leaf.grad]
-    assert len({wire.view(torch.int32).numpy().tobytes() for wire in wires_}) == len(wires_) == 24
+            wires_ += [leaf.detach(), leaf.grad]
+    # less the last word, which is the boundary's and not the message's
+    assert len({wire[:-1].view(torch.int32).numpy().tobytes() for wire in wires_}) == len(wires_) == 24
     again = Boundary((64,), "int4/64+sr", number=0, seed=0)
     assert torch.equal(again.seal(x).view(torch.int32), wires_[0].view(torch.int32)), (
         "and a second run repeats the first"
     )
+
+
+def sealed_alike(group: dist.ProcessGroup) -> list[bytes]:
+    """What replicas of one stage send of equal values, forward and backward."""
+    boundary, x = Boundary((64,), "int4/64+sr", number=0), torch.linspace(-1, 1, 64)
+    leaf = boundary.seal(x).clone().requires_grad_()
+    boundary.open(leaf).backward(x)
+    return [wire.view(torch.int32).numpy().tobytes() for wire in (boundary.seal(x), leaf.grad)]
+
+
+def test_replicas_share_no_noise(pool: Pool) -> None:
+    found = [wire for rank in pool.run(2, sealed_alike) for wire in rank]
+    assert len(set(found)) == 4
+
+
+DIFFERENT = {
+    "forward": Boundary((64,), "e4m3fn/64", "int8/64", number=0),
+    "backward": Boundary((64,), "int8/64", "e4m3fn/64", number=0),
+    "shape": Boundary((8, 8), "int8/64", number=0),
+    "seed": Boundary((64,), "int8/64", number=0, seed=1),
+    "number": Boundary((64,), "int8/64", number=1),
+}
+
+
+@pytest.mark.parametrize("other", DIFFERENT.values(), ids=DIFFERENT)
+def test_neighbours_that_differ_find_out_though_their_envelopes_are_of_one_size(other: Boundary) -> None:
+    boundary, x = Boundary((64,), "int8/64", number=0), torch.randn(other.shape)
+    # as torch infers shapes
+    boundary.open(torch.full((boundary.words,), torch.nan))
+    assert "was not sealed by an equal boundary" in error_of(lambda: boundary.open(other.seal(x)))
+    sent = torch.zeros(64, requires_grad=True)
+    boundary.seal(sent).backward(torch.ones(boundary.words))
+    error = error_of(lambda: boundary.seal(sent).backward(other.seal(x)))
+    assert error.startswith("RuntimeError: boundary 0: what came backward was not sealed by an equal boundary")
+
+
+def test_once_an_envelope_was_right_none_is_looked_at_again() -> None:
+    boundary = Boundary((64,), "int8/64", number=0)
+    boundary.open(torch.zeros(boundary.words))
+    boundary.open(boundary.seal(torch.ones(64)))
+    for _ in range(2):  # another schedule infers the shapes anew
+        boundary.open(torch.zeros(boundary.words))
+
+
+def disagreeing(group: dist.ProcessGroup) -> None:
+    """Two stages with other specs of one size."""
+    rank = dist.get_rank(group)
+    boundary = Boundary((4, 32), "int8/32" if rank == 0 else "e4m3fn/32", number=0)
+    module = nn.Linear(32, 32)
+    attach_stage(module, **({"after": boundary} if rank == 0 else {"before": boundary}))
+    stage = PipelineStage(module, rank, 2, torch.device("cpu"), group=group)
+    runner = ScheduleGPipe(stage, 2, loss_fn=nn.functional.mse_loss)
+    if rank == 0:
+        runner.step(torch.randn(8, 32))
+    else:
+        runner.step(target=torch.zeros(8, 32))
+
+
+def test_stages_that_disagree_do_not_train_on_garbage() -> None:
+    with Crew(2, disagreeing, timeout=5.0) as crew:
+        outcome = crew.outcome(1)
+    assert outcome is not None
+    # torch raises its own error from ours
+    assert "RuntimeError: boundary 0: what came forward was not sealed by an equal boundary" in outcome.traceback
 
 
 def test_hooks_leave_names_alone_and_can_be_taken_off() -> None:
@@ -252,11 +321,15 @@ def test_hooks_leave_names_alone_and_can_be_taken_off() -> None:
 def test_wrong_uses_say_what_is_wrong() -> None:
     boundary = Boundary(SHAPE, "int8/256", number=2)
     assert "boundary 2: the stage gives (3, 5) of torch.float32" in error_of(lambda: boundary.seal(torch.zeros(3, 5)))
-    assert "an envelope is (171,)" in error_of(lambda: boundary.open(torch.zeros(170)))
+    assert "an envelope is (172,)" in error_of(lambda: boundary.open(torch.zeros(171)))
+    assert "attach_stage: after='int8/256'; give a Boundary" in error_of(
+        lambda: attach_stage(nn.Identity(), after="int8/256")
+    )
+    assert "attach_stage: before=['int8/256']" in error_of(lambda: attach_stage(nn.Identity(), before=["int8/256"]))
     assert "leave out +ef" in error_of(lambda: Boundary(SHAPE, "int8/256+ef", number=0))
     assert "codecs take float32" in error_of(lambda: Boundary(SHAPE, number=0, dtype=torch.float64))
     module = nn.Identity()
     handle = attach_stage(module, before=boundary)
     assert "attached already" in error_of(lambda: attach_stage(module, after=boundary))
-    assert "2 inputs for 1 boundaries" in error_of(lambda: module(torch.zeros(171), torch.zeros(1)))
+    assert "2 inputs for 1 boundaries" in error_of(lambda: module(torch.zeros(172), torch.zeros(1)))
     handle.detach()

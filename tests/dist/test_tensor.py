@@ -400,6 +400,10 @@ def faults(group: dist.ProcessGroup) -> dict[str, str]:
         "dtype": lambda: tensor.copy(torch.zeros(4, dtype=torch.int64), used),
         "maximum": lambda: ours.redistribute(maximum, Replicate(), used),
         "length": lambda: tensor.all_gather(torch.zeros(4, 2), used, 0, 10),
+        "dim": lambda: tensor.all_gather(torch.zeros(4, 2), used, 2),
+        "dim from the end": lambda: tensor.reduce_scatter(torch.zeros(4, 2), used, -3),
+        "no dim": lambda: tensor.split(torch.tensor(1.0), used),
+        "dim of gather": lambda: tensor.gather(torch.zeros(4, 2), used, -4),
         "ranks": lambda: tensor.all_gather(torch.zeros(4 + (rank == 2), 2), used),
         "input": lambda: parallelize_module(copy.deepcopy(layer), line, ours.ColwiseParallel())([1.0]),
         "outsider": lambda: Wires("int8/16", group=dist.GroupMember.NON_GROUP_MEMBER),
@@ -419,6 +423,10 @@ def test_wrong_uses_say_what_is_wrong() -> None:
         assert "codecs take float32, float16 and bfloat16" in found["dtype"]
         assert "only a sum" in found["maximum"]
         assert "this rank's shard has 4 values along dimension 0" in found["length"]
+        assert "IndexError: all_gather: dim=2 of a tensor of shape (4, 2)" in found["dim"]
+        assert "IndexError: reduce_scatter: dim=-3" in found["dim from the end"]
+        assert "IndexError: split: dim=0 of a tensor of shape ()" in found["no dim"]
+        assert "IndexError: gather: dim=-4" in found["dim of gather"]
         assert "DisagreementError" in found["ranks"]
         assert "rank 2" in found["ranks"]
         assert "the input is list; give a tensor" in found["input"]

@@ -165,7 +165,7 @@ def test_with_8_bits_a_step_is_what_the_codecs_make_of_it_bit_for_bit(pool: Pool
 
 
 def events(group: dist.ProcessGroup) -> list[str]:
-    """What was started and what was computed, in order."""
+    """What was started, computed and waited for, in order."""
     layers, log = cut(group, "int8/16"), []
     for name in ("_distributed", "_gathered", "_reduced", "_computed"):
         original = getattr(layers, name)
@@ -175,15 +175,30 @@ def events(group: dist.ProcessGroup) -> list[str]:
             return original(*args)
 
         setattr(layers, name, logged)
-    layers.train_step(*inputs(layers.rank), weighted)
+    for layer in layers.layers:
+        layer.register_full_backward_hook(lambda *_: log.append("backward"))
+    waiting = wires.Sending.wait
+
+    def waited(self: wires.Sending) -> None:
+        log.append("wait")
+        waiting(self)
+
+    wires.Sending.wait = waited
+    try:
+        layers.train_step(*inputs(layers.rank), weighted)
+    finally:
+        wires.Sending.wait = waiting
     return log
 
 
 def test_the_next_sub_batch_is_on_the_wire_while_one_is_computed(pool: Pool) -> None:
+    """A message is waited for when its turn to be computed with has come: after another sub-batch was computed."""
     world, count = 3, len(SIZES) - 1
-    forward = ["_computed", "_gathered"] * world * count
+    forward = ["wait", "_computed", "_gathered"] * world * count
+    # all ranks compute the loss, so the last layer's errors are there already
+    backward = ["backward", "_reduced"] * world + ["wait", "backward", "_reduced"] * world * (count - 1)
     for log in pool.run(world, events):
-        assert log == ["_distributed"] * world + forward + ["_reduced"] * world * count
+        assert log == ["_distributed"] * world + forward + ["wait"] * world + backward + ["wait"] * world
 
 
 # ---- it learns -------------------------------------------------------------------------------------------------------
@@ -262,11 +277,13 @@ def faults(group: dist.ProcessGroup) -> list[str]:
         error_of(lambda: SubBatchMLP([4], group=group)),
         error_of(lambda: SubBatchMLP([4, 4], "int8/16+ef", group=group)),
         error_of(lambda: layers.train_step(torch.zeros(2, 4).long(), torch.zeros(2), weighted)),
+        error_of(lambda: layers.train_step(torch.zeros(8 - layers.rank, 4), torch.zeros(8 - layers.rank), weighted)),
     ]
 
 
 def test_wrong_uses_say_what_is_wrong(pool: Pool) -> None:
-    sizes, feedback, dtype = pool.run(2, faults)[0]
-    assert "give at least the features in and the outputs" in sizes
-    assert "leave out +ef" in feedback
-    assert "codecs take float32" in dtype
+    for sizes, feedback, dtype, rows in pool.run(2, faults):
+        assert "give at least the features in and the outputs" in sizes
+        assert "leave out +ef" in feedback
+        assert "codecs take float32" in dtype
+        assert "rank 1: rows=7 (others 8)" in rows

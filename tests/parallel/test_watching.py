@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from narrowcast.collectives.coder import Times
 from narrowcast.parallel.integrations import perfetto
@@ -66,6 +69,37 @@ def test_traces_of_several_ranks_are_put_together(tmp_path: Path) -> None:
     events = json.loads((tmp_path / "all.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1, 2}
     assert len([event for event in events if event["ph"] == "X"]) == 30
+
+
+def absolute(path: Path) -> dict[str, Any]:
+    """The slices of a trace by name: begin and end, in seconds since 1970."""
+    trace = json.loads(path.read_text())
+    base = trace.get("baseTimeNanoseconds", 0) / 1e9
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    return {e["name"]: (base + e["ts"] / 1e6, base + (e["ts"] + e["dur"]) / 1e6) for e in slices}
+
+
+def test_calls_stand_inside_what_the_profiler_saw_of_them(tmp_path: Path) -> None:
+    watched = Counted()
+    with profile(activities=[ProfilerActivity.CPU]) as profiler, record_function("the step"):
+        time.sleep(0.1)
+        began = time.perf_counter()
+        time.sleep(0.01)
+        watched.count("all_gather of parameters root", 1000, time.perf_counter() - began)
+        time.sleep(0.1)
+    profiler.export_chrome_trace(str(tmp_path / "torch.json"))
+    perfetto.write(watched, tmp_path / "ours.json", rank=0)
+    perfetto.merge([tmp_path / "ours.json", tmp_path / "torch.json"], tmp_path / "both.json")
+    found = absolute(tmp_path / "both.json")
+    (begin, end), (call, done) = found["the step"], found["all_gather of parameters root"]
+    assert begin < call < done < end
+    # both on one clock, also when they are merged again
+    assert call == pytest.approx(watched.events()[0].start, abs=1e-5)
+    perfetto.merge([tmp_path / "both.json", tmp_path / "ours.json"], tmp_path / "again.json")
+    assert absolute(tmp_path / "again.json") == found
+    # the profiler's own times are untouched, to the nanosecond
+    own, both = (json.loads((tmp_path / name).read_text())["traceEvents"] for name in ("torch.json", "both.json"))
+    assert all(event in both for event in own)
 
 
 def test_old_calls_make_room_for_new_ones() -> None:

@@ -97,9 +97,12 @@ class Channel:
         return found
 
     def fail(self, error: BaseException) -> None:
-        """For a caller that cannot make the call that the others make: they hear of it at once."""
-        self._broken = self._broken or error
-        self.transport.give_up(Failure(self._calls + 1, "{}", f"{type(error).__name__}: {error}", own=True).written())
+        """For a caller that cannot make the call that the others make: they hear of it at once, unless they know."""
+        failure = Failure(self._calls + 1, "{}", f"{type(error).__name__}: {error}", own=True)
+        with self._failing:
+            if self._broken is None:
+                self._broken = error
+                self._notes = self.transport.give_up(failure.written())
 
     def _loop(self) -> None:
         while True:

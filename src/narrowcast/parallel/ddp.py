@@ -26,6 +26,7 @@ from narrowcast.parallel.memory import Memory
 from narrowcast.parallel.policies.watch import Watch
 from narrowcast.parallel.probe import probe
 from narrowcast.parallel.stats import Row, Stats
+from narrowcast.parallel.telling import telling
 
 Bucket = Any
 """torch.distributed.GradBucket, which has no type."""
@@ -66,15 +67,17 @@ class DDPState:
         self.parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
         self.names = {id(p): name for name, p in self.parameters.items()}
         self._sparse = _with_sparse_gradients(model.module)
-        self._check_algorithm()
         self.channel = Channel(TorchTransport(self.group))
         self._aside = self._second_channel()
         self.memory = Memory(self.channel.world, scaler)
         self.stats, self.sample_every = Stats(), sample_every
         try:
-            device = next(iter(self.parameters.values())).device
-            self.probe = probe(self.channel, self.lossy(), device) if self.channel.world > 1 else None
-        except RuntimeError:  # ranks that disagree find out here already
+            # with the channels open, so that whoever fails is heard; ranks that disagree find out here already
+            with telling(self.channel, self._aside):
+                self._check_algorithm()
+                device = next(iter(self.parameters.values())).device
+                self.probe = probe(self.channel, self.lossy(), device) if self.channel.world > 1 else None
+        except Exception:
             self.close()
             raise
         self._share, self._watch = _LiveShare(self), Watch(gradients, min_values)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from narrowcast.collectives import api
 from narrowcast.collectives.work import Work
 from narrowcast.parallel.tensor_moves import check, shard_sizes
-from narrowcast.parallel.wires import Direction, Sending, Spec, Turn, Wires, remember
+from narrowcast.parallel.wires import Direction, Sending, Spec, Turn, Wires, gathered, remember
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -159,9 +159,8 @@ class SubBatchMLP(nn.Module):
 
     def _labels(self, labels: Tensor) -> list[Tensor]:
         """Everyone's labels, as they are."""
-        found = [torch.empty_like(labels) for _ in range(self.world)]
-        dist.all_gather(found, labels.contiguous(), group=self.group)
-        return found
+        found = gathered(labels.cpu(), self.group, "labels of sub-batches", rows=len(labels))
+        return [theirs.to(labels.device) for theirs in found]
 
     def _distributed(self, features: Tensor, owner: int) -> _Coming:
         """The features of one rank to all of them."""

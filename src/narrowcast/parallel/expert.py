@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -10,21 +11,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from narrowcast.collectives import api
+from narrowcast.collectives.agreement import DisagreementError
 from narrowcast.collectives.work import Work
 from narrowcast.parallel.tensor_moves import check
-from narrowcast.parallel.wires import Direction, Spec, Turn, Wires, remember
+from narrowcast.parallel.wires import Direction, Spec, Turn, Wires, gathered, remember
 
 Counts = Sequence[int]
 
 
 def exchanged_counts(leaving: Counts, group: dist.ProcessGroup | None = None) -> list[int]:
     """How many rows each rank will send us, from how many we send to each: one small exchange of integers."""
-    # a device that the group's backend can send from
-    device = "cuda" if "nccl" in dist.get_backend(group) else "cpu"
-    ours = torch.tensor(list(leaving), device=device)
-    theirs = torch.empty_like(ours)
-    dist.all_to_all_single(theirs, ours, group=group)
-    return [int(count) for count in theirs.tolist()]
+    found = torch.stack(gathered(torch.tensor(list(leaving)), group, "counts of rows", ranks=len(leaving)))
+    for rank in (found < 0).any(dim=1).nonzero().flatten().tolist():
+        raise DisagreementError(
+            f"all_to_all: rank {rank} has counts that are negative or do not fit its rows, so nothing was sent; give "
+            "as many rows there as its counts add up to"
+        )
+    return [int(count) for count in found[:, dist.get_rank(group)].tolist()]
 
 
 def all_to_all(x: Tensor, wires: Wires, leaving: Counts, arriving: Counts | None = None) -> Tensor:
@@ -34,11 +37,23 @@ def all_to_all(x: Tensor, wires: Wires, leaving: Counts, arriving: Counts | None
     """
     check(x)
     if len(leaving) != wires.world or sum(leaving) != len(x) or min(leaving) < 0:
+        _let_the_others_know(x, wires, ask=not arriving)
         raise ValueError(
             f"all_to_all: leaving={list(leaving)} must be {wires.world} counts that add up to the {len(x)} rows of x"
         )
     found = list(leaving) if wires.world == 1 else list(arriving or exchanged_counts(leaving, wires.group))
     return _AllToAll.apply(x, wires, list(leaving), found)
+
+
+def _let_the_others_know(x: Tensor, wires: Wires, ask: bool) -> None:
+    """Take part in what the others do next, in a way that no count of theirs fits: they raise and do not wait."""
+    if wires.world == 1:
+        return
+    with suppress(DisagreementError):
+        if ask:
+            exchanged_counts([-1] * wires.world, wires.group)
+        else:
+            _exchanged(x[:0], wires, Direction.FORWARD, [0] * wires.world, [0] * wires.world)
 
 
 class _AllToAll(torch.autograd.Function):
@@ -82,8 +97,9 @@ def _exchanged(x: Tensor, wires: Wires, direction: Direction, leaving: list[int]
 class MoE(nn.Module):
     """A layer of experts, `experts` of them on this rank, with a learned router that sends each token to `top_k`.
 
-    Experts are numbered over the ranks: those of rank 0 first. dispatch and combine: the specs of tokens on their way
-    to the experts and back; dispatch_backward and combine_backward those of their gradients. Tokens are never dropped.
+    Experts are numbered over the ranks: those of rank 0 first; every rank has as many. dispatch and combine: the specs
+    of tokens on their way to the experts and back; dispatch_backward and combine_backward those of their gradients.
+    Tokens are never dropped.
     """
 
     def __init__(
@@ -131,9 +147,8 @@ class MoE(nn.Module):
     def _exchanged(self, wanted_WE: Tensor) -> Tensor:
         if self.out.world == 1:
             return wanted_WE
-        offered_WE = torch.empty_like(wanted_WE)
-        dist.all_to_all_single(offered_WE, wanted_WE, group=self.out.group)
-        return offered_WE
+        found = gathered(wanted_WE.cpu(), self.out.group, "counts of tokens", experts=len(self.experts))
+        return torch.stack(found)[:, self.out.rank].to(wanted_WE.device)
 
     def _computed(self, arrived: Tensor, offered_WE: Tensor) -> Tensor:
         """Each expert on its rows from all ranks; the rows keep their places."""

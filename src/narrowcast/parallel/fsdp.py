@@ -33,6 +33,7 @@ from narrowcast.parallel.policies.watch import Watch
 from narrowcast.parallel.probe import probe
 from narrowcast.parallel.rows import Rows, reduce_scatter
 from narrowcast.parallel.stats import Row, Stats
+from narrowcast.parallel.telling import telling
 
 Undo = Callable[[], None]
 
@@ -56,29 +57,36 @@ class FSDPState:
         self.policies = {GRADIENT: gradients, BETWEEN: gradients if between is None else between}
         if parameters is not None:
             self.policies[PARAMETER] = parameters
-        self.min_values, self.seed, self.sample_every, self.step = min_values, seed, sample_every, 0
+        self.min_values, self.seed, self.sample_every = min_values, seed, sample_every
         self.stats = {role: Stats() for role in (GRADIENT, PARAMETER, BETWEEN)}
         self.notes: dict[tuple[int, str], str] = {}
         shard, replicas = layout.groups_of(self.units)
-        self._check(between is not None, replicas)
         self.channel = Channel(TorchTransport(shard))
         self.replicas = Channel(TorchTransport(replicas)) if replicas is not None else None
         self.memory = Memory(self.channel.world, scaler, shots=1)
         self.between_memory = Memory(self.replicas.world if self.replicas else 1, scaler)
-        self._backward, self._watch = -1, Watch(gradients, min_values)
+        self._step, self._in_step, self._watch = 0, False, Watch(gradients, min_values)
         self._undo: list[Undo] = []
         try:
-            device = torch.device(self.units[0].mesh.mesh.device_type)
-            self.probe = probe(self.channel, self.lossy(), device) if self.channel.world > 1 else None
-        except RuntimeError:  # ranks that disagree find out here already
+            # with the channels open, so that whoever fails is heard; ranks that disagree find out here already
+            with telling(*self.channels):
+                self._check(between is not None)
+                device = torch.device(self.units[0].mesh.mesh.device_type)
+                self.probe = probe(self.channel, self.lossy(), device) if self.channel.world > 1 else None
+        except Exception:
             self.close()
             raise
 
-    def _check(self, has_between: bool, replicas: dist.ProcessGroup | None) -> None:
+    @property
+    def channels(self) -> tuple[Channel, Channel | None]:
+        """Where others may wait for this rank."""
+        return self.channel, self.replicas
+
+    def _check(self, has_between: bool) -> None:
         for role, of in self.policies.items():
             policy.check(of)
             _check_watchers(role, of, of is self.policies[GRADIENT])
-        if has_between and replicas is None:
+        if has_between and self.replicas is None:
             shape = tuple(self.units[0].mesh.mesh.shape)
             raise ValueError(
                 f"attach: between= is the wire between replicas, and the model has none: its mesh is {shape}; "
@@ -142,24 +150,31 @@ class FSDPState:
 
     # ---- for the collectives -----------------------------------------------------------------------------------------
 
+    @property
+    def step(self) -> int:
+        """Backward passes that communicated."""
+        self.settle()
+        return self._step
+
     def begin_backward(self) -> None:
         """Called by every reduce-scatter; the first of a backward pass begins a step, which ends with the pass."""
-        current = torch._C._current_graph_task_id()
-        if current == self._backward and current != -1:
+        step = self.step
+        if self._in_step:
             return
-        self._backward = current
+        self._in_step = True
         self.memory.begin_step()
         self.between_memory.begin_step()
-        self._watch.decide(self.step - 1, self._sum, self.channel.world * (self.replicas.world if self.replicas else 1))
-        if current == -1:
-            self._end_backward()
-        else:
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+        self._watch.decide(step - 1, self._sum, self.channel.world * (self.replicas.world if self.replicas else 1))
+        if torch._C._current_graph_task_id() != -1:
+            torch.autograd.Variable._execution_engine.queue_callback(self.settle)
 
-    def _end_backward(self) -> None:
-        self.step += 1
-        for stats in self.stats.values():
-            stats.steps += 1
+    def settle(self) -> None:
+        """End the step if FSDP's backward pass is over: checkpoints run passes of autograd inside of it."""
+        if self._in_step and not self.units[0].in_backward:
+            self._in_step = False
+            self._step += 1
+            for stats in self.stats.values():
+                stats.steps += 1
 
     def _sum(self, numbers: Tensor) -> Tensor:
         """Over all ranks, the replicas' too: all must decide alike."""
@@ -214,7 +229,7 @@ class FSDPState:
             self._undo.append(unit.take_over_replicas())
             module.set_all_reduce_hook(Between(self, unit, gradients))
             self._undo.append(lambda: module.set_all_reduce_hook(None))  # type: ignore[arg-type]
-        unit.watch()
+        unit.watch(self.settle)
         self._undo.append(unit.unwatch)
 
     def close(self) -> None:
@@ -284,9 +299,9 @@ def _has(tensor: Sharded, role: str) -> bool:
 
 
 def _as_shard(tensor: Sharded, part: Tensor) -> Tensor:
-    """A rank's part, less its padding, as a DTensor like the parameter."""
+    """A rank's part, less its padding, as a DTensor like the parameter, where the mesh can gather it."""
     size: torch.Size = tensor.private.sharded_size
-    return tensor.private.to_sharded_dtensor(part[: size.numel()].view(size).clone())
+    return tensor.private.to_sharded_dtensor(part[: size.numel()].view(size).to(tensor.private.device, copy=True))
 
 
 def may_owe(of: object) -> bool:

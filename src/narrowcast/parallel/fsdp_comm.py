@@ -23,6 +23,8 @@ from narrowcast.collectives.work import Work
 from narrowcast.kernels.ops import FLOATS
 from narrowcast.parallel import rows
 from narrowcast.parallel.fsdp_layout import Sharded, Unit
+from narrowcast.parallel.telling import telling
+from narrowcast.parallel.wires import seed_of
 
 if TYPE_CHECKING:
     from narrowcast.parallel.fsdp import FSDPState
@@ -34,12 +36,13 @@ GRADIENT, PARAMETER, BETWEEN = "gradient", "parameter", "between"
 class Gathering(dist.Work):
     """An all-gather under way. FSDP waits for it where it needs the parameters: compute goes on until then."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, state: FSDPState) -> None:
         super().__init__()
-        self._work = work
+        self._work, self._state = work, state
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        return self._work.wait(timeout or None)
+        with telling(*self._state.channels):
+            return self._work.wait(timeout or None)
 
 
 class _Comm:
@@ -52,16 +55,20 @@ class _Comm:
         return torch.empty(*size, dtype=dtype, device=device)
 
     def _codecs(self, tensors: Sequence[Sharded], role: str) -> list[Codec]:
-        try:
-            return [self.state.choice(self.unit, tensor, role).codec for tensor in tensors]
-        except Exception as error:
-            # a policy that fails on one rank: the others hear of it at once
-            self.state.channel.fail(error)
-            raise
+        return [self.state.choice(self.unit, tensor, role).codec for tensor in tensors]
 
-    def _rows(self, lengths: list[int], codecs: list[Codec], dtype: torch.dtype) -> rows.Rows:
-        # units differ in the seed, or the same noise would fall on the same places of each
-        noise = Noise(self.state.seed + self.unit.number, self.state.step)
+    def _seed(self, role: str) -> int:
+        """Of the noise: units and roles have their own, and the groups of one role that know nothing of each other.
+
+        The parameters' is the same for all replicas, which must compute with the same ones.
+        """
+        state = self.state
+        replica = state.replicas.rank if state.replicas is not None else 0
+        group = {GRADIENT: replica, BETWEEN: state.channel.rank, PARAMETER: 0}[role]
+        return seed_of(f"FSDP {state.seed} {role} {self.unit.number} {group}")
+
+    def _rows(self, role: str, lengths: list[int], codecs: list[Codec], dtype: torch.dtype) -> rows.Rows:
+        noise = Noise(self._seed(role), self.state.step)
         return rows.Rows(self.state.channel.world, lengths, codecs, dtype, noise, Times())
 
     def _signature(self, call: str, plan: rows.Rows, names: Sequence[str], **more: object) -> dict[str, object]:
@@ -88,10 +95,13 @@ class Gradients(_Comm, ReduceScatter):
         self.plain = plain
         self.last: list[Sharded] = []
         """What the last call reduced: an all-reduce between replicas goes on from there."""
+        self.between: list[Codec] = []
+        """With these codecs."""
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         # on one rank FSDP asks for memory but calls nothing
-        self.state.begin_backward()
+        with telling(*self.state.channels):
+            self.state.begin_backward()
         return super().allocate(size, dtype=dtype, device=device)
 
     def __call__(
@@ -102,15 +112,24 @@ class Gradients(_Comm, ReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> None:
+        with telling(*self.state.channels):
+            self.prepare(input_tensor.numel())
+            if input_tensor.dtype not in FLOATS:
+                self.plain(output_tensor, input_tensor, group, op)
+            else:
+                self._reduce(output_tensor.view(-1), input_tensor.view(-1), op)
+
+    def prepare(self, numel: int) -> None:
+        """Find out what travels, and how it goes on: what fails or differs later is no longer heard in this group."""
+        self.last = self.unit.reduced(numel, self.state.channel.world)
+        goes_on = self.state.replicas is not None and self.unit.private.all_reduce_grads
+        self.between = self._codecs(self.last, BETWEEN) if goes_on else []
+
+    def _reduce(self, total: Tensor, x: Tensor, op: Any) -> None:
         state, world = self.state, self.state.channel.world
-        self.last = self.unit.reduced(input_tensor.numel(), world)
-        if input_tensor.dtype not in FLOATS:
-            self.plain(output_tensor, input_tensor, group, op)
-            return
         codecs = self._codecs(self.last, GRADIENT)
         lengths, names = [t.part(world) for t in self.last], [t.name for t in self.last]
-        x, total = input_tensor.view(-1), output_tensor.view(-1)
-        plan, reduction = self._rows(lengths, codecs, x.dtype), reduction_of(op, world)
+        plan, reduction = self._rows(GRADIENT, lengths, codecs, x.dtype), reduction_of(op, world)
         self.unit.gain = world * reduction.multiply / reduction.divide
         residuals = state.residuals(names, lengths, x) if any(codec.feedback for codec in codecs) else None
         state.sample(names, x, plan)
@@ -121,7 +140,8 @@ class Gradients(_Comm, ReduceScatter):
 
         plain = (world - 1) * x.numel() * x.element_size() // world
         count = self._count(GRADIENT, "reduce_scatter of gradients", x.numel(), plain, plan.times)
-        signature = self._signature("reduce_scatter", plan, names, op=str(reduction))
+        between = [str(codec) for codec in self.between]
+        signature = self._signature("reduce_scatter", plan, names, op=str(reduction), between=between)
         owed = [] if residuals is None else [residuals.first]
         # FSDP's own stream is the current one here: it waits, and this thread only until the device has the work
         work = submit(state.channel, signature, job, [x, total, *owed])
@@ -143,9 +163,13 @@ class Parameters(_Comm, AllGather):
         lengths = self.unit.gathered(group.size(), world)
         if self._left_out(input_tensor, group, lengths):
             return self.plain(output_tensor, input_tensor, group, async_op)
+        with telling(*self.state.channels):
+            return self._gather(output_tensor.view(-1), input_tensor.view(-1), lengths)
+
+    def _gather(self, out: Tensor, own: Tensor, lengths: list[int]) -> Gathering:
+        world = self.state.channel.world
         codecs, names = self._codecs(self.unit.tensors, PARAMETER), [t.name for t in self.unit.tensors]
-        own, out = input_tensor.view(-1), output_tensor.view(-1)
-        plan = self._rows(lengths, codecs, own.dtype)
+        plan = self._rows(PARAMETER, lengths, codecs, own.dtype)
 
         def job(exchange: Exchange) -> None:
             rows.all_gather(plan, exchange, own, out)
@@ -154,7 +178,7 @@ class Parameters(_Comm, AllGather):
         count = self._count(PARAMETER, "all_gather of parameters", own.numel() * world, plain, plan.times)
         work = submit(self.state.channel, self._signature("all_gather", plan, names), job, [own, out])
         work.then(count)
-        return Gathering(work)
+        return Gathering(work, self.state)
 
     def _left_out(self, own: Tensor, group: dist.ProcessGroup, lengths: list[int]) -> bool:
         """Whether FSDP's own all-gather takes this one; explain() says why."""
@@ -185,7 +209,8 @@ class Between(_Comm):
         if self._partial is not None:
             shard.add_(self._partial)
             self._partial = None
-        self._reduce(shard.view(-1))
+        with telling(*self.state.channels):
+            self._reduce(shard.view(-1))
 
     def _keep(self, shard: Tensor) -> None:
         """set_requires_all_reduce(False): later. FSDP adds to `.grad` what we leave in the shard, so leave nothing."""
@@ -193,11 +218,14 @@ class Between(_Comm):
         shard.zero_()
 
     def _reduce(self, flat: Tensor) -> None:
-        state, tensors = self.state, self.gradients.last
-        assert state.replicas is not None
+        state = self.state
+        if state.channel.world == 1:
+            # FSDP called no reduce-scatter
+            self.gradients.prepare(flat.numel())
+        tensors, codecs = self.gradients.last, self.gradients.between
         ranges = segment_ranges([t.part(state.channel.world) for t in tensors])
         parts: dict[Codec, list[tuple[str, Tensor]]] = {}
-        for tensor, codec, (low, high) in zip(tensors, self._codecs(tensors, BETWEEN), ranges, strict=True):
+        for tensor, codec, (low, high) in zip(tensors, codecs, ranges, strict=True):
             parts.setdefault(codec, []).append((tensor.name, flat[low:high]))
         works = [self._start(codec, members, flat) for codec, members in parts.items()]
         for work in works:
@@ -218,7 +246,7 @@ class Between(_Comm):
             dist.ReduceOp.AVG if self.unit.private.gradient_divide_factor is None else dist.ReduceOp.SUM,
             async_op=True,
             step=state.step,
-            seed=state.seed + self.unit.number,
+            seed=self._seed(BETWEEN),
             residuals=state.between_memory.residuals(names, tensors) if codec.feedback else None,
             times=times,
             channel=channel,

@@ -28,6 +28,7 @@ class ShardedHandle(Handle):
 
     def stats(self) -> dict[str, float]:
         """Bytes, effective ratio and milliseconds of this rank, in all and by role, summed since attach."""
+        self._sharded.settle()
         parts = self._sharded.stats
         found = Stats.total(parts.values()).as_dict()
         for role, part in parts.items():

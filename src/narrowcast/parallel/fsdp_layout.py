@@ -98,12 +98,25 @@ class Unit:
         private = [tensor.private for tensor in self.tensors]
         return [p.unsharded_param if world > 1 else p.sharded_param for p in private]
 
+    @property
+    def in_backward(self) -> bool:
+        """Whether FSDP is in a backward pass, from the first gradient to the end of the outermost pass."""
+        return bool(self.module._get_fsdp_state()._state_ctx.post_backward_final_callback_queued)
+
     # ---- which tensors have a gradient -------------------------------------------------------------------------------
 
-    def watch(self) -> None:
-        """Note which parameters get a gradient: where some do not, the buffer alone does not say which."""
+    def watch(self, forward: Callable[[], None]) -> None:
+        """Note which parameters get a gradient: where some do not, the buffer alone does not say which.
+
+        forward: called whenever a forward pass comes by.
+        """
+
+        def passing(*_: object) -> None:
+            forward()
+            self._hook()
+
         for module in self.private.modules:
-            self._removable.append(module.register_forward_pre_hook(lambda *_: self._hook()))
+            self._removable.append(module.register_forward_pre_hook(passing))
 
     def unwatch(self) -> None:
         for hook in self._removable:

@@ -7,6 +7,7 @@ learning rate of 1, local SGD.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from narrowcast.parallel.local_state import State, local_part
 from narrowcast.parallel.memory import Memory
 from narrowcast.parallel.stale import parameters_of
 from narrowcast.parallel.stats import Row, Stats, render
+from narrowcast.parallel.telling import telling
 from narrowcast.parallel.timeline import Event
 
 Outer = Callable[[list[Tensor]], Optimizer]
@@ -74,13 +76,16 @@ class LocalSGD:
         self.every, self.steps, self.exchanges = every, 0, 0
         self._policy, self._min_values, self._seed = spec, min_values, seed
         self._parameters = _trainable(self._model)
-        self._unhook = _counting(optimizer, self._parameters, self.step)
+        self._unhook: Callable[[], None] = lambda: None
+        _check_optimizer(optimizer, self._parameters)
         # float32, whatever the model's type: an outer step is small beside the value
         self._anchors = {name: local_part(p).float().clone() for name, p in self._parameters.items()}
         self._outer = outer(list(self._anchors.values()))
         self._channel = Channel(TorchTransport(group))
         self._memory, self._stats = Memory(self._channel.world), Stats()
         self._agree_on_the_start()
+        # last: what fails above leaves the optimizer alone
+        self._unhook = _counting(optimizer, self.step)
 
     def _agree_on_the_start(self) -> None:
         """What the workers moved has a mean only if they moved from the same place."""
@@ -106,8 +111,9 @@ class LocalSGD:
     def exchange(self) -> None:
         """Exchange now (collective)."""
         moved = {name: self._anchors[name] - local_part(p).float() for name, p in self._parameters.items()}
-        works = [self._start(codec, names, moved) for codec, names in self._by_codec().items()]
-        works += self._start_buffers()
+        with telling(self._channel):
+            works = [self._start(codec, names, moved) for codec, names in self._by_codec().items()]
+            works += self._start_buffers()
         for work in works:
             work.wait()
         for name, anchor in self._anchors.items():
@@ -230,12 +236,15 @@ def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return found
 
 
-def _counting(
-    optimizer: Optimizer | None, parameters: Mapping[str, Tensor], step: Callable[[], object]
-) -> Callable[[], None]:
-    """Call `step` after each step of the optimizer; returns the way to stop that."""
+_COUNTED: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+"""The optimizers whose steps somebody counts."""
+
+
+def _check_optimizer(optimizer: Optimizer | None, parameters: Mapping[str, Tensor]) -> None:
     if optimizer is None:
-        return lambda: None
+        return
+    if optimizer in _COUNTED:
+        raise RuntimeError("LocalSGD: another one counts the steps of this optimizer already; close() that one first")
     ours = {id(p) for p in parameters.values()}
     if not any(id(p) in ours for p in parameters_of(optimizer)):
         raise ValueError(
@@ -243,7 +252,20 @@ def _counting(
             "(after fully_shard and after .to())"
         )
 
+
+def _counting(optimizer: Optimizer | None, step: Callable[[], object]) -> Callable[[], None]:
+    """Call `step` after each step of the optimizer; returns the way to stop that."""
+    if optimizer is None:
+        return lambda: None
+
     def counted(*_: Any) -> None:
         step()
 
-    return optimizer.register_step_post_hook(counted).remove
+    hook = optimizer.register_step_post_hook(counted)
+    _COUNTED.add(optimizer)
+
+    def stop() -> None:
+        hook.remove()
+        _COUNTED.discard(optimizer)
+
+    return stop

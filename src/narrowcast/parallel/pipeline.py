@@ -15,11 +15,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from narrowcast.codecs import Codec
+from narrowcast.collectives import agreement
 from narrowcast.collectives.coder import Noise, concrete
 from narrowcast.kernels.ops import FLOATS
-from narrowcast.parallel.wires import Direction, Route, Spec, activation_codecs, explain, forget, remember, stats
+from narrowcast.parallel.wires import (
+    Direction,
+    Route,
+    Spec,
+    activation_codecs,
+    explain,
+    forget,
+    remember,
+    seed_of,
+    stats,
+)
 
 CARRIER = torch.float32
+ALIKE = "give both stages boundaries with the same shape, dtype, specs, number and seed"
 
 
 class Boundary(Route):
@@ -45,7 +57,12 @@ class Boundary(Route):
         self.shape, self.dtype, self.numel = torch.Size(shape), dtype, torch.Size(shape).numel()
         # autograd wants the gradient to be as large as what it belongs to: the larger wire decides
         nbytes = max(self.codec(direction).nbytes(self.numel, dtype) for direction in Direction)
-        self.words = -(-nbytes // CARRIER.itemsize)
+        self.words = -(-nbytes // CARRIER.itemsize) + 1
+        # the last word says what the others mean
+        text = f"{agreement.VERSION} {self.key} {tuple(self.shape)} {dtype} {there} {back}"
+        self._mark = seed_of(text) % 2**31
+        self._strange: dict[Direction, int | None] = dict.fromkeys(Direction, 0)
+        """How many envelopes without our mark came in a row; None once one had it."""
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +83,7 @@ class Boundary(Route):
         if envelope.shape != (self.words,) or envelope.dtype != CARRIER:
             raise ValueError(
                 f"{self.name}: got {tuple(envelope.shape)} of {envelope.dtype}, an envelope is ({self.words},) of "
-                f"{CARRIER}; give both stages boundaries with the same shape, dtype and specs"
+                f"{CARRIER}; {ALIKE}"
             )
         return _Open.apply(envelope, self)
 
@@ -77,15 +94,36 @@ class Boundary(Route):
         carrier = torch.zeros(self.words, dtype=CARRIER, device=x.device)
         stream = Noise(turn.seed, turn.step).stream(dist.get_rank() if dist.is_initialized() else 0, 0)
         turn.codec.encode(x.detach(), seed=turn.seed, stream=stream, out=self._wire(carrier, turn.codec))
+        carrier.view(torch.int32)[-1] = self._mark
         self.traffic[direction].count(self.nbytes, x.numel() * x.element_size(), x.numel())
         return carrier
 
     def _opened(self, envelope: Tensor, direction: Direction) -> Tensor:
         if _has_no_values(envelope):
             return envelope.new_empty(self.shape, dtype=self.dtype)
-        codec = self.codec(direction)
-        wire = self._wire(envelope.detach().contiguous(), codec)
+        codec, carrier = self.codec(direction), envelope.detach().contiguous()
+        self._check(carrier, direction)
+        wire = self._wire(carrier, codec)
         return codec.decode(wire, self.numel, dtype=self.dtype).view(self.shape)
+
+    def _check(self, carrier: Tensor, direction: Direction) -> None:
+        """Refuse what another kind of boundary has sealed, until the first envelope that ours has.
+
+        One without the mark is let pass: torch infers shapes on memory that nobody has written.
+        """
+        strange = self._strange[direction]
+        if strange is None:
+            return
+        if int(carrier.view(torch.int32)[-1]) == self._mark:
+            self._strange[direction] = None
+        elif strange:
+            raise RuntimeError(
+                f"{self.name}: what came {direction.value} was not sealed by an equal boundary; here it is "
+                f"{tuple(self.shape)} of {self.dtype} with {self.forward} forward and {self.backward} backward, "
+                f"{self.key}; {ALIKE}"
+            )
+        else:
+            self._strange[direction] = 1
 
     def _wire(self, carrier: Tensor, codec: Codec) -> Tensor:
         return carrier.view(torch.uint8)[: codec.nbytes(self.numel, self.dtype)]
@@ -155,7 +193,7 @@ def attach_stage(module: nn.Module, *, before: Boundaries = None, after: Boundar
     """
     if getattr(module, _ATTACHED, False):
         raise RuntimeError("attach_stage: the module is attached already; call detach() on its handle first")
-    entry, exit_ = _listed(before), _listed(after)
+    entry, exit_ = _listed("before", before), _listed("after", after)
 
     def opened(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return _each("inputs", entry, args, lambda boundary, x: boundary.open(x))
@@ -174,10 +212,17 @@ def attach_stage(module: nn.Module, *, before: Boundaries = None, after: Boundar
     return StageHandle(module, boundaries, hooks)
 
 
-def _listed(boundaries: Boundaries) -> list[Boundary | None]:
+def _listed(what: str, boundaries: Boundaries) -> list[Boundary | None]:
     if boundaries is None:
         return []
-    return [boundaries] if isinstance(boundaries, Boundary) else list(boundaries)
+    listed = list(boundaries) if isinstance(boundaries, (list, tuple)) else [boundaries]
+    for boundary in listed:
+        if boundary is not None and not isinstance(boundary, Boundary):
+            raise TypeError(
+                f"attach_stage: {what}={boundaries!r}; give a Boundary, which has the spec and the shape, or a list "
+                "with one, or None, for each tensor"
+            )
+    return listed  # type: ignore[return-value]
 
 
 def _each(what: str, boundaries: list[Boundary | None], values: tuple[Any, ...], function: Any) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,7 +17,9 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
 
 def watch(model: nn.Module, parameters: Sequence[Tensor]) -> Callable[[], None]:
     """Look at every optimizer that steps until one has the model's parameters; returns the way to stop."""
-    shapes = Counter(tuple(p.shape) for p in parameters)
+
+    def shapes_of(tensors: Iterable[Tensor]) -> Counter[tuple[int, ...]]:
+        return Counter(tuple(p.shape) for p in tensors)
 
     def look(optimizer: Optimizer, *_: Any) -> None:
         theirs = parameters_of(optimizer)
@@ -25,7 +27,10 @@ def watch(model: nn.Module, parameters: Sequence[Tensor]) -> Callable[[], None]:
         ours = {id(p) for p in model.parameters()}
         if any(id(p) in ours for p in theirs):
             handle.remove()
-        elif all(p.grad is None for p in theirs) and Counter(tuple(p.shape) for p in theirs) == shapes:
+        elif all(p.grad is None for p in theirs) and shapes_of(theirs) in (
+            shapes_of(parameters),
+            shapes_of(p for p in parameters if p.requires_grad),
+        ):
             raise RuntimeError(
                 "attach: this optimizer holds the parameters that the model had before fully_shard, so its steps "
                 "change nothing; make the optimizer after fully_shard"

@@ -61,6 +61,15 @@ def _moved(
     return _Move.apply(x, wires, there, back, length)
 
 
+def _dimension(what: str, x: Tensor, dim: int) -> int:
+    """As torch counts them, from either end."""
+    if not -x.dim() <= dim < x.dim():
+        raise IndexError(
+            f"{what}: dim={dim} of a tensor of shape {tuple(x.shape)}; give one of its {x.dim()} dimensions"
+        )
+    return dim % x.dim()
+
+
 def copy(x: Tensor, wires: Wires) -> Tensor:
     """Into a part of the model that each rank computes a share of: the gradients of the shares are added."""
     return _moved(x, wires, (WHOLE, WHOLE), (PARTIAL, WHOLE))
@@ -76,23 +85,23 @@ def all_gather(x: Tensor, wires: Wires, dim: int = 0, length: int | None = None)
 
     length: of the whole along `dim`, where it does not divide by the number of ranks.
     """
-    cut = dim % x.dim()
+    cut = _dimension("all_gather", x, dim)
     return _moved(x, wires, (cut, WHOLE), (PARTIAL, cut), length)
 
 
 def reduce_scatter(x: Tensor, wires: Wires, dim: int = 0) -> Tensor:
     """The ranks' tensors are added, and each keeps its shard along `dim`; the shards' gradients are gathered."""
-    cut = dim % x.dim()
+    cut = _dimension("reduce_scatter", x, dim)
     return _moved(x, wires, (PARTIAL, cut), (cut, WHOLE))
 
 
 def split(x: Tensor, wires: Wires, dim: int = 0) -> Tensor:
     """Each rank keeps its shard of what all have; the shards' gradients are gathered."""
-    cut = dim % x.dim()
+    cut = _dimension("split", x, dim)
     return _moved(x, wires, (WHOLE, cut), (cut, WHOLE))
 
 
 def gather(x: Tensor, wires: Wires, dim: int = 0, length: int | None = None) -> Tensor:
     """Shards along `dim` become the whole, which all ranks use alike: each keeps its shard of the one gradient."""
-    cut = dim % x.dim()
+    cut = _dimension("gather", x, dim)
     return _moved(x, wires, (cut, WHOLE), (WHOLE, cut), length)

@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
+from narrowcast.collectives.channel import channel_of
 from narrowcast.collectives.work import Work
 
 Spec = str | Codec
@@ -97,6 +99,11 @@ def activation_codecs(what: str, forward: Spec, backward: Spec | None) -> tuple[
     return there, back
 
 
+def seed_of(key: str) -> int:
+    """A seed that no other key has, for noise."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little")
+
+
 @dataclass(eq=False)
 class Route:
     """A place's codecs, noise and counters, without a group: what pipelines and collectives share."""
@@ -118,8 +125,7 @@ class Route:
         """The next call in a direction: every call, so every microbatch, has noise of its own."""
         step = self._steps[direction]
         self._steps[direction] = step + 1
-        digest = hashlib.sha256(f"{self.key} {direction.value}".encode()).digest()
-        return Turn(self.codec(direction), int.from_bytes(digest[:8], "little"), step)
+        return Turn(self.codec(direction), seed_of(f"{self.key} {direction.value}"), step)
 
     def note(self, text: str) -> None:
         if text not in self.notes:
@@ -176,6 +182,14 @@ class Wires(Route):
 def _key(group: dist.ProcessGroup, seed: int) -> str:
     number = _MADE[group] = _MADE.get(group, 0) + 1
     return f"wires {seed} {dist.get_process_group_ranks(group)} {number}"
+
+
+def gathered(mine: Tensor, group: dist.ProcessGroup | None, what: str, **alike: object) -> list[Tensor]:
+    """Everyone's small tensor on the CPU, by rank, as it is. alike: what makes its shape, for ranks that disagree."""
+    channel, found = channel_of(group), list[Tensor]()
+    signature = {"call": what, "dtype": str(mine.dtype), "shape": list(mine.shape), **alike}
+    channel.submit(signature, lambda exchange: found.extend(exchange.gather(mine, 0))).wait()
+    return found
 
 
 # ---- what a model sends ----------------------------------------------------------------------------------------------

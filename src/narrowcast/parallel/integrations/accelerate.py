@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from narrowcast.parallel.handle import Handle, is_sharded
 from narrowcast.parallel.handle import attach as attach_model
+from narrowcast.parallel.integrations.owed import Owed
 
 
 def attach(accelerator: Any, model: nn.Module, gradients: object, *, checkpoint: bool = True, **options: Any) -> Handle:
@@ -26,5 +27,6 @@ def attach(accelerator: Any, model: nn.Module, gradients: object, *, checkpoint:
     options.setdefault("scaler", accelerator.scaler)
     handle = attach_model(model, gradients, **options)
     if checkpoint:
-        accelerator.register_for_checkpointing(handle)
+        # with save_on_each_node the first process of each node writes, and otherwise that of the first
+        accelerator.register_for_checkpointing(Owed(handle, writes=accelerator.is_local_main_process))
     return handle

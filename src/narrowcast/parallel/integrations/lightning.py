@@ -10,6 +10,7 @@ from narrowcast.parallel import policy
 from narrowcast.parallel.ddp import ddp_hook
 from narrowcast.parallel.handle import Handle, attach
 from narrowcast.parallel.integrations.hooks import HookState
+from narrowcast.parallel.integrations.owed import Owed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,12 +39,17 @@ def callback(gradients: object, *, log_every: int = 0, **options: Any) -> Any:
             super().__init__()
             self.handle: Handle | None = None
             self.explained, self.totals = "", dict[str, float]()
+            self._owed: Owed | None = None
+            # while nothing is attached: what the next fit begins with, and what a checkpoint gets
             self._loaded: dict[str, Tensor] = {}
+            self._left: dict[str, Tensor] = {}
 
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
             self.handle = attach(trainer.strategy.model, gradients, **options)
-            if self._loaded:
-                self.handle.load_state_dict(self._loaded)
+            self._owed = Owed(self.handle, writes=trainer.is_global_zero)
+            loaded, self._loaded, self._left = self._loaded, {}, {}
+            if loaded:
+                self._owed.load_state_dict(loaded)
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
             if log_every and trainer.global_step % log_every == 0 and self.handle is not None:
@@ -52,6 +58,8 @@ def callback(gradients: object, *, log_every: int = 0, **options: Any) -> Any:
                     logger.log_metrics(found, step=trainer.global_step)
 
         def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+            # for a trainer.save_checkpoint() that comes after fit
+            self._left = self.state_dict()
             self._stop()
 
         def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -61,13 +69,17 @@ def callback(gradients: object, *, log_every: int = 0, **options: Any) -> Any:
             if self.handle is not None:
                 self.explained, self.totals = self.handle.explain(), self.handle.stats()
                 self.handle.detach()
-                self.handle = None
+                self.handle = self._owed = None
 
         def state_dict(self) -> dict[str, Any]:
-            return dict(self.handle.state_dict()) if self.handle is not None else {}
+            return self._owed.state_dict() if self._owed is not None else self._left
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            self._loaded = state_dict
+            # strategies differ: DDP restores before on_fit_start, a sharded model after it
+            if self._owed is not None:
+                self._owed.load_state_dict(state_dict)
+            else:
+                self._loaded = self._left = state_dict
 
     return Narrowcast()
 

@@ -13,6 +13,8 @@ from narrowcast.parallel.integrations.watched import Watched
 from narrowcast.parallel.timeline import Event
 
 MICROSECONDS = 1e6
+BASE = "baseTimeNanoseconds"
+"""Where a trace has it, its times count from this many nanoseconds since 1970, otherwise from 1970."""
 
 
 def trace(events: Iterable[Event], rank: int = 0) -> dict[str, Any]:
@@ -62,7 +64,13 @@ def write(watched: Watched, path: str | Path, rank: int | None = None) -> None:
 
 
 def merge(paths: Iterable[str | Path], out: str | Path) -> None:
-    """Traces of several ranks in one file; also torch.profiler's own, which are in the same format."""
+    """Traces of several ranks in one file; also torch.profiler's own, whose times count from a base that they name."""
     parts = [json.loads(Path(path).read_text()) for path in paths]
-    events = [event for part in parts for event in part["traceEvents"]]
-    Path(out).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+    # the merged file keeps a base: of microseconds since 1970 a double holds only quarters, too coarse for kernels
+    base = min((part[BASE] for part in parts if part.get(BASE)), default=0)
+    events = [_later(event, (part.get(BASE, 0) - base) / 1e3) for part in parts for event in part["traceEvents"]]
+    Path(out).write_text(json.dumps({BASE: base, "traceEvents": events, "displayTimeUnit": "ms"}))
+
+
+def _later(event: dict[str, Any], microseconds: float) -> dict[str, Any]:
+    return {**event, "ts": event["ts"] + microseconds} if "ts" in event else event
