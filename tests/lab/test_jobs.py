@@ -152,6 +152,13 @@ def test_what_a_rank_leaves_running_ends_with_the_job(lab: Lab) -> None:
     assert running(lab, "sleep 60") == 0
 
 
+def test_what_is_still_starting_when_a_job_ends_ends_too(lab: Lab) -> None:
+    """Between fork and exec a process shows no environment, by which a job's own are known."""
+    for _ in range(60):
+        lab.run(sh("setsid sleep 61 & setsid sleep 61 & echo bye"), capture=True)
+    assert running(lab, "sleep 61") == 0
+
+
 def test_where_one_rank_cannot_start_none_does(lab: Lab, tmp_path: Path) -> None:
     own = "/dev/shm/only-on-0"
     lab.run(sh(f"[ $RANK = 1 ] || cp $(command -v sleep) {own}")).check()

@@ -10,7 +10,7 @@ import torch
 
 from narrowcast.predict import costs, curve
 from narrowcast.predict.cluster import Cluster, CodecSpeed, Device, Level, Table
-from narrowcast.predict.costs import Costs
+from narrowcast.predict.costs import Costs, plan
 from narrowcast.predict.curve import Curve
 
 FLAT = Cluster("flat", (Level("link", 0, 8.0, 100.0),), Device("cpu", memory_gbyte=10.0, launch_us=0.0))
@@ -150,6 +150,9 @@ def test_a_call_that_was_timed_whole_is_predicted_as_it_was_timed() -> None:
     assert float(made.seconds("two_shot", "int4/128", sizes(2**16), 2)[0]) < 3.1e-4
 
 
+TWO = plan("two_shot", FLAT, 2)
+
+
 def test_tables_are_scaled_to_another_bandwidth_and_what_is_no_link_stays() -> None:
     """Timed at 1 GB/s: 1 ns a byte and two latencies; whole calls with int8 take 1 ms more, which is not the link's."""
     knots, eight = [2**k for k in range(12, 25)], 1 / 4 + 1 / 256
@@ -168,6 +171,19 @@ def test_tables_are_scaled_to_another_bandwidth_and_what_is_no_link_stays() -> N
     assert seconds(half, "fp32") == pytest.approx(2e-4 + 2**24 * 2e-9, rel=0.01)
     assert seconds(half, "int8/256") == pytest.approx(12e-4 + 2**24 * eight * 2e-9, rel=0.01)
     assert half.with_bandwidth(8.0).levels == same.levels
+
+
+def test_on_another_link_only_the_bytes_take_another_time() -> None:
+    """Timed at 1 GB/s, but a call takes 3 ms of the processors as well: a hundredth of the bandwidth leaves those."""
+    table = Table("two_shot", 2, tuple((float(n), 3e-3 + n * 1e-9) for n in [2**k for k in range(12, 25)]))
+    place = replace(FLAT, levels=(replace(FLAT.levels[0], tables=(table,)),), measured=True)
+
+    def seconds(gbit: float, values: int) -> float:
+        return float(Costs(place.with_bandwidth(gbit), draws=0).wire_seconds(TWO, "fp32", sizes(values))[0])
+
+    for values in (2**12, 2**20):
+        assert seconds(0.08, values) == pytest.approx(3e-3 + 4 * values * 1e-7, rel=0.01)
+        assert 0 <= seconds(8e3, values) <= 3e-3 * 1.01
 
 
 def test_an_unmeasured_wire_runs_like_the_nearest_measured_one() -> None:

@@ -42,7 +42,7 @@ def each_once(folder: Path) -> bool:
 
 
 def test_a_study_of_ones_own_network_and_data_on_the_loopback(tmp_path: Path) -> None:
-    study = parse(OWN + 'workers = [2]\nrates = ["100mbit"]\nprobe_seconds = 1\n', "own.toml")
+    study = parse(OWN + 'workers = [2]\nrates = ["10mbit"]\nprobe_seconds = 1\n', "own.toml")
     outcome = run(study, Options(tmp_path, launcher="local", quiet=True))
     assert (outcome.total, outcome.failed, outcome.left) == (2 + 2 + 4, 0, 0)
     assert each_once(tmp_path)
@@ -60,8 +60,8 @@ def test_a_study_of_ones_own_network_and_data_on_the_loopback(tmp_path: Path) ->
     assert 0 < low <= measured["predicted_ms"] <= high
     predicted = [line for line in found.values() if line["source"] == "predicted"]
     steps = {line["wire"]: line["step_ms"] for line in predicted}
-    # 59 kB as they are take at least 4.7 ms at 100 Mb/s
-    assert steps["fp32"] > 4.7
+    # 59 kB as they are take at least 47 ms at 10 Mb/s, beside which what the processors do is little
+    assert steps["fp32"] > 47
     assert steps["int8/256"] < steps["fp32"]
     trained = [line for line in found.values() if line["kind"] == "accuracy"]
     assert all(len(line["curve"]) == 2 and 0 <= line["accuracy"] <= 100 for line in trained)

@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ MARK = "narrowcast-lab"
 JOB = "NARROWCAST_LAB_JOB"
 # Where a process of the lab finds the hosts' namespaces: host i's three from /proc/1/fd/{FIRST_FD + 3i} on.
 FIRST_FD = 100
+# A process that shows no environment for longer than this has none, and is nobody's.
+STARTING_SECONDS = 0.5
 NAMESPACES = ("net", "uts", "mnt")
 HOST_FLAGS = kernel.NEWNET | kernel.NEWUTS | kernel.NEWNS
 
@@ -130,10 +133,18 @@ class Supervisor:
 
     def sweep(self, job: str) -> dict[str, Any]:
         """Kill what a job left running, and close what was held for it."""
-        mark = f"{JOB}={job}"
+        mark, killed = f"{JOB}={job}", []
         for fd in self._held.pop(job, ()):
             os.close(fd)
-        return {"killed": [pid for pid in kernel.processes() if mark in kernel.environment(pid) and _kill(pid)]}
+        until = time.monotonic() + STARTING_SECONDS
+        while time.monotonic() < until:
+            pids = list(kernel.processes())
+            found = [pid for pid in pids if mark in kernel.environment(pid) and _kill(pid)]
+            killed += found
+            if not found and not any(map(_is_starting, pids)):
+                break
+            time.sleep(0.001)
+        return {"killed": killed}
 
     # -- the loop
 
@@ -197,6 +208,11 @@ def _network(pid: int) -> int | None:
         return os.stat(f"/proc/{pid}/ns/net").st_ino
     except OSError:
         return None
+
+
+def _is_starting(pid: int) -> bool:
+    """A process between fork and the end of exec shows no environment: whose it is cannot be seen yet."""
+    return pid != 1 and not kernel.environment(pid) and kernel.started(pid) is not None
 
 
 def _kill(pid: int) -> bool:

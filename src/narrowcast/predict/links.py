@@ -39,5 +39,8 @@ class Link:
         table, known = found
         whole = table(sent_N) * self.factor_D[:, None]
         fixed = torch.full_like(whole, self.latency(known)).minimum(whole)
-        slower_D = self.level.measured_gbit / self.gbit_D
-        return (whole - fixed) * slower_D[:, None] + fixed - self.latency(known)
+        # on another link the bytes take longer or shorter; what the processors do for them does not
+        slower_D1 = (self.level.measured_gbit / self.gbit_D)[:, None]
+        wire = sent_N * 8 / (self.level.measured_gbit * 1e9) * self.factor_D[:, None]
+        saved = (wire * (1 - slower_D1)).minimum(whole - fixed)
+        return whole - saved - self.latency(known)
