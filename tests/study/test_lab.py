@@ -84,8 +84,8 @@ sizes = ["64KiB", "1MiB"]
     assert cut["int8/256"] < 0.5 * cut["fp32"]
     assert len(by_kind["bus"]) == 6
     gbps = {(line["wire"], line["bytes"]): line["bus_gbps"] for line in by_kind["bus"]}
-    # a link of 1 Gb/s brings at most 0.125 GB/s of float32, and more of it in few bits
-    assert gbps["fp32", 1 << 20] < 0.126
+    # a link of 1 Gb/s brings 0.125 GB/s of float32, a little more while its bucket is full, and more of it in few bits
+    assert gbps["fp32", 1 << 20] < 0.14
 
 
 def without_mpi() -> str | None:
