@@ -4,7 +4,7 @@ of summing narrow codes brings.
     PYTHONPATH=src python tests/gpu/tune.py [--check] [SPEC ...]
 
 Prints the share of a copy for each op, codec and choice, best first; a choice whose bits are not the CPU's has none.
-The best go into OVERRIDES of kernels/triton/launch.py. --check: only compares bits, of what is shipped.
+The best go into OVERRIDES of kernels/triton/shapes.py. --check: only compares bits, of what is shipped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from narrowcast.bench import cuda as bench
 from narrowcast.bench.cuda import TARGETS
 from narrowcast.codecs import Codec
 from narrowcast.kernels import ops
-from narrowcast.kernels.triton import launch
+from narrowcast.kernels.triton import launch, shapes
 
 SPECS = ("int4/128", "mxfp4", "nvfp4", "int4/128+sr+ef", "int3/64", "int6/64", "onebit/64", "posit8.1/256")
 SPECS += ("dynamic8/256", "int8/256", "e5m2/256")
@@ -35,9 +35,9 @@ SMALL, LARGE = 1 << 16, 1 << 27
 """Both end in a full tile, so that one kernel serves them."""
 COMPILE_SECONDS = 100.0
 """What is not compiled and checked by then is left out."""
-SHIPPED = dict(launch.OVERRIDES)
+SHIPPED = dict(shapes.OVERRIDES)
 WAYS = ("BY_WORDS", "BY_LANES", "GATED")
-"""What launch.py can leave out."""
+"""What shapes.py can leave out."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class Choice:
         return size + (f" without {self.without}" if self.without else "")
 
     def take(self) -> None:
-        launch.OVERRIDES.clear()
+        shapes.OVERRIDES.clear()
         if self.tiles is None:
-            launch.OVERRIDES.update(SHIPPED)
+            shapes.OVERRIDES.update(SHIPPED)
         else:
-            launch.OVERRIDES.update({(op, ""): launch.Tuning(*self.tiles) for op in (*OPS, "decode")})
+            shapes.OVERRIDES.update({(op, ""): shapes.Tuning(*self.tiles) for op in (*OPS, "decode")})
         for way in WAYS:
-            setattr(launch, way, way != self.without)
+            setattr(shapes, way, way != self.without)
         launch._prepare.cache_clear()
         launch._prepare_decode.cache_clear()
 
@@ -69,8 +69,8 @@ CHOICES = [Choice(), *(Choice(without=way) for way in WAYS), *map(Choice, TILES)
 def choices(spec: str) -> list[Choice]:
     """Those that differ for a codec."""
     recipe = launch.describe(nc.codec(spec).plan_for(torch.float32))[0]
-    tuning = launch.tuning_of(recipe, "reduce")
-    ways = launch._by_words(recipe, launch._shape(recipe, SMALL, True, tuning.tile), tuning.warps)
+    tuning = shapes.tuning_of(recipe, "reduce")
+    ways = shapes.by_words(recipe, shapes.shape_of(recipe, SMALL, True, tuning.tile), tuning.warps)
     differ = {"BY_WORDS": bool(ways), "BY_LANES": ways.get("by_lanes", False), "GATED": recipe.bits < 8}
     return [c for c in CHOICES if differ.get(c.without, True)]
 

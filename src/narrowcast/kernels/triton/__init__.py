@@ -7,6 +7,8 @@
 | codes.py | a scaled value to its code, and back |
 | planes.py | codes and scales in the bytes of a wire |
 | scales.py | the scale of a block |
-| encode.py decode.py rounding.py | the kernels |
-| launch.py | what the ops call: shapes, grids, scratch memory |
+| packing.py words.py | codes to whole words, and sums of wires word by word |
+| encode.py decode.py rounding.py matmul.py | the kernels |
+| shapes.py | how large tiles are, and which ways through a kernel they allow |
+| launch.py | what the ops call: grids, scratch memory, launches |
 """

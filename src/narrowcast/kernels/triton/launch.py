@@ -1,4 +1,4 @@
-"""What the ops call: the shape of tiles and grids, scratch memory, launches. Nothing here waits for a device."""
+"""What the ops call: grids, scratch memory, launches. Nothing here waits for a device."""
 
 from __future__ import annotations
 
@@ -19,20 +19,14 @@ from narrowcast.kernels.plan import CastPlan, Layout, Plan
 from narrowcast.kernels.triton import decode as decoding
 from narrowcast.kernels.triton import encode as encoding
 from narrowcast.kernels.triton import rounding as rounding_kernels
+from narrowcast.kernels.triton import shapes
 from narrowcast.kernels.triton.constants import INTERPRETED, constants
 from narrowcast.kernels.triton.recipe import (
     AFFINE,
-    CONSTANT,
-    DIVIDE,
     DTYPES,
-    FP32,
     MEANS,
     NVFP4,
-    SCALED,
     SIGN,
-    TABLE,
-    UNIFORM,
-    Codes,
     Job,
     Named,
     Recipe,
@@ -42,158 +36,13 @@ from narrowcast.kernels.triton.recipe import (
     describe_codes,
 )
 
-IN_TILE, WIDE, FREE = 0, 1, 2
 VERSION = f"triton {triton.__version__}"
-MAX_IN_TILE = 4096
-"""The largest block that one tile holds."""
 MAX_PARTS = 1024
 """A first pass leaves at most this much for each block."""
 COLUMNS = 1024
 """Sums that the first levels of a large tree leave."""
 COLUMN_GROUP = 16
-GROUPS = {1: (8, 1), 2: (4, 1), 3: (8, 3), 4: (2, 1), 5: (8, 5), 6: (4, 3), 7: (8, 7)}
-"""Width of a code -> codes in a group, and the bytes that they fill."""
 OVERFLOWS = {"saturate": 0, "inf": 1, "nan": 2, "cpd": 3}
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """Values in a tile, and warps for each program. They change the speed and no bit."""
-
-    tile: int
-    warps: int
-
-
-DEFAULT = Tuning(2048, 4)
-ROUND = Tuning(2048, 4)
-
-OVERRIDES: dict[tuple[str, str], Tuning] = {
-    ("encode", "narrow"): Tuning(4096, 4),
-    ("encode", "eight in a word"): Tuning(4096, 4),
-    ("encode", "noise"): Tuning(4096, 4),
-    ("encode", "narrow noise"): Tuning(4096, 4),
-    ("encode", "table"): Tuning(1024, 4),
-    ("encode", "signs"): Tuning(4096, 4),
-    ("decode", ""): Tuning(1024, 4),
-    ("decode", "tensor table"): Tuning(8192, 16),
-    ("reduce", "narrow"): Tuning(4096, 4),
-    ("reduce", "eight in a word"): Tuning(8192, 4),
-    ("reduce", "noise"): Tuning(4096, 4),
-    ("reduce", "table"): Tuning(4096, 4),
-    ("reduce", "signs"): Tuning(8192, 4),
-    ("reduce", "tensor"): Tuning(4096, 8),
-    ("reduce", "tensor table"): Tuning(8192, 16),
-}
-"""(op, kind of work) -> what is faster there; measured on an H200 by tests/gpu/tune.py."""
-
-
-def tuning_of(recipe: Recipe, op: str) -> Tuning:
-    """The tiles of an op."""
-    return OVERRIDES.get((op, work_of(recipe))) or OVERRIDES.get((op, "")) or DEFAULT
-
-
-def work_of(recipe: Recipe) -> str:
-    """What a tile costs beside its bytes."""
-    table = recipe.codes.kind == TABLE and recipe.method == SCALED
-    if _mode(recipe) == WIDE:
-        return "tensor table" if table else "tensor"
-    if table:
-        return "table"
-    if recipe.stochastic:
-        return "narrow noise" if recipe.bits < 8 else "noise"
-    if recipe.method in (MEANS, SIGN):
-        return "signs"
-    if recipe.bits >= 8 or recipe.method != SCALED:
-        return "wide"
-    return "eight in a word" if recipe.bits in (3, 4) else "narrow"
-
-
-def _in_place(codes: Codes) -> bool:
-    """Whether a code becomes a float where it lies in its word."""
-    return codes.kind == UNIFORM and not codes.sign_magnitude
-
-
-# ---- shapes ----------------------------------------------------------------------------------------------------------
-
-
-def _pow2(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
-
-
-def _mode(recipe: Recipe) -> int:
-    if recipe.store == CONSTANT:
-        return FREE
-    if recipe.method == NVFP4 or 0 < recipe.block <= MAX_IN_TILE:
-        return IN_TILE
-    return WIDE
-
-
-@lru_cache(maxsize=4096)
-def _shape(recipe: Recipe, n: int, aligned: bool, tile: int) -> Job:
-    """The tiles of n values."""
-    mode = _mode(recipe)
-    cols = _pow2(recipe.block) if mode == IN_TILE else tile
-    step = recipe.block if mode == IN_TILE else tile
-    rows = max(1, tile // cols) if mode == IN_TILE else 1
-    group, group_bytes = GROUPS.get(recipe.bits, (1, 1))
-    block = recipe.block if mode == WIDE and recipe.block else n
-    exact = cols == step and block % (rows * step) == 0 and n % block == 0
-    levels = cols.bit_length() - 1
-    starts = recipe.block if mode == WIDE else 0
-    words = aligned and cols == step and recipe.bits in (2, 4) and starts % 32 == 0
-    return Job(mode, rows, cols, step, levels, group, group_bytes, exact, aligned, words)
-
-
-WORDS = {1: (32, 2), 3: (8, 4), 4: (8, 1), 6: (4, 4)}
-"""Width of a code -> codes in a word, and words that lie together, where sums of wires are taken word by word."""
-BY_WORDS, BY_LANES, GATED = True, True, True
-"""Turned off by tests/gpu/tune.py alone, which finds out what each brings."""
-
-
-def _by_words(recipe: Recipe, job: Job, warps: int) -> dict[str, Any]:
-    """How many codes a word has, where full tiles begin and end with words; those that lie together share a scale.
-    Each thread must have some, or values travel between threads.
-    """
-    each, groups = WORDS.get(recipe.bits, (0, 1))
-    starts = recipe.block if job.mode == WIDE else 0
-    whole = job.aligned and job.cols == job.step and starts % 32 == 0 and (job.rows * job.cols) % 128 == 0
-    enough = job.rows * job.cols >= each * groups * 32 * warps
-    if not (BY_WORDS and each and whole and enough and job.cols % (each * groups) == 0):
-        return {}
-    if recipe.method in (AFFINE, NVFP4):  # two scales, of which nvfp4's are too many
-        return {}
-    looks_up = recipe.method == SCALED and not _in_place(recipe.codes)
-    by_lanes = BY_LANES and not INTERPRETED and looks_up and recipe.bits <= 4
-    return {"each": each, "groups": groups, "by_lanes": by_lanes, "signs": recipe.bits == 1}
-
-
-def _across(recipe: Recipe, job: Job, warps: int) -> dict[str, Any]:
-    """A thread has values of all parts of a row, so that sums of halves, or much work for each row, stay in it."""
-    signs = recipe.bits == 1 and recipe.method in (MEANS, SIGN)
-    part = max(4, 4 * 32 * warps // job.rows)
-    # random bits come in the order of the values
-    wanted = signs or (recipe.method == NVFP4 and not recipe.stochastic)
-    if not wanted or job.mode != IN_TILE or job.cols != job.step or part >= job.cols:
-        return {}
-    return {"across": job.cols // part, "signs": signs and job.aligned and part <= 32 <= job.cols}
-
-
-def _packs(recipe: Recipe, job: Job) -> dict[str, bool]:
-    """Whether full tiles of codes leave as words, and how much of their rounding is left to the words."""
-    scaled = recipe.method in (SCALED, NVFP4) and recipe.store != CONSTANT and not recipe.cpd
-    # a thread must have the codes of three words
-    together = job.groups == 4 and job.each * recipe.bits == 24
-    if not scaled or recipe.codes.kind == TABLE or not (job.words or together):
-        return {}
-    codes = recipe.codes
-    raw = _in_place(codes) and not (recipe.stochastic or codes.unsigned)
-    exact = recipe.rule == DIVIDE and recipe.store == FP32 and not (recipe.l2 or job.given)
-    return {"packed": True, "raw": raw, "cut": not exact or recipe.target != codes.high or codes.low > -codes.high}
-
-
-def _shares_noise(recipe: Recipe, job: Job, offset: int) -> bool:
-    starts = recipe.block if job.mode == WIDE else 0
-    return job.cols == job.step and (job.rows * job.cols) % 128 == 0 and (offset | starts) % 128 == 0
 
 
 def _is_aligned(*tensors: Tensor | None) -> bool:
@@ -287,28 +136,28 @@ class Prepared:
 
 @lru_cache(maxsize=8192)
 def _prepare(recipe: Recipe, n: int, want: Want) -> Prepared:
-    tuning = tuning_of(recipe, "reduce" if want.world else "encode")
-    shape = _shape(recipe, n, want.aligned, tuning.tile)
+    tuning = shapes.tuning_of(recipe, "reduce" if want.world else "encode")
+    shape = shapes.shape_of(recipe, n, want.aligned, tuning.tile)
     job = replace(
         shape, world=want.world, x_dtype=want.x_dtype, residual=int(want.residual), unit=want.unit,
         divide=want.divide, multiply=want.multiply, given=want.given,
     )  # fmt: skip
     if want.world:
-        gated = GATED and not INTERPRETED and want.world <= 16 and recipe.bits < 8
-        job = replace(job, gated=gated, **_by_words(recipe, shape, tuning.warps))
-    job = replace(job, **_packs(recipe, job))
-    across = _across(recipe, shape, tuning.warps)
+        gated = shapes.GATED and not INTERPRETED and want.world <= 16 and recipe.bits < 8
+        job = replace(job, gated=gated, **shapes.by_words(recipe, shape, tuning.warps))
+    job = replace(job, **shapes.packs(recipe, job))
+    across = shapes.across(recipe, shape, tuning.warps)
     if not want.world:
         job = replace(job, **across)
-    two_passes = shape.mode == WIDE or recipe.method == NVFP4
-    has_sums = shape.mode == WIDE and (recipe.l2 or recipe.method in (MEANS, SIGN))
-    size = min(recipe.block, n) if shape.mode == WIDE and recipe.block else n
+    two_passes = shape.mode == shapes.WIDE or recipe.method == NVFP4
+    has_sums = shape.mode == shapes.WIDE and (recipe.l2 or recipe.method in (MEANS, SIGN))
+    size = min(recipe.block, n) if shape.mode == shapes.WIDE and recipe.block else n
     blocks, in_block = -(-n // size), -(-size // tuning.tile)
     first_tiles = -(-in_block // MAX_PARTS)
     count = -(-in_block // first_tiles)
     first = replace(job, out=bool(want.world)) if two_passes else None
     if two_passes:
-        job = replace(job, parts=_pow2(count))
+        job = replace(job, parts=shapes.pow2(count))
         if want.world:  # the first pass leaves the sum, with what is owed
             job = replace(job, world=0, x_dtype=0, divide=False, multiply=False, residual=2 * want.residual, **across)
     columns = min(COLUMNS, recipe.tree_width) if has_sums else 1
@@ -319,7 +168,7 @@ def _prepare(recipe: Recipe, n: int, want: Want) -> Prepared:
         sums = replace(job, rows=heights, cols=COLUMN_GROUP, levels=heights.bit_length() - 1)
         sums = replace(sums, residual=int(job.residual == 1))
     programs, tiles, chunks = _grid(recipe, shape, n, blocks, in_block)
-    shared = recipe.stochastic and _shares_noise(recipe, shape, want.offset)
+    shared = recipe.stochastic and shapes.shares_noise(recipe, shape, want.offset)
     has_out = want.out_dtype >= 0
     last = replace(job, loop=tiles > 1, out=has_out, out_dtype=max(want.out_dtype, 0), shared_noise=shared)
     kinds = 3 if recipe.method == AFFINE else 1
@@ -332,7 +181,7 @@ def _prepare(recipe: Recipe, n: int, want: Want) -> Prepared:
 
 def _grid(recipe: Recipe, job: Job, n: int, blocks: int, in_block: int) -> tuple[int, int, int]:
     """Programs, tiles for each, and programs for each large block."""
-    if job.mode == WIDE:
+    if job.mode == shapes.WIDE:
         tiles = _tiles_for_each(in_block * blocks)
         chunks = -(-in_block // tiles)
         return blocks * chunks, tiles, chunks
@@ -485,9 +334,9 @@ def _sum_columns(
 @lru_cache(maxsize=8192)
 def _prepare_decode(recipe: Recipe, n: int, aligned: bool, dtype: int, accumulate: bool) -> tuple[Job, int, int, int]:
     """The job, programs, programs for each large block, warps."""
-    tuning = tuning_of(recipe, "decode")
-    job = replace(_shape(recipe, n, aligned, tuning.tile), out_dtype=dtype, accumulate=accumulate, words=False)
-    if job.mode != WIDE:
+    tuning = shapes.tuning_of(recipe, "decode")
+    job = replace(shapes.shape_of(recipe, n, aligned, tuning.tile), out_dtype=dtype, accumulate=accumulate, words=False)
+    if job.mode != shapes.WIDE:
         return job, -(-n // (job.rows * job.step)), 1, tuning.warps
     size = min(recipe.block, n) if recipe.block else n
     chunks = -(-size // job.cols)
@@ -527,7 +376,7 @@ def _prepare_round(fmt: Format, dtype: torch.dtype, whole: bool, stochastic: boo
     if found is None:
         codes, tables = describe_codes(fmt, fmt.values, by_value=True)
         steps = float(fmt.steps_per_unit) if isinstance(fmt, UniformFormat) and fmt.kind is Kind.UNIFORM else 1.0
-        job = RoundJob(ROUND.tile, DTYPES[dtype], whole, stochastic, OVERFLOWS[overflow], steps)
+        job = RoundJob(shapes.ROUND.tile, DTYPES[dtype], whole, stochastic, OVERFLOWS[overflow], steps)
         found = known[key] = Rounds(tables, (constants(codes), constants(job)), {})
     return found
 
@@ -539,19 +388,19 @@ def round_to(x: Tensor, fmt: Format, rounding: str, overflow: str, rules: str, s
         return out
     # CPD's rules decide what becomes of an overflow, too
     lost = overflow if rules == "ieee" else rules
-    found = _prepare_round(fmt, x.dtype, n % ROUND.tile == 0, rounding == "stochastic", lost)
+    found = _prepare_round(fmt, x.dtype, n % shapes.ROUND.tile == 0, rounding == "stochastic", lost)
     device, seed = x.device, _signed(seed)
     args = x, out, found.tables.on(device), n, seed
     # the kernel specialises on neither n nor the seed: of both only the width counts
     key = x.data_ptr() % 16, out.data_ptr() % 16, n < 2**31, -(2**31) <= seed < 2**31, device.index
-    programs = -(-n // ROUND.tile)
+    programs = -(-n // shapes.ROUND.tile)
     compiled = found.compiled.get(key) if FAST and device.index == torch.cuda.current_device() else None
     if compiled is not None:
         compiled[(programs, 1, 1)](*args, *found.constant)
         return out
     with _on(out), _COMPILING:
         kernel = rounding_kernels.round_kernel[(programs,)]
-        made = kernel(*args, *found.constant, num_warps=ROUND.warps, enable_fp_fusion=False)
+        made = kernel(*args, *found.constant, num_warps=shapes.ROUND.warps, enable_fp_fusion=False)
     if FAST:
         found.compiled[key] = made
     return out

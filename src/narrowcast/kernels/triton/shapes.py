@@ -1,0 +1,170 @@
+"""The shape of tiles: how many values and warps a program has, and which ways through a kernel they allow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from narrowcast.kernels.triton.constants import INTERPRETED
+from narrowcast.kernels.triton.recipe import (
+    AFFINE,
+    CONSTANT,
+    DIVIDE,
+    FP32,
+    MEANS,
+    NVFP4,
+    SCALED,
+    SIGN,
+    TABLE,
+    UNIFORM,
+    Codes,
+    Job,
+    Recipe,
+)
+
+IN_TILE, WIDE, FREE = 0, 1, 2
+MAX_IN_TILE = 4096
+"""The largest block that one tile holds."""
+GROUPS = {1: (8, 1), 2: (4, 1), 3: (8, 3), 4: (2, 1), 5: (8, 5), 6: (4, 3), 7: (8, 7)}
+"""Width of a code -> codes in a group, and the bytes that they fill."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Values in a tile, and warps for each program. They change the speed and no bit."""
+
+    tile: int
+    warps: int
+
+
+DEFAULT = Tuning(2048, 4)
+ROUND = Tuning(2048, 4)
+
+OVERRIDES: dict[tuple[str, str], Tuning] = {
+    ("encode", "narrow"): Tuning(4096, 4),
+    ("encode", "eight in a word"): Tuning(4096, 4),
+    ("encode", "noise"): Tuning(4096, 4),
+    ("encode", "narrow noise"): Tuning(4096, 4),
+    ("encode", "table"): Tuning(1024, 4),
+    ("encode", "signs"): Tuning(4096, 4),
+    ("decode", ""): Tuning(1024, 4),
+    ("decode", "tensor table"): Tuning(8192, 16),
+    ("reduce", "narrow"): Tuning(4096, 4),
+    ("reduce", "eight in a word"): Tuning(8192, 4),
+    ("reduce", "noise"): Tuning(4096, 4),
+    ("reduce", "table"): Tuning(4096, 4),
+    ("reduce", "signs"): Tuning(8192, 4),
+    ("reduce", "tensor"): Tuning(4096, 8),
+    ("reduce", "tensor table"): Tuning(8192, 16),
+}
+"""(op, kind of work) -> what is faster there; measured on an H200 by tests/gpu/tune.py."""
+
+
+def tuning_of(recipe: Recipe, op: str) -> Tuning:
+    """The tiles of an op."""
+    return OVERRIDES.get((op, work_of(recipe))) or OVERRIDES.get((op, "")) or DEFAULT
+
+
+def work_of(recipe: Recipe) -> str:
+    """What a tile costs beside its bytes."""
+    table = recipe.codes.kind == TABLE and recipe.method == SCALED
+    if mode_of(recipe) == WIDE:
+        return "tensor table" if table else "tensor"
+    if table:
+        return "table"
+    if recipe.stochastic:
+        return "narrow noise" if recipe.bits < 8 else "noise"
+    if recipe.method in (MEANS, SIGN):
+        return "signs"
+    if recipe.bits >= 8 or recipe.method != SCALED:
+        return "wide"
+    return "eight in a word" if recipe.bits in (3, 4) else "narrow"
+
+
+def in_place(codes: Codes) -> bool:
+    """Whether a code becomes a float where it lies in its word."""
+    return codes.kind == UNIFORM and not codes.sign_magnitude
+
+
+# ---- shapes ----------------------------------------------------------------------------------------------------------
+
+
+def pow2(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def mode_of(recipe: Recipe) -> int:
+    if recipe.store == CONSTANT:
+        return FREE
+    if recipe.method == NVFP4 or 0 < recipe.block <= MAX_IN_TILE:
+        return IN_TILE
+    return WIDE
+
+
+@lru_cache(maxsize=4096)
+def shape_of(recipe: Recipe, n: int, aligned: bool, tile: int) -> Job:
+    """The tiles of n values."""
+    mode = mode_of(recipe)
+    cols = pow2(recipe.block) if mode == IN_TILE else tile
+    step = recipe.block if mode == IN_TILE else tile
+    rows = max(1, tile // cols) if mode == IN_TILE else 1
+    group, group_bytes = GROUPS.get(recipe.bits, (1, 1))
+    block = recipe.block if mode == WIDE and recipe.block else n
+    exact = cols == step and block % (rows * step) == 0 and n % block == 0
+    levels = cols.bit_length() - 1
+    starts = recipe.block if mode == WIDE else 0
+    words = aligned and cols == step and recipe.bits in (2, 4) and starts % 32 == 0
+    return Job(mode, rows, cols, step, levels, group, group_bytes, exact, aligned, words)
+
+
+WORDS = {1: (32, 2), 3: (8, 4), 4: (8, 1), 6: (4, 4)}
+"""Width of a code -> codes in a word, and words that lie together, where sums of wires are taken word by word."""
+BY_WORDS, BY_LANES, GATED = True, True, True
+"""Turned off by tests/gpu/tune.py alone, which finds out what each brings."""
+
+
+def by_words(recipe: Recipe, job: Job, warps: int) -> dict[str, Any]:
+    """How many codes a word has, where full tiles begin and end with words; those that lie together share a scale.
+    Each thread must have some, or values travel between threads.
+    """
+    each, groups = WORDS.get(recipe.bits, (0, 1))
+    starts = recipe.block if job.mode == WIDE else 0
+    whole = job.aligned and job.cols == job.step and starts % 32 == 0 and (job.rows * job.cols) % 128 == 0
+    enough = job.rows * job.cols >= each * groups * 32 * warps
+    if not (BY_WORDS and each and whole and enough and job.cols % (each * groups) == 0):
+        return {}
+    if recipe.method in (AFFINE, NVFP4):  # two scales, of which nvfp4's are too many
+        return {}
+    looks_up = recipe.method == SCALED and not in_place(recipe.codes)
+    by_lanes = BY_LANES and not INTERPRETED and looks_up and recipe.bits <= 4
+    return {"each": each, "groups": groups, "by_lanes": by_lanes, "signs": recipe.bits == 1}
+
+
+def across(recipe: Recipe, job: Job, warps: int) -> dict[str, Any]:
+    """A thread has values of all parts of a row, so that sums of halves, or much work for each row, stay in it."""
+    signs = recipe.bits == 1 and recipe.method in (MEANS, SIGN)
+    part = max(4, 4 * 32 * warps // job.rows)
+    # random bits come in the order of the values
+    wanted = signs or (recipe.method == NVFP4 and not recipe.stochastic)
+    if not wanted or job.mode != IN_TILE or job.cols != job.step or part >= job.cols:
+        return {}
+    return {"across": job.cols // part, "signs": signs and job.aligned and part <= 32 <= job.cols}
+
+
+def packs(recipe: Recipe, job: Job) -> dict[str, bool]:
+    """Whether full tiles of codes leave as words, and how much of their rounding is left to the words."""
+    scaled = recipe.method in (SCALED, NVFP4) and recipe.store != CONSTANT and not recipe.cpd
+    # a thread must have the codes of three words
+    together = job.groups == 4 and job.each * recipe.bits == 24
+    if not scaled or recipe.codes.kind == TABLE or not (job.words or together):
+        return {}
+    codes = recipe.codes
+    raw = in_place(codes) and not (recipe.stochastic or codes.unsigned)
+    exact = recipe.rule == DIVIDE and recipe.store == FP32 and not (recipe.l2 or job.given)
+    return {"packed": True, "raw": raw, "cut": not exact or recipe.target != codes.high or codes.low > -codes.high}
+
+
+def shares_noise(recipe: Recipe, job: Job, offset: int) -> bool:
+    starts = recipe.block if job.mode == WIDE else 0
+    return job.cols == job.step and (job.rows * job.cols) % 128 == 0 and (offset | starts) % 128 == 0
