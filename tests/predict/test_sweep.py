@@ -34,6 +34,14 @@ def sweep(made: Cluster = SLOW, profile: Profile = PROFILE, **options: object) -
     return Sweep(profile, made, **options)  # type: ignore[arg-type]
 
 
+def test_the_backends_own_sum_takes_buckets_whole_and_ours_sends_small_tensors_apart() -> None:
+    small = replace(PROFILE, tensors=(*PROFILE.tensors, TensorTime("bias", 100, 0.2)))
+    steps = sweep(profile=small).steps
+    for algorithm, found in (("native", [(1_000_000, "bf16"), (1_000_100, "bf16")]), ("two_shot", None)):
+        calls = [(call.values, call.wire) for call in steps.calls(Setup(2, "bf16", algorithm))]
+        assert calls == (found or [(1_000_000, "bf16"), (1_000_000, "bf16"), (100, "fp32")])
+
+
 def test_a_step_by_hand() -> None:
     """Two buckets of 4 MB on 2 ranks at 0.1 Gb/s: 0.32 s each, the first from 0.2 s on: done at 0.84; update 0.05."""
     made = sweep().steps.predict(Setup(2, "fp32"))
