@@ -27,6 +27,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from gpu.check_cuda import check_all_reduce, free_port, values
 from laws.inputs import hard_values, normal, with_specials
+from laws.wires import hard_wires
 from torch import Tensor
 
 import narrowcast as nc
@@ -136,6 +137,19 @@ def check_reduce(found: Found, plan: Plan | CastPlan, n: int, world: int, dtype:
     found.same(there, out, "decoded by reduce")
 
 
+def check_wires(found: Found, plan: Plan) -> None:
+    """Sums of wires that no encoder makes, with nothing owed and nothing to divide by."""
+    n = 16384 // max(plan.block, 1) * max(plan.block, 1) or plan.block
+    for what, rows in hard_wires(plan, n, 8):
+        found.stage = f"reduce, {what}"
+        wanted = like_wire(plan, n)
+        got, on_gpu = wanted.cuda(), ops.aligned_rows(8, rows.shape[1], "cuda")
+        on_gpu.copy_(rows)
+        composed.reduce(reference, plan, rows.unbind(), n, wanted, (0, 0, 0), None, None, 1.0, 1.0, 1.0, None)
+        ops.reduce(plan, on_gpu, n, got)
+        found.same(got, wanted, found.stage)
+
+
 def check_plan(found: Found, plan: Plan | CastPlan) -> None:
     block = plan.block if isinstance(plan, Plan) else 0
     x = hard_values(block, N)
@@ -156,6 +170,8 @@ def check_plan(found: Found, plan: Plan | CastPlan) -> None:
     check_owed(found, plan, with_specials(x, 900), 1.0)
     check_owed(found, plan, normal(N, 12), 1024.0)
     check_reduce(found, plan, N, 3, torch.float32, 3.0)
+    if isinstance(plan, Plan):
+        check_wires(found, plan)
 
 
 def check_codec(spec: str) -> tuple[str, list[str], float]:

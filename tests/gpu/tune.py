@@ -30,13 +30,14 @@ from narrowcast.kernels.triton import launch, shapes
 SPECS = ("int4/128", "mxfp4", "nvfp4", "int4/128+sr+ef", "int3/64", "int6/64", "onebit/64", "posit8.1/256")
 SPECS += ("dynamic8/256", "int8/256", "e5m2/256")
 OPS = ("encode", "reduce")
-TILES = ((2048, 4), (4096, 4), (4096, 8), (8192, 4), (8192, 8))
-SMALL, LARGE = 1 << 16, 1 << 27
+TILES = ((2048, 2), (2048, 4), (4096, 4), (8192, 4), (8192, 8), (2048, 2, 96), (4096, 2, 96), (4096, 4, 96))
+"""Values, warps, and the most registers of a thread: with 96 of them a processor has room for 20 warps."""
+SMALL, LARGE = 1 << 16, 1 << 28
 """Both end in a full tile, so that one kernel serves them."""
 COMPILE_SECONDS = 100.0
 """What is not compiled and checked by then is left out."""
 SHIPPED = dict(shapes.OVERRIDES)
-WAYS = ("BY_WORDS", "BY_LANES", "GATED")
+WAYS = ("BY_WORDS", "BY_LANES", "BY_HALVES", "GATED")
 """What shapes.py can leave out."""
 
 
@@ -44,11 +45,11 @@ WAYS = ("BY_WORDS", "BY_LANES", "GATED")
 class Choice:
     """Tiles and warps, or what is shipped; and what is left out."""
 
-    tiles: tuple[int, int] | None = None
+    tiles: tuple[int, ...] | None = None
     without: str = ""
 
     def __str__(self) -> str:
-        size = "shipped" if self.tiles is None else f"{self.tiles[0]}/{self.tiles[1]}"
+        size = "shipped" if self.tiles is None else "/".join(map(str, self.tiles))
         return size + (f" without {self.without}" if self.without else "")
 
     def take(self) -> None:
@@ -70,8 +71,9 @@ def choices(spec: str) -> list[Choice]:
     """Those that differ for a codec."""
     recipe = launch.describe(nc.codec(spec).plan_for(torch.float32))[0]
     tuning = shapes.tuning_of(recipe, "reduce")
-    ways = shapes.by_words(recipe, shapes.shape_of(recipe, SMALL, True, tuning.tile), tuning.warps)
-    differ = {"BY_WORDS": bool(ways), "BY_LANES": ways.get("by_lanes", False), "GATED": recipe.bits < 8}
+    ways = shapes.of_sum(recipe, shapes.shape_of(recipe, SMALL, True, tuning.tile), tuning.warps, bench.WORLD)
+    differ = {"BY_WORDS": "each" in ways, "BY_LANES": ways.get("by_lanes", False)}
+    differ |= {"BY_HALVES": ways.get("halves", False), "GATED": ways["gated"]}
     return [c for c in CHOICES if differ.get(c.without, True)]
 
 
@@ -139,12 +141,6 @@ def checked(specs: Sequence[str], wanted: Sequence[Choice]) -> dict[tuple[str, C
     return found
 
 
-def copy_seconds() -> float:
-    x = torch.randn(LARGE, device="cuda")
-    out = torch.empty_like(x)
-    return statistics.median(bench.interleaved({"copy": lambda: out.copy_(x)}, 401, 5)["copy"])
-
-
 def main() -> None:
     start, only_check = time.perf_counter(), "--check" in sys.argv
     specs = [given for given in sys.argv[1:] if not given.startswith("--")] or list(SPECS)
@@ -152,16 +148,18 @@ def main() -> None:
     print(f"{len(verdicts)} choices compiled and checked after {time.perf_counter() - start:.0f} s", flush=True)
     if only_check:
         sys.exit(any(verdicts.values()) or len(verdicts) < len(specs))
-    copy = copy_seconds()
+    x = torch.randn(LARGE, device="cuda")
+    copied = torch.empty_like(x)
     for spec in specs:
         shares: dict[str, list[tuple[float, str]]] = {op: [] for op in OPS}
         encode, _, reduce = bench._moved(nc.codec(spec), LARGE)
         case = Case(nc.codec(spec), LARGE, "cuda")
         for choice in [choice for choice in choices(spec) if verdicts.get((spec, choice)) == ""]:
             choice.take()
-            took = bench.interleaved(case.calls(), 5, 3)
+            took = bench.interleaved({"copy": lambda: copied.copy_(x), **case.calls()}, 11, 5)
+            seconds = {name: statistics.median(times) for name, times in took.items()}
             for op, moved in (("encode", encode), ("reduce", reduce)):
-                share = moved / statistics.median(took[op]) / (8 * LARGE / copy)
+                share = moved / seconds[op] / (8 * LARGE / seconds["copy"])
                 shares[op].append((share, f"{choice} {share:.1%}"))
         for op in OPS:
             target = getattr(TARGETS[spec], op) if spec in TARGETS else 0.0

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 from laws.inputs import hard_values, normal, unaligned, with_specials
+from laws.wires import hard_wires
 from torch import Tensor
 
 import narrowcast as nc
@@ -43,7 +44,8 @@ FUSED += ("uint8", "qsgd4/512+l2", "int3/64", "int6/48", "e5m2+aps", "e4m3@1+cpd
 FUSED += ("int8/128+sbf16",)
 WIDE = ("int8/8192", "sign/8192", "onebit/5008", "qsgd4/8192+l2", "uint8/5008", "int4/6000+sr")
 BY_WORDS = ("int4/128", "mxfp4", "nvfp4", "int3/64", "int6/64", "onebit/64", "sign/64", "nf4/64", "qsgd4/512", "int3")
-BY_WORDS += ("uint4/64", "e2m3fn/64", "e3m0", "int4/8192", "int6/64+sr", "int2/64")
+BY_WORDS += ("uint4/64", "e2m3fn/64", "e3m0", "int4/8192", "int6/64+sr", "int2/64", "int8/256", "uint8/64+sr")
+BY_WORDS += ("e2m1fn/64+se8m0", "e2m1fn/16+se8m0", "fixed4.4/64")
 faults: list[str] = []
 
 
@@ -158,14 +160,11 @@ def fused() -> None:
         check_reduce(plan, (1001, 2048)[number % 2], 3 if number % 4 else 17, number, spec)
 
 
-def check_any_bytes(plan: Plan, n: int, what: str) -> None:
-    """Wires that no encoder makes: products that leave float32, scales below zero."""
-    rows = ops.aligned_rows(3, plan.layout(n).nbytes)
-    rows.copy_(torch.randint(0, 256, rows.shape, generator=torch.Generator().manual_seed(5)))
+def check_wires(plan: Plan, rows: Tensor, n: int, what: str) -> None:
     wanted, got = poisoned(plan, n), poisoned(plan, n)
     composed.reduce(reference, plan, rows.unbind(), n, wanted, (0, 0, 0), None, None, 1.0, 1.0, 1.0, None)
     launch.reduce(plan, rows, n, got)
-    same(got, wanted, f"reduce of any bytes, {what}")
+    same(got, wanted, f"reduce of {what}")
 
 
 def by_words() -> None:
@@ -174,7 +173,8 @@ def by_words() -> None:
         plan, n = nc.codec(spec).plan, 8192 + 100 * (number % 2)
         check_encode(plan, inputs(plan, n), (5, 6, 0), f"{spec} by words")
         check_reduce(plan, n, (3, 2, 17)[number % 3], number, f"{spec} by words")
-        check_any_bytes(plan, 8192, spec)
+        for what, rows in hard_wires(plan, 8192, 3):
+            check_wires(plan, rows, 8192, f"{spec}, {what}")
 
 
 def casts() -> None:

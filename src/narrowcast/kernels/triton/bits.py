@@ -3,6 +3,9 @@
 Patterns are int32, so that comparing those of magnitudes compares the magnitudes, and NaN is the largest.
 """
 
+# mypy: disable-error-code="assignment"
+# tuples grow while a kernel is compiled
+
 from __future__ import annotations
 
 import triton
@@ -104,9 +107,9 @@ def write_floats(base, at, value, mask, DTYPE: tl.constexpr, SATURATE: tl.conste
 
 
 @triton.jit
-def after_loads(word, GATED: tl.constexpr):
-    """The same word (int32), but not before all loads above were made: else the compiler makes each where it is needed,
-    and waits for it there.
+def after_loads(words, GATED: tl.constexpr):
+    """The same words (int32), but not before all loads above were made: else the compiler makes each where it is
+    needed, and waits for it there.
 
     No load is moved over a barrier, and what a barrier finds (that no thread says yes) is not known before.
     """
@@ -115,9 +118,12 @@ def after_loads(word, GATED: tl.constexpr):
             "{ .reg .pred p, q; setp.ne.b32 p, $1, $1; bar.red.or.pred q, 0, p; selp.b32 $0, 1, 0, q; }",
             "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
-        return word | none
+        found = ()
+        for number in tl.static_range(len(words)):
+            found += (words[number] | none,)
+        return found
     else:
-        return word
+        return words
 
 
 # ---- arithmetic ------------------------------------------------------------------------------------------------------
@@ -177,6 +183,12 @@ def tree_sum_down(x, HEIGHT: tl.constexpr, COLS: tl.constexpr, LEVELS: tl.conste
     for level in tl.static_range(LEVELS):
         x = tl.sum(tl.reshape(x, (2, HEIGHT >> (level + 1), COLS)), axis=0)
     return tl.reshape(x, (COLS,))
+
+
+@triton.jit
+def bit_of(word, K: tl.constexpr):
+    """Bit K of a word, where it lies. Compared with zero, seven of a byte become predicates by one instruction."""
+    return word & (1 << K if K < 31 else -2147483648)
 
 
 # ---- random bits -----------------------------------------------------------------------------------------------------

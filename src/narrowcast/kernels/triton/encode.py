@@ -31,6 +31,7 @@ from narrowcast.kernels.triton.bits import (
     write_floats,
 )
 from narrowcast.kernels.triton.codes import code_of, cpd_rounded, float_code, uniform_raw, with_specials
+from narrowcast.kernels.triton.halves import sum_by_halves
 from narrowcast.kernels.triton.packing import write_packed, write_signs
 from narrowcast.kernels.triton.planes import (
     AFFINE,
@@ -89,7 +90,7 @@ def finished(total, factors, J: tl.constexpr):
 def sum_one_by_one(wires, table, planes, tile, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
     stride, _scales_at, _tail_at = planes
     total = read_values(wires, table, planes, tile, P, J, MASKED)
-    if J.world <= 16:
+    if J.few:
         for rank in tl.static_range(1, J.world):
             total = total + read_values(wires + rank * stride, table, planes, tile, P, J, MASKED)
     else:
@@ -107,9 +108,9 @@ def sum_at_once(wires, table, planes, tile, P: tl.constexpr, J: tl.constexpr):
         read += (read_coded(wires + rank * stride, planes, tile, P, J, False),)
     code, first, second = read[0]
     if P.store == STORE_NONE:
-        code = after_loads(code, J.gated)
+        code = after_loads((code,), J.gated)[0]
     else:
-        first = float_of(after_loads(bits_of(first), J.gated))
+        first = float_of(after_loads((bits_of(first),), J.gated)[0])
     total = value_of(code, first, second, table, P, J)
     for rank in tl.static_range(1, J.world):
         code, first, second = read[rank]
@@ -120,8 +121,10 @@ def sum_at_once(wires, table, planes, tile, P: tl.constexpr, J: tl.constexpr):
 @triton.jit
 def sum_of_wires(wires, table, planes, tile, factors, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
     """Decode the same tile of J.world wires and add in rank order."""
-    if J.each and not MASKED:
-        total = sum_by_words(wires, table, planes, tile, P, J)
+    if J.halves and not MASKED:
+        total = sum_by_halves(wires, table, planes, tile, P, J)
+    elif J.each and not MASKED:
+        total = sum_by_words(wires, table, planes, tile, P, J, not J.few)
     elif J.gated and not (MASKED or P.method == CAST):
         total = sum_at_once(wires, table, planes, tile, P, J)
     else:

@@ -35,6 +35,7 @@ from narrowcast.kernels.triton.recipe import (
     describe,
     describe_codes,
 )
+from narrowcast.kernels.triton.shapes import SUMS, Tuning
 
 VERSION = f"triton {triton.__version__}"
 MAX_PARTS = 1024
@@ -70,17 +71,17 @@ _COMPILING = threading.Lock()
 """Channels have threads of their own."""
 
 
-def _launch(kernel: Any, programs: int, args: tuple[Any, ...], recipe: Named, job: Named, warps: int) -> None:
+def _launch(kernel: Any, programs: int, args: tuple[Any, ...], recipe: Named, job: Named, tuning: Tuning) -> None:
     """Start `kernel`. Triton looks at every argument anew; what it found is kept for arguments of the same kinds."""
     constant = constants(recipe), constants(job)
     if not FAST:
-        kernel[(programs,)](*args, *constant, num_warps=warps, enable_fp_fusion=False)
+        kernel[(programs,)](*args, *constant, **tuning.options())
         return
-    key = (kernel, recipe.name, job.name, warps, *map(_kind, args))
+    key = (kernel, recipe.name, job.name, tuning, *map(_kind, args))
     compiled = _COMPILED.get(key)
     if compiled is None:
         with _COMPILING:
-            _COMPILED[key] = kernel[(programs,)](*args, *constant, num_warps=warps, enable_fp_fusion=False)
+            _COMPILED[key] = kernel[(programs,)](*args, *constant, **tuning.options())
         return
     compiled[(programs, 1, 1)](*args, *constant)
 
@@ -122,7 +123,7 @@ class Prepared:
     """The job of the first pass, where there is one."""
     sums: Job | None
     last: Job
-    warps: int
+    tuning: Tuning
     blocks: int
     count: int
     """Parts of each block."""
@@ -143,8 +144,10 @@ def _prepare(recipe: Recipe, n: int, want: Want) -> Prepared:
         divide=want.divide, multiply=want.multiply, given=want.given,
     )  # fmt: skip
     if want.world:
-        gated = shapes.GATED and not INTERPRETED and want.world <= 16 and recipe.bits < 8
-        job = replace(job, gated=gated, **shapes.by_words(recipe, shape, tuning.warps))
+        job = replace(job, **shapes.of_sum(recipe, shape, tuning.warps, want.world))
+        # nothing but what wires say goes into the sum
+        bare = not (want.residual or want.divide or want.multiply)
+        job = replace(job, no_minus=bare and job.few and job.signs and recipe.method == MEANS)
     job = replace(job, **shapes.packs(recipe, job))
     across = shapes.across(recipe, shape, tuning.warps)
     if not want.world:
@@ -174,7 +177,7 @@ def _prepare(recipe: Recipe, n: int, want: Want) -> Prepared:
     kinds = 3 if recipe.method == AFFINE else 1
     part_words = kinds * blocks * count if two_passes else 0
     return Prepared(
-        first, sums, last, tuning.warps, blocks, count, first_tiles, programs, tiles, chunks,
+        first, sums, last, tuning, blocks, count, first_tiles, programs, tiles, chunks,
         part_words, 3 * blocks * columns if has_sums else 0,
     )  # fmt: skip
 
@@ -281,7 +284,7 @@ def _run(
             scales_end, prepared.tiles, prepared.chunks, prepared.blocks, prepared.count, _signed(noise[0]),
             _signed(noise[1]), noise[2], *factors,
         )  # fmt: skip
-        _launch(encoding.encode_kernel, prepared.programs, args, recipe, prepared.last, prepared.warps)
+        _launch(encoding.encode_kernel, prepared.programs, args, recipe, prepared.last, prepared.tuning)
 
 
 def _first_pass(
@@ -304,7 +307,7 @@ def _first_pass(
         x.stride(0) if prepared.first.world else 0, layout.scales, layout.tensor_scale, prepared.first_tiles,
         prepared.blocks, prepared.count, *factors,
     )  # fmt: skip
-    _launch(encoding.parts_kernel, prepared.blocks * prepared.count, args, recipe, prepared.first, prepared.warps)
+    _launch(encoding.parts_kernel, prepared.blocks * prepared.count, args, recipe, prepared.first, prepared.tuning)
     return (x if total is None else total), parts
 
 
@@ -324,7 +327,7 @@ def _sum_columns(
     programs = prepared.blocks * prepared.sums.columns // COLUMN_GROUP
     owed = wire if residual is None else residual
     args = (x, owed, parts, sums, n, prepared.blocks, prepared.count, unit)
-    _launch(encoding.sums_kernel, programs, args, recipe, prepared.sums, 8)
+    _launch(encoding.sums_kernel, programs, args, recipe, prepared.sums, SUMS)
     return sums
 
 
@@ -332,15 +335,17 @@ def _sum_columns(
 
 
 @lru_cache(maxsize=8192)
-def _prepare_decode(recipe: Recipe, n: int, aligned: bool, dtype: int, accumulate: bool) -> tuple[Job, int, int, int]:
-    """The job, programs, programs for each large block, warps."""
+def _prepare_decode(
+    recipe: Recipe, n: int, aligned: bool, dtype: int, accumulate: bool
+) -> tuple[Job, int, int, Tuning]:
+    """The job, programs, programs for each large block, tuning."""
     tuning = shapes.tuning_of(recipe, "decode")
     job = replace(shapes.shape_of(recipe, n, aligned, tuning.tile), out_dtype=dtype, accumulate=accumulate, words=False)
     if job.mode != shapes.WIDE:
-        return job, -(-n // (job.rows * job.step)), 1, tuning.warps
+        return job, -(-n // (job.rows * job.step)), 1, tuning
     size = min(recipe.block, n) if recipe.block else n
     chunks = -(-size // job.cols)
-    return job, -(-n // size) * chunks, chunks, tuning.warps
+    return job, -(-n // size) * chunks, chunks, tuning
 
 
 def decode(plan: Plan | CastPlan, wire: Tensor, n: int, out: Tensor, accumulate: bool = False) -> None:
@@ -349,11 +354,11 @@ def decode(plan: Plan | CastPlan, wire: Tensor, n: int, out: Tensor, accumulate:
         return
     recipe, tables = describe(plan)
     aligned = wire.data_ptr() % 4 == 0
-    job, programs, chunks, warps = _prepare_decode(recipe, n, aligned, DTYPES[out.dtype], accumulate)
+    job, programs, chunks, tuning = _prepare_decode(recipe, n, aligned, DTYPES[out.dtype], accumulate)
     layout = plan.layout(n)
     with _on(out):
         args = (wire, out, tables.on(out.device), n, layout.scales, layout.tensor_scale, chunks)
-        _launch(decoding.decode_kernel, programs, args, recipe, job, warps)
+        _launch(decoding.decode_kernel, programs, args, recipe, job, tuning)
 
 
 # ---- round_to --------------------------------------------------------------------------------------------------------
@@ -400,7 +405,7 @@ def round_to(x: Tensor, fmt: Format, rounding: str, overflow: str, rules: str, s
         return out
     with _on(out), _COMPILING:
         kernel = rounding_kernels.round_kernel[(programs,)]
-        made = kernel(*args, *found.constant, num_warps=shapes.ROUND.warps, enable_fp_fusion=False)
+        made = kernel(*args, *found.constant, **shapes.ROUND.options())
     if FAST:
         found.compiled[key] = made
     return out

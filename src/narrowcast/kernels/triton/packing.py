@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from narrowcast.kernels.triton.bits import INTERPRETED, ROUNDER_BITS, bits_of
+from narrowcast.kernels.triton.bits import INTERPRETED, ROUNDER_BITS, bit_of, bits_of
 from narrowcast.kernels.triton.planes import by_rows, joined
 
 
@@ -56,6 +56,24 @@ def write_packed(wire, start, codes, live, P: tl.constexpr, J: tl.constexpr):
 
 
 @triton.jit
+def in_places(v, ROWS: tl.constexpr, GROUPS: tl.constexpr, EACH: tl.constexpr, LEVELS: tl.constexpr):
+    """EACH tensors of shape (ROWS, GROUPS): the first value of each group of neighbours, the second, ..."""
+    places = (v,)
+    for level in tl.static_range(LEVELS):
+        even = ()
+        odd = ()
+        for place in tl.static_range(1 << level):
+            one, other = tl.split(tl.reshape(places[place], (ROWS, GROUPS, EACH >> (level + 1), 2)))
+            even += (one,)
+            odd += (other,)
+        places = even + odd
+    found = ()
+    for place in tl.static_range(EACH):
+        found += (tl.reshape(places[place], (ROWS, GROUPS)),)
+    return found
+
+
+@triton.jit
 def sign_words(v, J: tl.constexpr):
     """Bit i of word j: value 32 * j + i of a full tile is below zero. Shape (J.rows, J.cols // 32)."""
     if J.across > 1:
@@ -64,19 +82,11 @@ def sign_words(v, J: tl.constexpr):
         bits = tl.reshape(by_rows(tl.where(v < 0, 1, 0), J), (J.rows, J.cols // 32, 32 // PART, PART))
         word = tl.sum(bits << (PART * tl.arange(0, 32 // PART))[None, None, :, None], axis=2)
         return tl.sum(word << tl.arange(0, PART)[None, None, :], axis=2)
-    # -0 becomes 0
-    places = (bits_of(v + 0.0),)
-    for level in tl.static_range(5):
-        even = ()
-        odd = ()
-        for place in tl.static_range(1 << level):
-            one, other = tl.split(tl.reshape(places[place], (J.rows, J.cols // 32, 16 >> level, 2)))
-            even += (one,)
-            odd += (other,)
-        places = even + odd
+    # -0 is not below zero
+    places = in_places(bits_of(v if J.no_minus else v + 0.0), J.rows, J.cols // 32, 32, 5)
     word = tl.zeros((J.rows, J.cols // 32), tl.int32)
     for place in tl.static_range(32):
-        word = push_sign(word, tl.reshape(places[31 - place], (J.rows, J.cols // 32)))
+        word = push_sign(word, places[31 - place])
     return word
 
 
@@ -89,6 +99,61 @@ def push_sign(word, pattern):
         return tl.inline_asm_elementwise(
             "shf.l.wrap.b32 $0, $1, $2, 1;", "=r,r,r", [pattern, word], dtype=tl.int32, is_pure=True, pack=1
         )
+
+
+@triton.jit
+def parted(value, bit):
+    """The value and 0 where the bit is set, else 0 and the value."""
+    if INTERPRETED:
+        return tl.where(bit != 0, value, 0.0), tl.where(bit != 0, 0.0, value)
+    else:
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $3, 0; selp.f32 $0, $2, 0f00000000, p; selp.f32 $1, 0f00000000, $2, p; }",
+            "=r,=r,r,r", [value, bit], dtype=(tl.float32, tl.float32), is_pure=True, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def plus_parted(low, high, value, bit):
+    """The value added to `low` where the bit is set, else to `high`."""
+    if INTERPRETED:
+        return tl.where(bit != 0, low + value, low), tl.where(bit != 0, high, high + value)
+    else:
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $5, 0; @p add.rn.f32 $0, $0, $4; @!p add.rn.f32 $1, $1, $4; }",
+            "=r,=r,0,1,r,r", [low, high, value, bit], dtype=(tl.float32, tl.float32), is_pure=True, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def halved(values, LEVELS: tl.constexpr):
+    """The sum of 2**LEVELS tensors by the halving tree."""
+    for level in tl.static_range(LEVELS):
+        sums = ()
+        for place in tl.static_range(1 << (LEVELS - 1 - level)):
+            sums += (values[place] + values[place + (1 << (LEVELS - 1 - level))],)
+        values = sums
+    return values[0]
+
+
+@triton.jit
+def sums_by_sign(v, words, J: tl.constexpr):
+    """The halving trees of rows of 64 values, each in one thread: of those below zero and of the others."""
+    first, second = tl.split(words)
+    places = in_places(v, J.rows, 1, 64, 6)
+    low = ()
+    high = ()
+    for place in tl.static_range(32):
+        below, above = parted(places[place], bit_of(first[:, None], place))
+        low += (below,)
+        high += (above,)
+    lows = ()
+    highs = ()
+    for place in tl.static_range(32):
+        below, above = plus_parted(low[place], high[place], places[32 + place], bit_of(second[:, None], place))
+        lows += (below,)
+        highs += (above,)
+    return tl.reshape(halved(lows, 5), (J.rows,)), tl.reshape(halved(highs, 5), (J.rows,))
 
 
 @triton.jit

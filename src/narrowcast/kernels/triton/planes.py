@@ -325,7 +325,12 @@ def value_of(code, first, second, table, P: tl.constexpr, J: tl.constexpr):
 def tile_levels(code, table, P: tl.constexpr, J: tl.constexpr):
     """The level of each code of a tile. Where many are looked up the table goes to shared memory: short addresses."""
     if J.world and (J.mode == IN_TILE) and (P.codes.kind == TABLE):
-        return float_of(tl.gather(tl.load(table + tl.arange(0, 2**P.bits)), code, 0))
+        levels = tl.load(table + tl.arange(0, 2**P.bits))
+        if P.codes.short:
+            # half as many banks of shared memory are in each other's way
+            return float_of(tl.gather((levels >> 16).to(tl.int16), code, 0).to(tl.int32) << 16)
+        else:
+            return float_of(tl.gather(levels, code, 0))
     else:
         return level_of(code, table, P.codes)
 

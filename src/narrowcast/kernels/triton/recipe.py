@@ -91,6 +91,8 @@ class Codes(Named):
     grid_at: int
     codes_at: int
     gaps_at: int
+    short: bool
+    """Every level is a bfloat16."""
     by_addition: bool
     """Adding a power of two may round to nearest without leaving float32."""
     fp8: int = 0
@@ -154,8 +156,12 @@ class Job(Named):
     """Words that lie together: 4 of 24 bits in three of 32."""
     by_lanes: bool = False
     """The levels of codes lie in the threads of a warp, which look them up in each other."""
+    halves: bool = False
+    """Codes are 4-bit floats, and full tiles of wires are summed by way of float16."""
+    few: bool = False
+    """So few wires that each has instructions of its own."""
     gated: bool = False
-    """All wires of a tile are asked for before the first is waited for."""
+    """All wires of a tile are asked for before the first is waited for: few only."""
     packed: bool = False
     """Codes of full tiles leave as words; those of a row that is not finite are made zero there."""
     raw: bool = False
@@ -164,6 +170,8 @@ class Job(Named):
     """A scaled value may lie beyond the largest level."""
     signs: bool = False
     """Codes are signs, and leave as words."""
+    no_minus: bool = False
+    """No sum of wires is -0: the first addend is not, and nothing but two of them adds up to one."""
     across: int = 1
     """Parts of a row, of which a thread has the same places."""
     loop: bool = False
@@ -211,7 +219,8 @@ class Tables:
     def on(self, device: torch.device) -> Tensor:
         known: dict[torch.device, Tensor] = self.__dict__.setdefault("_on", {})
         if device not in known:
-            known[device] = self.words.to(device)
+            # two threads may both be first: one copy stays, so that none is given away while a kernel reads it
+            known.setdefault(device, self.words.to(device))
         return known[device]
 
 
@@ -276,6 +285,7 @@ def describe_codes(
         grid_at=ends[3],
         codes_at=ends[4],
         gaps_at=ends[5],
+        short=not bool((_words(levels.float()) & 0xFFFF).any()),
         by_addition=floating is not None and _rounds_by_addition(floating),
         fp8=0 if by_value else _fp8(fmt),
     )

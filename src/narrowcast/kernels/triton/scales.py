@@ -25,7 +25,7 @@ from narrowcast.kernels.triton.bits import (
     tree_sum,
 )
 from narrowcast.kernels.triton.codes import float_code, float_level
-from narrowcast.kernels.triton.packing import count_negative
+from narrowcast.kernels.triton.packing import count_negative, sign_words, sums_by_sign
 from narrowcast.kernels.triton.planes import AFFINE, MEANS, NVFP4, SIGN, STORE_BF16, by_rows
 
 DIVIDE = tl.constexpr(0)
@@ -147,7 +147,10 @@ def tile_scales(v, rem, mask, tensor, P: tl.constexpr, J: tl.constexpr, MASKED: 
             return level, level
         else:
             negatives = count_negative(v, J, MASKED)
-            # of a NaN nothing is left here; the largest magnitude tells of it
+            # the largest magnitude tells of a NaN
+            if (J.each == 32) and (J.cols == 64) and not MASKED:
+                low, high = sums_by_sign(small, sign_words(v, J), J)
+                return mean(low, negatives, top, P), mean(high, count - negatives, top, P)
             low = tree_sum(tl.minimum(small, 0.0), J.rows, J.cols, J.levels)
             high = tree_sum(tl.maximum(small, 0.0), J.rows, J.cols, J.levels)
             return mean(low, negatives, top, P), mean(high, count - negatives, top, P)

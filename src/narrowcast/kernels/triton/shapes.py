@@ -11,6 +11,8 @@ from narrowcast.kernels.triton.recipe import (
     AFFINE,
     CONSTANT,
     DIVIDE,
+    E8M0,
+    FLOAT,
     FP32,
     MEANS,
     NVFP4,
@@ -32,18 +34,27 @@ GROUPS = {1: (8, 1), 2: (4, 1), 3: (8, 3), 4: (2, 1), 5: (8, 5), 6: (4, 3), 7: (
 
 @dataclass(frozen=True)
 class Tuning:
-    """Values in a tile, and warps for each program. They change the speed and no bit."""
+    """Values in a tile, warps of a program, the most registers of a thread. They change the speed and no bit."""
 
     tile: int
     warps: int
+    registers: int = 0
+    """0: as many as the compiler wants."""
+
+    def options(self) -> dict[str, Any]:
+        """What Triton is told."""
+        limit = {"maxnreg": self.registers} if self.registers else {}
+        return {"num_warps": self.warps, "enable_fp_fusion": False, **limit}
 
 
 DEFAULT = Tuning(2048, 4)
 ROUND = Tuning(2048, 4)
+SUMS = Tuning(0, 8)
 
 OVERRIDES: dict[tuple[str, str], Tuning] = {
     ("encode", "narrow"): Tuning(4096, 4),
     ("encode", "eight in a word"): Tuning(4096, 4),
+    ("encode", "halves"): Tuning(4096, 4),
     ("encode", "noise"): Tuning(4096, 4),
     ("encode", "narrow noise"): Tuning(4096, 4),
     ("encode", "table"): Tuning(1024, 4),
@@ -54,7 +65,9 @@ OVERRIDES: dict[tuple[str, str], Tuning] = {
     ("reduce", "eight in a word"): Tuning(8192, 4),
     ("reduce", "noise"): Tuning(4096, 4),
     ("reduce", "table"): Tuning(4096, 4),
-    ("reduce", "signs"): Tuning(8192, 4),
+    ("reduce", "signs"): Tuning(8192, 4, 96),
+    ("reduce", "halves"): Tuning(4096, 4, 96),
+    ("reduce", "nvfp4"): Tuning(4096, 4),
     ("reduce", "tensor"): Tuning(4096, 8),
     ("reduce", "tensor table"): Tuning(8192, 16),
 }
@@ -75,10 +88,14 @@ def work_of(recipe: Recipe) -> str:
         return "table"
     if recipe.stochastic:
         return "narrow noise" if recipe.bits < 8 else "noise"
+    if recipe.method == NVFP4:
+        return "nvfp4"
     if recipe.method in (MEANS, SIGN):
         return "signs"
     if recipe.bits >= 8 or recipe.method != SCALED:
         return "wide"
+    if by_halves(recipe):
+        return "halves"
     return "eight in a word" if recipe.bits in (3, 4) else "narrow"
 
 
@@ -118,27 +135,54 @@ def shape_of(recipe: Recipe, n: int, aligned: bool, tile: int) -> Job:
     return Job(mode, rows, cols, step, levels, group, group_bytes, exact, aligned, words)
 
 
-WORDS = {1: (32, 2), 3: (8, 4), 4: (8, 1), 6: (4, 4)}
+WORDS = {1: (32, 2), 3: (8, 4), 4: (8, 1), 6: (4, 4), 8: (4, 1)}
 """Width of a code -> codes in a word, and words that lie together, where sums of wires are taken word by word."""
-BY_WORDS, BY_LANES, GATED = True, True, True
+FEW = 16
+"""Up to so many wires of a tile are asked for at once."""
+BY_WORDS, BY_LANES, BY_HALVES, GATED = True, True, True, True
 """Turned off by tests/gpu/tune.py alone, which finds out what each brings."""
 
 
-def by_words(recipe: Recipe, job: Job, warps: int) -> dict[str, Any]:
-    """How many codes a word has, where full tiles begin and end with words; those that lie together share a scale.
-    Each thread must have some, or values travel between threads.
-    """
+def of_sum(recipe: Recipe, job: Job, warps: int, world: int) -> dict[str, Any]:
+    """How full tiles of `world` wires are summed."""
+    few = world <= FEW
+    words = by_words(recipe, job, warps, few) if suits_words(recipe, job, warps) else {}
+    gated = GATED and not INTERPRETED and few and (recipe.bits < 8 or bool(words))
+    return {"few": few, "gated": gated, **words}
+
+
+def suits_words(recipe: Recipe, job: Job, warps: int) -> bool:
+    """Whether full tiles begin and end with words, codes that lie together share a scale, and each thread has some."""
     each, groups = WORDS.get(recipe.bits, (0, 1))
     starts = recipe.block if job.mode == WIDE else 0
-    whole = job.aligned and job.cols == job.step and starts % 32 == 0 and (job.rows * job.cols) % 128 == 0
-    enough = job.rows * job.cols >= each * groups * 32 * warps
-    if not (BY_WORDS and each and whole and enough and job.cols % (each * groups) == 0):
+    size = job.rows * job.cols
+    whole = job.aligned and job.cols == job.step and starts % 32 == 0 and size % 128 == 0
+    together = each > 0 and size >= each * groups * 32 * warps and job.cols % (each * groups) == 0
+    bytes_too = recipe.bits < 8 or (recipe.method == SCALED and in_place(recipe.codes))
+    return BY_WORDS and whole and together and bytes_too and recipe.method != AFFINE
+
+
+def by_words(recipe: Recipe, job: Job, warps: int, few: bool) -> dict[str, Any]:
+    """How many codes a word has, and what is done with it."""
+    each, groups = WORDS[recipe.bits]
+    halves = BY_HALVES and few and by_halves(recipe) and suits_halves(job, warps)
+    if recipe.method == NVFP4 and not halves:  # too many scales
         return {}
-    if recipe.method in (AFFINE, NVFP4):  # two scales, of which nvfp4's are too many
-        return {}
-    looks_up = recipe.method == SCALED and not in_place(recipe.codes)
+    looks_up = recipe.method in (SCALED, NVFP4) and not in_place(recipe.codes)
     by_lanes = BY_LANES and not INTERPRETED and looks_up and recipe.bits <= 4
-    return {"each": each, "groups": groups, "by_lanes": by_lanes, "signs": recipe.bits == 1}
+    return {"each": each, "groups": groups, "by_lanes": by_lanes, "halves": halves, "signs": recipe.bits == 1}
+
+
+def by_halves(recipe: Recipe) -> bool:
+    """Whether codes are floats of 4 bits without special ones, and scales bytes: see halves.py."""
+    codes = recipe.codes
+    plain = codes.kind == FLOAT and recipe.bits == 4 and not (codes.ieee or codes.top_is_nan or codes.neg_zero_is_nan)
+    return plain and (recipe.method == NVFP4 or (recipe.method == SCALED and recipe.store == E8M0))
+
+
+def suits_halves(job: Job, warps: int) -> bool:
+    """Whether each thread has four words, which share a scale or have two."""
+    return job.rows * job.cols >= 32 * 32 * warps and (job.cols % 32 == 0 or job.cols == 16)
 
 
 def across(recipe: Recipe, job: Job, warps: int) -> dict[str, Any]:

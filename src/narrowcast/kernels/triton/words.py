@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from narrowcast.kernels.triton.bits import INTERPRETED, after_loads, bits_of, float_of
+from narrowcast.kernels.triton.bits import INTERPRETED, after_loads, bit_of, bits_of, float_of
 from narrowcast.kernels.triton.codes import UNIFORM, level_of
 from narrowcast.kernels.triton.planes import MEANS, SCALED, SIGN, STORE_E8M0, STORE_NONE, read_scales
 
@@ -101,29 +101,26 @@ def level_in(word, table, lanes, K: tl.constexpr, P: tl.constexpr, J: tl.constex
 
 
 @triton.jit
-def chosen(word, first, second, K: tl.constexpr):
-    """`second` where bit K of the word is set, else `first`. Asked for so, seven bits at a time become predicates."""
-    BIT: tl.constexpr = 1 << K if K < 31 else -2147483648
+def chosen(bit, first, second):
+    """`second` where the bit is set, else `first`."""
     if INTERPRETED:
-        return tl.where((word & BIT) != 0, second, first)
+        return tl.where(bit != 0, second, first)
     else:
         return tl.inline_asm_elementwise(
-            "{ .reg .pred p; .reg .b32 b; and.b32 b, $1, $4; setp.ne.b32 p, b, 0; selp.f32 $0, $3, $2, p; }",
-            "=r,r,r,r,r", [word, first, second, BIT], dtype=tl.float32, is_pure=True, pack=1,
+            "{ .reg .pred p; setp.ne.b32 p, $1, 0; selp.f32 $0, $3, $2, p; }",
+            "=r,r,r,r", [bit, first, second], dtype=tl.float32, is_pure=True, pack=1,
         )  # fmt: skip
 
 
 @triton.jit
-def plus_chosen(total, word, first, second, K: tl.constexpr):
-    """The sum and what bit K of the word chooses: two additions of which one takes place, and no choice before."""
-    BIT: tl.constexpr = 1 << K if K < 31 else -2147483648
+def plus_chosen(total, bit, first, second):
+    """The sum and what the bit chooses: two additions of which one takes place, and no choice before."""
     if INTERPRETED:
-        return total + tl.where((word & BIT) != 0, second, first)
+        return total + tl.where(bit != 0, second, first)
     else:
         return tl.inline_asm_elementwise(
-            "{ .reg .pred p; .reg .b32 b; and.b32 b, $2, $5; setp.ne.b32 p, b, 0;"
-            " @p add.rn.f32 $0, $0, $4; @!p add.rn.f32 $0, $0, $3; }",
-            "=r,0,r,r,r,r", [total, word, first, second, BIT], dtype=tl.float32, is_pure=True, pack=1,
+            "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p add.rn.f32 $0, $0, $4; @!p add.rn.f32 $0, $0, $3; }",
+            "=r,0,r,r,r", [total, bit, first, second], dtype=tl.float32, is_pure=True, pack=1,
         )  # fmt: skip
 
 
@@ -131,7 +128,7 @@ def plus_chosen(total, word, first, second, K: tl.constexpr):
 def value_in(word, first, second, table, lanes, K: tl.constexpr, P: tl.constexpr, J: tl.constexpr):
     """What code K of each word stands for, under the scales of its row."""
     if P.method == MEANS:
-        return chosen(word, first, second, K)
+        return chosen(bit_of(word, K), first, second)
     elif P.method == SIGN:
         return float_of(bits_of(first) ^ ((word << (31 - K)) & -2147483648) ^ -2147483648)
     elif P.store == STORE_NONE:
@@ -161,14 +158,6 @@ def read_rows(wire, planes, tile, P: tl.constexpr, J: tl.constexpr):
 
 
 @triton.jit
-def gated(words, J: tl.constexpr):
-    found = ()
-    for group in tl.static_range(J.groups):
-        found += (after_loads(words[group], J.gated),)
-    return found
-
-
-@triton.jit
 def values_of(read, table, lanes, P: tl.constexpr, J: tl.constexpr):
     """The values of a tile, by their places in a group of words."""
     words, first, second = read
@@ -187,7 +176,8 @@ def added(sums, read, table, lanes, P: tl.constexpr, J: tl.constexpr):
     for place in tl.static_range(J.each * J.groups):
         word = words[place // J.each]
         if P.method == MEANS:
-            total = plus_chosen(sums[place], word, first[:, None], second[:, None], place % J.each)
+            bit = bit_of(word, place % J.each)
+            total = plus_chosen(sums[place], bit, first[:, None], second[:, None])
         else:
             more = value_in(word, first[:, None], second[:, None], table, lanes, place % J.each, P, J)
             total = sums[place] + more
@@ -196,17 +186,20 @@ def added(sums, read, table, lanes, P: tl.constexpr, J: tl.constexpr):
 
 
 @triton.jit
-def sum_wires(wires, planes, tile, table, lanes, P: tl.constexpr, J: tl.constexpr):
+def sum_wires(wires, planes, tile, table, lanes, P: tl.constexpr, J: tl.constexpr, ROLLED: tl.constexpr):
     """The sums over all wires, by their places in a group of words."""
     stride, _scales_at, _tail_at = planes
     here = read_rows(wires, planes, tile, P, J)
-    if J.world <= 16:
+    if not ROLLED:
         # all are asked for before the first is waited for
         read = (here,)
         for rank in tl.static_range(1, J.world):
             read += (read_rows(wires + rank * stride, planes, tile, P, J),)
         words, first, second = here
-        sums = values_of((gated(words, J), first, second), table, lanes, P, J)
+        if J.no_minus:
+            first = first + 0.0
+            second = second + 0.0
+        sums = values_of((after_loads(words, J.gated), first, second), table, lanes, P, J)
         for rank in tl.static_range(1, J.world):
             sums = added(sums, read[rank], table, lanes, P, J)
     else:
@@ -228,9 +221,11 @@ def in_order(places, COUNT: tl.constexpr, LEVELS: tl.constexpr):
 
 
 @triton.jit
-def sum_by_words(wires, table, planes, tile, P: tl.constexpr, J: tl.constexpr):
-    """Decode the same full tile of J.world wires and add in rank order; flat, in the order of the values."""
-    sums = sum_wires(wires, planes, tile, table, lane_levels(table, P, J), P, J)
+def sum_by_words(wires, table, planes, tile, P: tl.constexpr, J: tl.constexpr, ROLLED: tl.constexpr):
+    """Decode the same full tile of J.world wires and add in rank order; flat, in the order of the values. ROLLED: in
+    few instructions, one wire after another.
+    """
+    sums = sum_wires(wires, planes, tile, table, lane_levels(table, P, J), P, J, ROLLED)
     COUNT: tl.constexpr = J.each * J.groups
-    LEVELS: tl.constexpr = 3 if COUNT == 8 else 4 if COUNT == 16 else 5 if COUNT == 32 else 6
+    LEVELS: tl.constexpr = 2 if COUNT == 4 else 3 if COUNT == 8 else 4 if COUNT == 16 else 5 if COUNT == 32 else 6
     return tl.reshape(in_order(sums, COUNT, LEVELS), (J.rows * J.cols,))
