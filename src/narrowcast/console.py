@@ -16,8 +16,17 @@ from rich.table import Table
 
 T = TypeVar("T")
 
+
+def _in_a_folder(path: str | None) -> str | None:
+    """Before the work: a long measurement should not end in a file that cannot be."""
+    if path not in (None, "-") and not Path(path).parent.is_dir():
+        raise ValueError(f"--json {path}: there is no folder {Path(path).parent}; make it, or name another file")
+    return path
+
+
 JsonPath = Annotated[
-    str | None, typer.Option("--json", metavar="FILE", help="Write JSON to FILE; - is standard output.")
+    str | None,
+    typer.Option("--json", metavar="FILE", callback=_in_a_folder, help="Write JSON to FILE; - is standard output."),
 ]
 
 PLAIN_WIDTH = 200
@@ -33,8 +42,15 @@ def emit(data: Any, shown: Table | str, path: str | None) -> None:
         print(json.dumps(data, indent=1))
         return
     if path is not None:
-        Path(path).write_text(json.dumps(data, indent=1) + "\n")
+        _write(path, json.dumps(data, indent=1) + "\n")
     make_console().print(shown)
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text)
+    except OSError as error:
+        raise ValueError(f"--json {path}: {error.strerror}; name a file that can be written") from error
 
 
 def progress(items: Iterable[T], total: int, what: str) -> Iterator[T]:

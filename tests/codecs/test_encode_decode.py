@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -174,6 +177,18 @@ def test_a_tensor_that_requires_grad_is_taken_as_it_is(spec: str) -> None:
 
 
 @some_specs
+def test_a_tensor_with_torchs_negative_bit_keeps_its_sign(spec: str) -> None:
+    codec, x = nc.codec(spec), normal(300)
+    imaginary = torch.complex(x, -x).conj().imag
+    assert imaginary.is_neg()
+    for negated in (torch._neg_view(-x), imaginary):
+        assert torch.equal(codec.encode(negated), codec.encode(x))
+    room, wire = torch.zeros(300), codec.encode(x)
+    codec.decode(wire, 300, out=torch._neg_view(room))
+    assert torch.equal(-room, codec.decode(wire, 300))
+
+
+@some_specs
 def test_a_codec_that_was_used_can_be_pickled_and_copied(spec: str) -> None:
     codec = nc.codec(spec)
     x = normal(500)
@@ -205,6 +220,29 @@ def test_a_scale_too_small_saturates() -> None:
     codec = nc.codec("int8")
     y = codec.decode(codec.encode(torch.tensor([5.0, -1000.0, 1000.0]), scale=torch.tensor([1.0])), 3)
     assert y.tolist() == [5.0, -127.0, 127.0]
+
+
+WRONG_SCALES = [-1.0, math.inf, -math.inf, 1e-40, 2.0**-149, 3e38]
+
+
+@pytest.mark.parametrize("scale", WRONG_SCALES)
+def test_a_scale_that_cannot_be_inverted_or_turns_a_level_infinite_is_refused(scale: float) -> None:
+    codec = nc.codec("int8")
+    with pytest.raises(ValueError, match=r"scale=.*; give 0, NaN or a number from 1\.17549e-38 to 2\.67939e\+36"):
+        codec.encode(torch.ones(4), scale=torch.tensor(scale))
+    with pytest.raises(ValueError, match="give 0, NaN or a number from"):
+        codec.reduce([codec.encode(torch.ones(4))], 4, scale=torch.tensor(scale))
+
+
+@pytest.mark.parametrize("spec", ["int8", "e5m2+aps", "posit8.1", "linear8"])
+def test_every_scale_that_is_allowed_keeps_zeros_and_finite_values(spec: str) -> None:
+    codec = nc.codec(spec)
+    x = torch.tensor([0.0, -0.0, 1.0, -3.4e38, 1e-39])
+    for scale in (torch.finfo(torch.float32).tiny, codec.plan.max_scale, 0.0):  # type: ignore[attr-defined]
+        y = codec.decode(codec.encode(x, scale=torch.tensor(scale)), 5)
+        assert y.isfinite().all()
+        assert not y[:2].any()
+    assert codec.decode(codec.encode(x, scale=torch.tensor(math.nan)), 5).isnan().all()
 
 
 @pytest.mark.parametrize("spec", ["int8/64", "int8@1", "as-is", "bf16", "nvfp4", "uint8", "onebit/64", "mxfp4"])
@@ -242,8 +280,37 @@ def test_a_truncated_or_oversized_wire_and_a_wrong_n_are_refused(spec: str) -> N
     with pytest.raises(ValueError, match=rf"got {wire.numel()}; pass the whole wire"):
         codec.decode(wire, 1512)
     for wrong_n in (-1, -1000):
-        with pytest.raises((ValueError, RuntimeError)):
+        with pytest.raises(ValueError, match=f"n is a number of values, .* got {wrong_n}"):
             codec.decode(wire, wrong_n)
+        with pytest.raises(ValueError, match=f"n is a number of values, .* got {wrong_n}"):
+            codec.nbytes(wrong_n)
+
+
+@some_specs
+def test_a_number_of_values_is_any_integer_and_nothing_else(spec: str) -> None:
+    codec = nc.codec(spec)
+    wire = codec.encode(normal(100))
+    for n in (np.int64(100), torch.tensor(100)):
+        assert codec.nbytes(n) == wire.numel()  # type: ignore[arg-type]
+        assert torch.equal(codec.decode(wire, n), codec.decode(wire, 100))  # type: ignore[arg-type]
+        assert torch.equal(codec.reduce([wire], n), codec.reduce([wire], 100))  # type: ignore[arg-type]
+    for wrong in (100.0, "100", None, torch.ones(2)):
+        for call in (codec.nbytes, partial(codec.decode, wire), partial(codec.reduce, [wire])):
+            with pytest.raises(TypeError, match="n is a number of values, an integer that is not negative, got"):
+                call(wrong)  # type: ignore[operator]
+
+
+@some_specs
+def test_what_is_no_tensor_is_refused(spec: str) -> None:
+    codec = nc.codec(spec)
+    for wrong in ([1.0, 2.0], np.ones(3, "f4"), b"abc", None):
+        kind = type(wrong).__name__
+        with pytest.raises(TypeError, match=f"got {kind}; give a torch tensor, for example torch.as_tensor"):
+            codec.encode(wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=f"the wire is of type {kind}; give the uint8 tensor"):
+            codec.decode(wrong, 3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="contiguous uint8, got list"):
+        codec.encode(normal(64), out=[1])  # type: ignore[arg-type]
 
 
 @some_specs
@@ -278,6 +345,29 @@ def test_a_wrong_out_is_refused() -> None:
 def test_a_seed_beyond_64_bits_is_refused(noise: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"seed and stream are 64-bit unsigned integers, got"):
         nc.codec("int8/64+sr").encode(normal(64), **noise)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [1.5, None, "7", torch.tensor(1.5)], ids=str)
+def test_a_seed_that_is_no_integer_is_refused(wrong: object) -> None:
+    for spec in ("int8/64", "int8/64+sr"):
+        codec = nc.codec(spec)
+        for name in ("seed", "stream"):
+            with pytest.raises(TypeError, match=r"seed and stream are 64-bit unsigned integers, got"):
+                codec.encode(normal(64), **{name: wrong})  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"offset: cut between blocks, at a multiple of 16, got"):
+            codec.encode(normal(64), offset=wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="64-bit unsigned integers"):
+            codec.reduce([codec.encode(normal(64))], 64, seed=wrong)  # type: ignore[arg-type]
+
+
+def test_a_seed_is_any_integer() -> None:
+    codec, x = nc.codec("int8/64+sr"), normal(64)
+    wanted = codec.encode(x, seed=5, stream=6, offset=16)
+    rounded = nc.round_to(x, "int4", rounding="stochastic", seed=5)
+    for kind in (np.int64, torch.tensor, np.uint8):
+        noise = {"seed": kind(5), "stream": kind(6), "offset": kind(16)}
+        assert torch.equal(codec.encode(x, **noise), wanted)
+        assert torch.equal(nc.round_to(x, "int4", rounding="stochastic", seed=kind(5)), rounded)
 
 
 @pytest.mark.parametrize("offset", [-16, 1, 8, 100])
@@ -318,6 +408,19 @@ def test_round_to_writes_into_out_which_may_be_the_argument_or_a_view() -> None:
     assert torch.equal(x, wanted)
 
 
+def test_round_to_keeps_the_sign_of_a_tensor_with_torchs_negative_bit() -> None:
+    x = normal(6, 10)
+    wanted = nc.round_to(x, "e4m3")
+    for negated in (torch._neg_view(-x), torch._neg_view(-x.t().contiguous()).t(), torch.complex(x, -x).conj().imag):
+        assert negated.is_neg()
+        assert torch.equal(nc.round_to(negated, "e4m3"), wanted)
+        room = torch.zeros_like(negated.resolve_neg())
+        nc.round_to(negated, "e4m3", out=torch._neg_view(room))
+        assert torch.equal(-room, wanted)
+        nc.round_to(negated, "e4m3", out=negated)
+        assert torch.equal(negated, wanted)
+
+
 def test_round_to_takes_its_noise_in_row_major_order() -> None:
     x = normal(6, 10)
     flat = nc.round_to(x.t().contiguous().view(-1), "int4", rounding="stochastic", seed=3)
@@ -341,5 +444,9 @@ def test_round_to_refuses_what_it_cannot_do(arguments: dict[str, object], messag
 
 
 def test_round_to_refuses_a_wrong_type() -> None:
+    with pytest.raises(TypeError, match="got ndarray; give a torch tensor"):
+        nc.round_to(np.ones(4, "f4"), "e5m2")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"64-bit unsigned integers, got 1\.5"):
+        nc.round_to(torch.ones(4), "e5m2", rounding="stochastic", seed=1.5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"got torch\.float64; give float32, float16 or bfloat16"):
         nc.round_to(torch.ones(4).double(), "e5m2")

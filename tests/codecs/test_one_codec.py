@@ -21,6 +21,7 @@ class TopBytes(Codec):
     """The upper two bytes of each float32, the rest cut off. Wire: two bytes a value, little-endian."""
 
     examples: ClassVar[tuple[str, ...]] = ("topbytes",)
+    heads: ClassVar[tuple[str, ...]] = ("topbytes",)
 
     @classmethod
     def from_spec(cls, spec: Spec) -> Codec | None:
@@ -73,6 +74,14 @@ def test_it_is_found_listed_and_spelled() -> None:
     assert nc.codec("topbytes") == TopBytes()
     assert "topbytes" in all_specs()
     assert str(nc.codec("topbytes+ef")) == "topbytes+ef"
+
+
+@pytest.mark.usefixtures("registered")
+def test_no_format_may_take_its_name_and_a_wrong_name_is_told_of_it() -> None:
+    with pytest.raises(ValueError, match="format name 'topbytes' is taken"):
+        nc.Codebook([0.0, 1.0], name="topbytes")
+    with pytest.raises(ValueError, match="nearest: topbytes"):
+        nc.codec("topbites")
 
 
 @pytest.mark.usefixtures("registered")

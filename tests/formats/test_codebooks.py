@@ -150,7 +150,7 @@ def test_a_wrong_codebook_is_told_what_is_wrong(case: str) -> None:
 
 
 def test_a_taken_name_and_a_name_that_cannot_stand_in_a_spec_are_refused() -> None:
-    for name in ("dynamic8", "e4m3", "int8"):
+    for name in ("dynamic8", "e4m3", "int8", "sign", "onebit", "nvfp4", "mxfp4", "mxfp8", "fp32", "bf16"):
         with pytest.raises(ValueError, match=f"format name '{name}' is taken; choose another"):
             nc.Codebook([0.0, 1.0], name=name)
     for name in ("a/b", "Mine", "mine 2", "é", "2nd"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from laws.inputs import hard_values, normal, with_specials
+from torch import Tensor
 
 import narrowcast as nc
 from narrowcast.kernels import ops
@@ -56,9 +57,31 @@ def test_the_first_wire_starts_the_sum() -> None:
     assert bool(torch.signbit(out).all())  # 0 + -0 would be +0
 
 
+@pytest.mark.parametrize("spec", SPECS)
+def test_reduce_writes_what_it_decodes_to_wherever_decoded_lies(spec: str) -> None:
+    codec = nc.codec(spec)
+    wires = [codec.encode(normal(N, rank), seed=rank) for rank in range(2)]
+    wanted = codec.decode(codec.reduce(wires, N), N)
+    room = torch.zeros(N, 2)
+    for decoded in (room[:, 0], torch.empty(7, 11, 13).transpose(0, 2), torch._neg_view(torch.empty(N))):
+        codec.reduce(wires, N, decoded=decoded)
+        assert torch.equal(decoded.reshape(-1), wanted)
+    assert not room[:, 1].any(), "written between the values"
+
+
+def wires(*, dtype: torch.dtype = torch.uint8, stride: int = 1) -> list[Tensor]:
+    return 2 * [torch.zeros(68 * stride, dtype=dtype)[::stride]]
+
+
 @pytest.mark.parametrize(
     "call, message",
     [
+        (lambda c: c.reduce(wires(), 64, decoded=torch.zeros(16)), "decoded holds 16 values, not n=64"),
+        (lambda c: c.reduce(wires(stride=2), 64), "64 values take 68 bytes, got 68 of torch.uint8, not contiguous"),
+        (lambda c: c.reduce(wires(dtype=torch.int8), 64), "got 68 of torch.int8"),
+        (lambda c: c.reduce([wires()[0], wires()[0].to("meta")], 64), "a wire is on meta"),
+        (lambda c: c.reduce([b"wire"], 64), "64 values take 68 bytes, got bytes"),
+        (lambda c: c.encode(torch.zeros(64), residual=torch._neg_view(torch.zeros(64))), "got 64 .*, not contiguous"),
         (lambda c: c.reduce([], 64), "got no wires"),
         (lambda c: c.reduce(torch.zeros(72, dtype=torch.uint8), 64), "one wire in each row"),
         (lambda c: c.reduce([torch.zeros(7, dtype=torch.uint8)], 64), "64 values take 68 bytes, got 7"),
@@ -69,6 +92,11 @@ def test_the_first_wire_starts_the_sum() -> None:
 def test_wrong_arguments_are_named(call: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call(nc.codec("int8/64"))  # type: ignore[operator]
+
+
+def test_decoded_of_another_type_is_named() -> None:
+    with pytest.raises(TypeError, match=r"got torch\.float64; give float32"):
+        nc.codec("int8/64").reduce(wires(), 64, decoded=torch.zeros(64).double())
 
 
 def test_rows_for_wires_begin_where_loads_are_widest() -> None:
@@ -85,3 +113,11 @@ def test_the_scale_of_a_tensor_is_that_of_its_largest_value_alone(spec: str) -> 
         top = x.abs().amax().view(1)
         scale = codec.encode(top)[codec.plan.layout(1).scales :].view(torch.float32)
         assert torch.equal(scale, codec.tensor_scale(x))
+        assert torch.equal(codec.tensor_scale(with_specials(x, 2)), codec.tensor_scale(without_specials(x, 2)))
+
+
+def without_specials(x: Tensor, every: int) -> Tensor:
+    """The finite values of `with_specials`."""
+    mixed = with_specials(x, every)
+    assert not mixed.isfinite().all()
+    return torch.where(mixed.isfinite(), mixed, 0.0)

@@ -322,6 +322,11 @@ def test_a_bare_fp32_is_torchs_own_matmul() -> None:
         ("fp99", "unknown format"),
         ("bf16+kaan", "unknown option 'kaan'"),
         ("bf16+kahan+kahan", "stands twice"),
+        ("bf16+mul=fp32+mul=e4m3", "option 'mul' stands twice"),
+        ("fp32+mul=", "mul= names no format"),
+        ("bf16+kahan=1", "unknown option 'kahan'"),
+        ("fp32+saturate", "saturate is for narrower formats"),
+        ("fp32/64+outer=fp32+saturate", "saturate is for narrower formats"),
         ("bf16+kahan+pairwise", "running sum"),
         ("bf16/8+pairwise", "exclude"),
         ("bf16+fma+mul=fp32", "fused"),
@@ -335,7 +340,30 @@ def test_a_wrong_accumulator_says_what_is_wrong(spec: str, word: str) -> None:
         accumulator(spec)
 
 
+def test_a_negated_view_keeps_its_sign_and_a_seed_is_any_integer() -> None:
+    a, b = hard(3, 40), hard(40, 20, seed=1)
+    wanted = matmul(a, b, "bf16+sr", seed=5)
+    negated = torch._neg_view(-a), torch._neg_view(-b.t().contiguous()).t()
+    assert all(x.is_neg() for x in negated)
+    assert torch.equal(matmul(*negated, "bf16+sr", seed=torch.tensor(5)), wanted)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("spec", ["bf16", "fp32"])
+def test_a_result_goes_where_it_is_wanted_operands_included(spec: str) -> None:
+    a, b = hard(20, 20), hard(20, 20, seed=1)
+    want = matmul(a, b, spec)
+    for out in (torch.empty(20, 20), torch.empty(20, 20).t(), a.clone()):
+        assert matmul(a, b, spec, out=out) is out
+        assert torch.equal(out, want)
+    assert matmul(a, b, spec, out=a) is a
+    assert torch.equal(a, want)
+
+
 def test_wrong_arguments_are_told() -> None:
+    with pytest.raises(TypeError, match="matmul: got list; give a torch tensor"):
+        matmul([1.0], torch.ones(1), "bf16")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"matmul: seed and stream are 64-bit unsigned integers, got 0\.5"):
+        matmul(torch.ones(2, 2), torch.ones(2, 2), "bf16+sr", seed=0.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="a has 3 columns and b 4 rows"):
         matmul(torch.ones(2, 3), torch.ones(4, 2), "bf16")
     with pytest.raises(ValueError, match="needs seed="):

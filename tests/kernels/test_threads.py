@@ -1,14 +1,23 @@
-"""Any number of threads gives the same bytes, and a forked child does not wait for its parent's threads."""
+"""Any number of threads gives the same bytes, callers in threads included, and a forked child starts its own."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import narrowcast as nc
+from narrowcast.formats.codebooks import TableFormat
+from narrowcast.kernels import native, search_table
+from narrowcast.kernels.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("native_library")
 
@@ -60,3 +69,53 @@ def test_rounding_in_threads_gives_the_same_values() -> None:
 def test_a_forked_child_starts_threads_of_its_own() -> None:
     done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+class Meeting:
+    """The native library, which two threads enter together: each has described the format, and neither has read it."""
+
+    def __init__(self, library: Any, tables: list[weakref.ref[Tensor]]) -> None:
+        self.library, self.tables = library, tables
+        self.barrier = threading.Barrier(2, timeout=20)
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def call(*arguments: object) -> int:
+            self.barrier.wait()
+            assert all(table() is not None for table in self.tables), "a table was freed before C read it"
+            self.barrier.wait()
+            status: int = getattr(self.library, name)(*arguments)
+            return status
+
+        return call
+
+
+@pytest.mark.parametrize("what", ["encode", "round_to"])
+def test_two_threads_may_use_a_format_first(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fmt = TableFormat("once", tuple(torch.randn(200, generator=torch.Generator().manual_seed(3)).tolist()))
+    plan, x = Plan(fmt, block=64), torch.randn(4096, generator=torch.Generator().manual_seed(4))
+    tables: list[weakref.ref[Tensor]] = []
+    meeting, both_build = Meeting(native._library(), tables), threading.Barrier(2, timeout=20)
+    build, pointer = search_table.build, native._pointer
+
+    def build_together(fmt: nc.Format) -> search_table.SearchTable:
+        both_build.wait()
+        return build(fmt)
+
+    def noted(tensor: Tensor, *rest: Any) -> object:
+        tables.append(weakref.ref(tensor))
+        return pointer(tensor, *rest)
+
+    def run(_: int = 0) -> Tensor:
+        if what == "round_to":
+            return nc.round_to(x, fmt)
+        wire = torch.empty(plan.layout(4096).nbytes, dtype=torch.uint8)
+        native.encode(plan, x, wire)
+        return wire
+
+    with monkeypatch.context() as patch, ThreadPoolExecutor(2) as pool:
+        patch.setattr(search_table, "build", build_together)
+        patch.setattr(native, "_pointer", noted)
+        patch.setattr(native, "_library", lambda: meeting)
+        first, second = pool.map(run, range(2))
+    assert torch.equal(first, second)
+    assert torch.equal(first, run())

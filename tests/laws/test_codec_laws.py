@@ -30,9 +30,12 @@ MORE = [
         "e4m3b128fn/64",
     ),
 ]
+# noise under power-of-two scales may lift the largest value into the next binade, where the format reaches that far
+LIFTED = ["e6m1/64+sr+se8m0", "fixed4.4/64+sr+se8m0", "fixed1.7/16+sr+se8m0", "fixed1.1/16+sr+se8m0"]
+MORE += [*LIFTED, *(f"{spec}+rceil" for spec in LIFTED), "int4/64+sr+se8m0", "e4m3/64+sr+se8m0"]
 SPECS = list(dict.fromkeys([*all_specs(), *MORE]))
 OBEYED = [(law, spec) for law in LAWS for spec in SPECS if not exempt(nc.codec(spec), law)]
-EXCUSED = [(law, spec) for law in LAWS for spec in all_specs() if exempt(nc.codec(spec), law)]
+EXCUSED = [(law, spec) for law in LAWS for spec in [*all_specs(), *LIFTED] if exempt(nc.codec(spec), law)]
 
 
 @pytest.mark.parametrize("law, spec", OBEYED)

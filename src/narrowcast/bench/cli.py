@@ -22,11 +22,11 @@ app = typer.Typer(
 def codecs_command(
     spec: Annotated[list[str] | None, typer.Argument(help="Codecs; by default those with a promised speed.")] = None,
     size: Annotated[list[str] | None, typer.Option(help=f"Any of {', '.join(codecs.SIZES)}; default all.")] = None,
-    threads: Annotated[list[int] | None, typer.Option(help="Thread counts; default 1 and 2.")] = None,
+    threads: Annotated[list[int] | None, typer.Option(min=1, help="Thread counts; default 1 and 2.")] = None,
     isa: Annotated[
         str | None, typer.Option(help="Instruction set: avx512, avx2 or baseline; default the best.")
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds a median is taken over.")] = ROUNDS,
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds a median is taken over.")] = ROUNDS,
     with_peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Time other libraries too.")] = True,
     device: Annotated[str, typer.Option(help="cpu, or cuda: then size, threads, isa and peers are left out.")] = "cpu",
     values: Annotated[int, typer.Option(help="Float32 values of a large tensor, with --device cuda.")] = cuda.VALUES,
@@ -175,7 +175,7 @@ def matmul_command(
         list[str] | None, typer.Argument(help="Accumulators, as bf16+kahan; default a list.")
     ] = None,
     size: Annotated[int, typer.Option(help="Rows and columns of the matrices.")] = matmul.SIZE,
-    rounds: Annotated[int, typer.Option(help="Rounds a median is taken over.")] = matmul.ROUNDS,
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds a median is taken over.")] = matmul.ROUNDS,
     model: Annotated[bool, typer.Option("--model/--no-model", help="Time a lowered ResNet-18 too.")] = True,
     json_path: JsonPath = None,
 ) -> None:

@@ -13,10 +13,14 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import compiled
+from narrowcast.codecs.memory import described, flat, lies_plainly, write_back
 from narrowcast.codecs.spec import Spec
 from narrowcast.kernels import ops
 from narrowcast.kernels.plan import AnyPlan, OwnPlan, Plan
 from narrowcast.kernels.reference.packing import pack
+
+NO_NOISE = 0, 0, 0
+"""seed, stream and offset of whoever gives none."""
 
 
 class Law:
@@ -39,6 +43,9 @@ class Codec(abc.ABC):
 
     examples: ClassVar[tuple[str, ...]] = ()
     """Specs that the listing shows and that every law is tested on."""
+
+    heads: ClassVar[tuple[str, ...]] = ()
+    """Names that mean this codec in specs and are no formats; no format may take one."""
 
     feedback: bool = False
     """Whoever sends repeatedly keeps what rounding removed and adds it to the next tensor (`+ef`)."""
@@ -129,25 +136,24 @@ class Codec(abc.ABC):
 
         seed, stream, offset: where stochastic rounding takes its bits, see docs/wire-format.md; `offset` is the index
         of x's first value in the whole tensor, when x is a part of it. scale: one float32, used instead of the tensor's
-        own by codecs with one scale for the tensor. residual: error feedback: n float32 that are added, times `unit`,
-        and then hold what rounding removed, in units; where that is not finite they stay as they were. out: a uint8
-        tensor of `nbytes(x.numel())` to write into.
+        own by codecs with one scale for the tensor: 0, NaN or a normal number that turns no level infinite (looked at
+        on the CPU only, since a GPU would have to be waited for). residual: error feedback: n float32 that are added,
+        times `unit`, and then hold what rounding removed, in units; where that is not finite they stay as they were.
+        out: a uint8 tensor of `nbytes(x.numel())` to write into.
         """
         if torch.compiler.is_compiling():
             return self._traced_encode(x, seed, stream, offset, scale, residual, unit, out)
         ops.check_floats(self, x)
-        if seed or stream or offset:
-            self._check_noise(seed, stream, offset)
+        noise = NO_NOISE if (seed, stream, offset) == NO_NOISE else self._checked_noise(seed, stream, offset)
         if scale is not None:
-            self._check_scale(scale)
-            ops.check_same_device(self, "scale", scale, x)
+            scale = self._checked_scale(scale, x)
         n, dtype = x.numel(), x.dtype
         if residual is not None:
             self._check_residual(residual, unit, x)
             dtype = torch.float32
         wire = self._checked_wire(self.nbytes(n, dtype), out, x)
         if n:
-            ops.encode(self.plan_for(dtype), _flat(x), wire, seed, stream, offset, scale, residual, unit)
+            ops.encode(self.plan_for(dtype), flat(x), wire, *noise, scale, residual, unit)
         return wire
 
     def _traced_encode(
@@ -187,27 +193,31 @@ class Codec(abc.ABC):
         """The wire of the sum of what W wires of n values hold, added in float32 in their order.
 
         wires: one in each row of a uint8 tensor (`kernels.ops.aligned_rows` makes one), or a list. The sum is divided
-        by `divide` and multiplied by `multiply` before it is encoded. decoded: n values that get what the result
-        decodes to. The rest is as in `encode`. On a GPU all of it is one kernel, or two for one scale a tensor.
+        by `divide` and multiplied by `multiply` before it is encoded. decoded: n values, as `decode` takes them for
+        `out`, that get what the result decodes to. The rest is as in `encode`. On a GPU all of it is one kernel, or two
+        for one scale a tensor.
         """
         if torch.compiler.is_compiling():
-            noise = compiled.signed(seed), compiled.signed(stream), offset, scale
+            traced = compiled.signed(seed), compiled.signed(stream), offset, scale
             if not isinstance(wires, Tensor) or residual is not None or decoded is not None:
                 raise TypeError("reduce inside torch.compile: give wires as one tensor, without residual= and decoded=")
-            wire = torch.ops.narrowcast.reduce(wires, self.spec, n, divide, multiply, *noise)
+            wire = torch.ops.narrowcast.reduce(wires, self.spec, n, divide, multiply, *traced)
             return wire if out is None else out.copy_(wire)
+        n = ops.check_count(self, n)
         first = self._checked_wires(wires, n)
-        self._check_noise(seed, stream, offset)
+        noise = NO_NOISE if (seed, stream, offset) == NO_NOISE else self._checked_noise(seed, stream, offset)
         if scale is not None:
-            self._check_scale(scale)
-            ops.check_same_device(self, "scale", scale, first)
+            scale = self._checked_scale(scale, first)
         if residual is not None:
             self._check_residual(residual, unit, first, n)
+        if decoded is not None:
+            self._check_values("decoded", decoded, n, first)
         wire = self._checked_wire(self.nbytes(n), out, first)
         if n:
+            values = None if decoded is None else flat(decoded)
             plan = self.plan_for(torch.float32)
-            noise = seed, stream, offset, scale
-            ops.reduce(plan, wires, n, wire, *noise, residual, unit, divide, multiply, decoded)
+            ops.reduce(plan, wires, n, wire, *noise, scale, residual, unit, divide, multiply, values)
+            write_back(values, decoded)
         return wire
 
     def _checked_wires(self, wires: Tensor | Sequence[Tensor], n: int) -> Tensor:
@@ -220,11 +230,12 @@ class Codec(abc.ABC):
             )
         expected = self.nbytes(n)
         for wire in wires if not isinstance(wires, Tensor) else wires[:1]:
-            if wire.dtype != torch.uint8 or wire.numel() != expected:
+            if not lies_plainly(wire, expected, torch.uint8):
                 raise ValueError(
-                    f"reduce with {self}: {n} values take {expected} bytes, got {wire.numel()} of {wire.dtype}; "
-                    "pass whole wires and their own n"
+                    f"reduce with {self}: {n} values take {expected} bytes, got {described(wire)}; "
+                    "pass whole wires, contiguous uint8, and their own n"
                 )
+            ops.check_same_device(self, "a wire", wire, wires[0])
             ops.check_device(self, wire)
         return wires[0]
 
@@ -232,8 +243,8 @@ class Codec(abc.ABC):
         n = x.numel() if n is None else n
         if not 0 < unit < math.inf:
             raise ValueError(f"encode with {self}: unit={unit}; what is owed is kept in units of a positive number")
-        if residual.dtype != torch.float32 or residual.numel() != n or not residual.is_contiguous():
-            got = f"{residual.numel()} of {residual.dtype}" + ("" if residual.is_contiguous() else ", not contiguous")
+        if not lies_plainly(residual, n, torch.float32):
+            got = described(residual)
             raise ValueError(f"encode with {self}: the residual must be {n} contiguous float32, got {got}")
         ops.check_same_device(self, "the residual", residual, x)
 
@@ -249,12 +260,12 @@ class Codec(abc.ABC):
         """The n values of a wire, flat, as `dtype`; or written into `out` (n values of any shape), or added to it."""
         if torch.compiler.is_compiling():
             return self._traced_decode(wire, n, out, accumulate, dtype)
+        n = ops.check_count(self, n)
         out = self._checked_output(wire, n, out, accumulate, dtype)
         if n:
-            flat = _flat(out)
-            ops.decode(self.plan_for(out.dtype), wire.contiguous(), n, flat, accumulate)
-            if flat.data_ptr() != out.data_ptr():
-                out.detach().copy_(flat.view(out.shape))
+            values = flat(out)
+            ops.decode(self.plan_for(out.dtype), wire.contiguous(), n, values, accumulate)
+            write_back(values, out)
         return out
 
     def _traced_decode(self, wire: Tensor, n: int, out: Tensor | None, accumulate: bool, dtype: torch.dtype) -> Tensor:
@@ -269,42 +280,42 @@ class Codec(abc.ABC):
         """Whether `encode(scale=)` means something: one float32 scale for the tensor."""
         return False
 
-    def _check_scale(self, scale: Tensor) -> None:
+    def _checked_scale(self, scale: Tensor, like: Tensor) -> Tensor:
         if not self.takes_scale:
             raise ValueError(
                 f"encode with {self}: scale= is for codecs with one float32 scale for the tensor; leave it out"
             )
         if not isinstance(scale, Tensor) or scale.dtype != torch.float32 or scale.numel() != 1:
             raise TypeError(f"encode with {self}: scale must be a float32 tensor with one element, got {scale!r}")
+        ops.check_same_device(self, "scale", scale, like)
+        return scale.resolve_neg()
 
-    def _check_noise(self, seed: int, stream: int, offset: int) -> None:
-        what = f"encode with {self}"
-        ops.check_seed(what, seed)
-        ops.check_seed(what, stream)
+    def _checked_noise(self, seed: int, stream: int, offset: int) -> tuple[int, int, int]:
+        seed, stream = ops.check_seed(self, seed), ops.check_seed(self, stream)
+        rule = f"cut between blocks, at a multiple of {ops.NOISE_ALIGNMENT}"
+        offset = ops.check_integer(self, f"offset: {rule}", offset)
         if offset < 0 or offset % ops.NOISE_ALIGNMENT:
-            raise ValueError(f"{what}: offset={offset}; cut between blocks, at a multiple of {ops.NOISE_ALIGNMENT}")
+            raise ValueError(f"encode with {self}: offset={offset}; {rule}")
+        return seed, stream, offset
 
     def _checked_wire(self, nbytes: int, out: Tensor | None, like: Tensor) -> Tensor:
         if out is None:
             return torch.empty(nbytes, dtype=torch.uint8, device=like.device)
-        if out.dtype != torch.uint8 or out.numel() != nbytes or not out.is_contiguous():
-            got = f"{out.numel()} of {out.dtype}" + ("" if out.is_contiguous() else ", not contiguous")
-            raise ValueError(f"encode with {self}: out must be {nbytes} contiguous uint8, got {got}")
+        if not lies_plainly(out, nbytes, torch.uint8):
+            raise ValueError(f"encode with {self}: out must be {nbytes} contiguous uint8, got {described(out)}")
         ops.check_same_device(self, "out", out, like)
         return out
 
     def _checked_output(self, wire: Tensor, n: int, out: Tensor | None, accumulate: bool, dtype: torch.dtype) -> Tensor:
-        if wire.dtype != torch.uint8:
-            raise TypeError(f"decode with {self}: the wire is {wire.dtype}; give the uint8 tensor that encode returned")
+        if not isinstance(wire, Tensor) or wire.dtype != torch.uint8:
+            got = wire.dtype if isinstance(wire, Tensor) else f"of type {type(wire).__name__}"
+            raise TypeError(f"decode with {self}: the wire is {got}; give the uint8 tensor that encode returned")
         ops.check_device(self, wire)
         if out is None:
             if accumulate:
                 raise ValueError(f"decode with {self}: accumulate=True adds to out; give out=")
             out = torch.empty(n, dtype=dtype, device=wire.device)
-        ops.check_floats(self, out)
-        ops.check_same_device(self, "out", out, wire)
-        if out.numel() != n:
-            raise ValueError(f"decode with {self}: out holds {out.numel()} values, not n={n}; give a tensor of {n}")
+        self._check_values("out", out, n, wire)
         expected = self.nbytes(n, out.dtype)
         if wire.numel() != expected:
             raise ValueError(
@@ -313,11 +324,12 @@ class Codec(abc.ABC):
             )
         return out
 
-
-def _flat(x: Tensor) -> Tensor:
-    if x.dim() == 1 and x.is_contiguous() and not x.requires_grad:
-        return x
-    return x.detach().reshape(-1).contiguous()
+    def _check_values(self, name: str, values: Tensor, n: int, like: Tensor) -> None:
+        ops.check_floats(self, values)
+        ops.check_same_device(self, name, values, like)
+        if values.numel() != n:
+            got = values.numel()
+            raise ValueError(f"decode with {self}: {name} holds {got} values, not n={n}; give a tensor of {n}")
 
 
 @dataclass(frozen=True)
@@ -343,9 +355,7 @@ class PlanCodec(Codec):
         return self.plan.bits + (8.0 * self.plan.store.value * scales / self.plan.block if scales else 0.0)
 
     def nbytes(self, n: int, dtype: torch.dtype = torch.float32) -> int:
-        if n < 0:
-            raise ValueError(f"nbytes with {self}: n is a number of values, got {n}")
-        return self.plan.layout(n).nbytes
+        return self.plan.layout(ops.check_count(self, n)).nbytes
 
     def explain(self) -> list[ops.Choice]:
         return ops.explain(self.plan)

@@ -26,10 +26,11 @@ class Cast(Codec):
     name: str = "as-is"
 
     examples: ClassVar[tuple[str, ...]] = tuple(DTYPES)
+    heads: ClassVar[tuple[str, ...]] = tuple(DTYPES)
 
     @classmethod
     def from_spec(cls, spec: Spec) -> Codec | None:
-        if spec.head not in DTYPES:
+        if spec.head not in cls.heads:
             return None
         spec.allow({"ef"} if spec.head in ("bf16", "fp16") else (), block=False)
         return cls(feedback="ef" in spec.options, name=spec.head)
@@ -56,7 +57,7 @@ class Cast(Codec):
         return 8.0 * self.stored(torch.float32).itemsize
 
     def nbytes(self, n: int, dtype: torch.dtype = torch.float32) -> int:
-        return n * self.stored(dtype).itemsize
+        return ops.check_count(self, n) * self.stored(dtype).itemsize
 
     def plan_for(self, dtype: torch.dtype) -> AnyPlan:
         return _plan(self.stored(dtype))

@@ -24,10 +24,11 @@ class NvFp4(PlanCodec):
     rounds_stochastically: bool = False
 
     examples: ClassVar[tuple[str, ...]] = ("nvfp4", "nvfp4+sr", "nvfp4+ef")
+    heads: ClassVar[tuple[str, ...]] = ("nvfp4",)
 
     @classmethod
     def from_spec(cls, spec: Spec) -> Codec | None:
-        if spec.head != "nvfp4":
+        if spec.head not in cls.heads:
             return None
         spec.allow({"sr", "ef"}, block=False)
         return cls("ef" in spec.options, "sr" in spec.options)

@@ -9,11 +9,11 @@ from narrowcast.codecs.affine import Affine
 from narrowcast.codecs.base import Codec
 from narrowcast.codecs.cast import Cast
 from narrowcast.codecs.nvfp4 import NvFp4
-from narrowcast.codecs.scaled import MX_NAMES, Scaled, every_small_format
+from narrowcast.codecs.scaled import Scaled, every_small_format
 from narrowcast.codecs.signs import Signs
 from narrowcast.codecs.spec import Spec, parse
 from narrowcast.formats import all_formats
-from narrowcast.formats.registry import on_unregister
+from narrowcast.formats.registry import names_in_use, on_unregister
 
 # asked in this order; Scaled takes any head that is a format, so it comes last
 FAMILIES: list[type[Codec]] = [Cast, NvFp4, Signs, Affine, Scaled]
@@ -30,6 +30,8 @@ def _from_text(text: str) -> Codec:
 
 
 on_unregister(_from_text.cache_clear)
+# a format of such a name could not be used: specs mean the codec
+names_in_use(lambda name: name in _own_heads())
 
 
 def _ask(family: type[Codec], spec: Spec) -> Codec | None:
@@ -49,9 +51,12 @@ def codec(spec: str | Codec) -> Codec:
     return _from_text(spec)
 
 
+def _own_heads() -> list[str]:
+    return [head for family in FAMILIES for head in family.heads]
+
+
 def _heads() -> list[str]:
-    named = ["as-is", "fp32", "bf16", "fp16", "nvfp4", "onebit", "sign", *MX_NAMES]
-    return named + [fmt.name for fmt in all_formats() if fmt.bits <= 8]
+    return _own_heads() + [fmt.name for fmt in all_formats() if fmt.bits <= 8]
 
 
 def _suggestion(head: str) -> str:

@@ -6,6 +6,7 @@ Wire: packed codes, padded to a multiple of 4 bytes, then one scale a block (flo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs.base import Codec, Law, PlanCodec
+from narrowcast.codecs.cast import Cast
 from narrowcast.codecs.spec import Spec, write
 from narrowcast.formats import Format, Kind, all_formats, find
 from narrowcast.formats import format as format_named
@@ -25,6 +27,7 @@ from narrowcast.kernels.reference.rounding import SR_BITS
 
 MX_NAMES = {"mxfp8": "e4m3fn", "mxfp6": "e2m3fn", "mxfp4": "e2m1fn"}
 MX_BLOCK = 32
+LARGEST = torch.finfo(torch.float32).max
 CUT_ANYWHERE = 16
 """With a constant scale a wire can be cut wherever codes of any width end on a byte."""
 
@@ -52,6 +55,7 @@ class Scaled(PlanCodec):
         *("nf4/64", "posit8.1", "posit8.1/256", "fixed4.4@1", "fixed2.6/64+sr"),
         *("qsgd4/512", "qsgd4/512+l2", "qsgd8/512", "qsgd2/128", "ternary/512"),
     )
+    heads: ClassVar[tuple[str, ...]] = tuple(MX_NAMES)
 
     @classmethod
     def from_spec(cls, spec: Spec) -> Codec | None:
@@ -118,6 +122,18 @@ class Scaled(PlanCodec):
     def takes_scale(self) -> bool:
         return self.size is None and self.constant is None and self.store is Store.FP32
 
+    def _checked_scale(self, scale: Tensor, like: Tensor) -> Tensor:
+        given = super()._checked_scale(scale, like)
+        # a look at a scale on a GPU would wait for all that runs there
+        if given.is_cpu:
+            self._check_range(float(given))
+        return given
+
+    def _check_range(self, scale: float) -> None:
+        low, high = torch.finfo(torch.float32).tiny, self.plan.max_scale
+        if not (scale == 0 or low <= scale <= high or math.isnan(scale)):
+            raise ValueError(f"encode with {self}: scale={scale:g}; give 0, NaN or a number from {low:g} to {high:g}")
+
     def tensor_scale(self, x: Tensor) -> Tensor:
         """The scale that `x` as a whole would get, from its finite values: give it to `encode` for parts of x."""
         if x.is_cuda:
@@ -165,9 +181,9 @@ class Scaled(PlanCodec):
         return bool((torch.maximum(unit[1:], unit[:-1]) / level.diff() >= 2.0**-SR_BITS).any())
 
     def _may_change_binade(self) -> bool:
-        if self.rceil or self.plan.stochastic:
-            return self.format.kind is Kind.TABLE
-        return self.plan.largest_level >= 2.0 ** (self.plan.top_exponent + 1)
+        if self.format.kind is Kind.TABLE and (self.rceil or self.plan.stochastic):
+            return True
+        return not self.rceil and self.plan.largest_level >= 2.0 ** (self.plan.top_exponent + 1)
 
 
 def largest_finite(x: Tensor) -> Tensor:
@@ -190,11 +206,15 @@ def _both_signs_reach(fmt: Format) -> bool:
 
 def _check(spec: Spec, fmt: Format) -> None:
     """Refuse combinations that mean nothing."""
+    if fmt.name != spec.head and fmt.name in Cast.heads:
+        raise spec.error(f"{spec.head} is called {fmt} here; write {fmt}")
     if fmt.bits > 8:
         raise spec.error(f"{fmt} has {fmt.bits} bits; codecs have up to 8 (or bf16, fp16): use it with round_to")
     if fmt.positive_only:
         raise spec.error(f"{fmt} is a type for scales; choose it for them with +se8m0")
     spec.allow(_options_of(fmt, spec), scale=True)
+    if {"cpd", "sr"} <= spec.options:
+        raise spec.error("+cpd rounds to nearest, as CPD does; leave out +sr or +cpd")
     if len(spec.options & {"sbf16", "se8m0", "aps"}) > 1:
         raise spec.error("choose one of +sbf16, +se8m0 and +aps")
     if "rceil" in spec.options and "se8m0" not in spec.options:
@@ -203,6 +223,8 @@ def _check(spec: Spec, fmt: Format) -> None:
         raise spec.error("+aps has one scale for the tensor; leave out /BLOCK and @SCALE")
     if spec.scale is not None:
         _check_constant(spec, fmt, spec.scale)
+    elif fmt.kind is not Kind.UNIFORM and fmt.target * LARGEST < 1:
+        raise spec.error(f"{fmt} ends at {fmt.largest:g}, and no float32 scale brings that to 1; use it with round_to")
 
 
 def _options_of(fmt: Format, spec: Spec) -> set[str]:
@@ -213,14 +235,13 @@ def _options_of(fmt: Format, spec: Spec) -> set[str]:
         options |= {"sbf16", "se8m0", "rceil"} - ({"se8m0", "rceil"} if "l2" in spec.options else set())
     if fmt.kind is Kind.FLOAT:
         options |= {"aps"}
-    if isinstance(fmt, FloatFormat) and fmt.specials is Specials.IEEE and "sr" not in spec.options:
+    if isinstance(fmt, FloatFormat) and fmt.specials is Specials.IEEE:
         options |= {"cpd"}
     return options
 
 
 def _check_constant(spec: Spec, fmt: Format, scale: float) -> None:
-    largest = torch.finfo(torch.float32).max
-    if not (scale >= TINY and scale * fmt.largest <= largest):
+    if not (scale >= TINY and scale * fmt.largest <= LARGEST):
         raise spec.error(f"@{scale:g} times the values of {fmt} leaves float32; take a scale nearer to 1")
 
 

@@ -26,10 +26,11 @@ class Signs(PlanCodec):
     size: int = 64
 
     examples: ClassVar[tuple[str, ...]] = ("onebit/64", "onebit/64+ef", "sign/4096", "sign/4096+ef", "sign/64")
+    heads: ClassVar[tuple[str, ...]] = tuple(METHODS)
 
     @classmethod
     def from_spec(cls, spec: Spec) -> Codec | None:
-        if spec.head not in METHODS:
+        if spec.head not in cls.heads:
             return None
         spec.allow({"ef"})
         return cls("ef" in spec.options, spec.head, spec.need_block())

@@ -23,7 +23,7 @@ BLOCK_MULTIPLE = 16
 MAX_BLOCK = 1 << 20
 
 _SPEC = re.compile(r"(?P<head>[a-z0-9.\-]+)(?:/(?P<block>[^/@+]*)|@(?P<scale>[^/@+]*))?(?P<options>(?:\+[^+]*)*)")
-_NUMBER = re.compile(r"(\d+(\.\d+)?|\.\d+)(e-?\d+)?")
+_NUMBER = re.compile(r"([0-9]+(\.[0-9]+)?|\.[0-9]+)(e-?[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def parse(text: str) -> Spec:
 def _block(text: str, written: str | None) -> int | None:
     if written is None:
         return None
-    block = int(written) if re.fullmatch(r"[1-9]\d{0,8}", written) else 0
+    block = int(written) if re.fullmatch(r"[1-9][0-9]{0,8}", written) else 0
     if block % BLOCK_MULTIPLE or not 0 < block <= MAX_BLOCK:
         allowed = f"a multiple of {BLOCK_MULTIPLE} up to {MAX_BLOCK}"
         raise ValueError(f"codec spec {text!r}: BLOCK is {allowed}, got {written!r}")

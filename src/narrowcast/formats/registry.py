@@ -13,7 +13,7 @@ from narrowcast.formats.base import MAX_BITS, Format
 
 F = TypeVar("F", bound=Format)
 
-NUMBER = r"(0|[1-9]\d*)"
+NUMBER = r"(0|[1-9][0-9]*)"
 """A number in a name, as a group of a pattern: without leading zeros, so that each format has one spelling."""
 
 
@@ -32,6 +32,7 @@ class Family:
 _FORMATS: dict[str, Format] = {}
 _FAMILIES: list[Family] = []
 _ON_UNREGISTER: list[Callable[[], None]] = []
+_IN_USE: list[Callable[[str], bool]] = []
 
 
 def register(fmt: F) -> F:
@@ -40,7 +41,8 @@ def register(fmt: F) -> F:
         raise ValueError(f"format name {fmt.name!r}: use small letters, digits and '.', so that it can stand in a spec")
     if _FORMATS.get(fmt.name) == fmt:
         return fmt
-    if fmt.name in _FORMATS or any(family.parse(fmt.name) for family in _FAMILIES):
+    taken = fmt.name in _FORMATS or any(in_use(fmt.name) for in_use in _IN_USE)
+    if taken or any(family.parse(fmt.name) for family in _FAMILIES):
         raise ValueError(f"format name {fmt.name!r} is taken; choose another")
     if not 1 <= fmt.bits <= MAX_BITS:
         raise ValueError(f"format {fmt.name!r} has {fmt.bits} bits; formats have 1 to {MAX_BITS}")
@@ -60,8 +62,15 @@ def on_unregister(forget: Callable[[], None]) -> None:
     _ON_UNREGISTER.append(forget)
 
 
+def names_in_use(in_use: Callable[[str], bool]) -> None:
+    """For whoever gives meanings to names that are no formats: where `in_use(name)`, no format may take it."""
+    _IN_USE.append(in_use)
+
+
 def register_family(family: Family) -> None:
+    """Make all names of a pattern known; names that were unknown before may be its members."""
     _FAMILIES.append(family)
+    _in_families.cache_clear()
 
 
 @cache
@@ -92,8 +101,15 @@ def _suggestion(name: str) -> str:
 def all_formats() -> Iterator[Format]:
     """Every registered format and the examples of every family."""
     for family in _FAMILIES:
-        yield from (format(name) for name in family.examples)
+        yield from (_example(family, name) for name in family.examples)
     yield from _FORMATS.values()
+
+
+def _example(family: Family, name: str) -> Format:
+    found = find(name)  # not `format`, whose error lists all formats
+    if found is None:
+        raise ValueError(f"family {family.pattern!r}: its example {name!r} is none of its members; name one that is")
+    return found
 
 
 def families() -> tuple[Family, ...]:

@@ -73,6 +73,8 @@ class Accumulator:
             raise ValueError("accumulator: Kahan's method follows a running sum; it does not go with pairwise")
         if self.fused and self.products is not None:
             raise ValueError("accumulator: a fused product is not rounded; leave either fma or mul= out")
+        if self.saturate and all(name in (None, FLOAT32) for name in (self.sums, self.products, self.outer)):
+            raise ValueError("accumulator: fp32 overflows to Inf; +saturate is for narrower formats, leave it out")
         if self.order == "any" and not self._is_plain_float32():
             raise ValueError("accumulator: order 'any' is torch's own float32 matmul and goes with no other option")
 
@@ -108,7 +110,20 @@ class Accumulator:
         return text + "".join(f"+{flag}" for flag, on in zip(FLAGS, flags, strict=True) if on)
 
 
-_HEAD = re.compile(r"(?P<sums>[a-z][a-z0-9.]*)(?:/(?P<block>[1-9]\d*))?")
+_HEAD = re.compile(r"(?P<sums>[a-z][a-z0-9.]*)(?:/(?P<block>[1-9][0-9]*))?")
+
+
+def _wrong_option(options: list[str]) -> str | None:
+    parts = [option.partition("=") for option in options]
+    names = [name for name, _, _ in parts]
+    for name, equals, value in parts:
+        if name not in (("mul", "outer") if equals else FLAGS):
+            return f"unknown option {name!r}"
+        if equals and not value:
+            return f"{name}= names no format"
+        if names.count(name) > 1:
+            return f"option {name!r} stands twice"
+    return None
 
 
 @lru_cache(maxsize=256)
@@ -121,11 +136,8 @@ def _parse(text: str) -> Accumulator:
         )
     values = dict(option.split("=", 1) for option in options if "=" in option)
     flags = [option for option in options if "=" not in option]
-    unknown = [option for option in flags if option not in FLAGS] + [
-        key for key in values if key not in ("mul", "outer")
-    ]
-    if unknown or len(set(options)) != len(options):
-        wrong = f"unknown option {unknown[0]!r}" if unknown else "an option stands twice"
+    wrong = _wrong_option(options)
+    if wrong is not None:
         raise ValueError(f"accumulator {text!r}: {wrong}; options are mul=FORMAT, outer=FORMAT, {', '.join(FLAGS)}")
     block = int(match["block"] or 0)
     orders = ["blocked"] * bool(block) + [name for name in ("pairwise", "sequential") if name in flags]
@@ -141,4 +153,8 @@ def _parse(text: str) -> Accumulator:
 
 def accumulator(what: str | Accumulator) -> Accumulator:
     """The accumulator that a string names; `str` of it gives the string back."""
-    return what if isinstance(what, Accumulator) else _parse(what)
+    if isinstance(what, Accumulator):
+        return what
+    if not isinstance(what, str):
+        raise TypeError(f"accumulator: got {what!r}; give a string such as 'fp32' or 'bf16+kahan', or an Accumulator")
+    return _parse(what)

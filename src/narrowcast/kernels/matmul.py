@@ -10,7 +10,7 @@ from torch import Tensor
 from narrowcast.kernels import native_matmul
 from narrowcast.kernels.accumulator import Accumulator, accumulator
 from narrowcast.kernels.operands import how_to_compute
-from narrowcast.kernels.ops import Choice, check_floats, check_seed
+from narrowcast.kernels.ops import FLOATS, Choice, check_floats, check_seed
 from narrowcast.kernels.reference import matmul as reference_matmul
 
 
@@ -25,15 +25,27 @@ def matmul(
     random bits follow from it, the step and the output's index. Accumulate "fp32" alone is torch's own matmul.
     """
     rule = accumulator(accumulate)
-    _check(a, b, rule, seed)
+    _check(a, b)
+    noise = _checked_seed(rule, seed)
     if rule.is_torch:
         result = torch.matmul(a.float(), b.float())
         return result if out is None else _into(out, result)
-    a_BMK, b_BKN, shape = _as_batches(a.detach().float(), b.detach().float())
-    result = _new_output(a_BMK, b_BKN)
-    _dispatch(a_BMK, b_BKN, rule, seed or 0, result)
-    result = result.view(shape)
-    return result if out is None else _into(out, result)
+    a_BMK, b_BKN, shape = _as_batches(*(x.detach().float().resolve_neg() for x in (a, b)))
+    if out is not None and _is_free(out, shape, a, b):
+        result = out
+    else:
+        result = torch.empty(shape, dtype=torch.float32, device=a.device)
+    # a view for the kernel, not for the caller: autograd lets nobody change one in place
+    _dispatch(a_BMK, b_BKN, rule, noise, result.view(a_BMK.shape[0], a_BMK.shape[1], b_BKN.shape[2]))
+    return result if out is None or out is result else _into(out, result)
+
+
+def _is_free(out: Tensor, shape: tuple[int, ...], *operands: Tensor) -> bool:
+    """Whether a kernel can write there, and nobody reads it."""
+    if out.shape != shape or out.dtype != torch.float32 or out.device != operands[0].device:
+        return False
+    read = [x.untyped_storage().data_ptr() for x in operands]
+    return out.is_contiguous() and out.untyped_storage().data_ptr() not in read
 
 
 def _into(out: Tensor, result: Tensor) -> Tensor:
@@ -43,9 +55,9 @@ def _into(out: Tensor, result: Tensor) -> Tensor:
     return out.copy_(result)
 
 
-def _check(a: Tensor, b: Tensor, rule: Accumulator, seed: int | None) -> None:
+def _check(a: Tensor, b: Tensor) -> None:
     for x in (a, b):
-        if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        if not isinstance(x, Tensor) or x.dtype not in FLOATS:
             check_floats("matmul", x)
         if x.dim() == 0:
             raise ValueError("matmul: got a scalar; give vectors or matrices")
@@ -54,10 +66,12 @@ def _check(a: Tensor, b: Tensor, rule: Accumulator, seed: int | None) -> None:
     inner = b.shape[-2] if b.dim() > 1 else b.shape[0]
     if a.shape[-1] != inner:
         raise ValueError(f"matmul: a has {a.shape[-1]} columns and b {inner} rows; got {_shapes(a, b)}")
+
+
+def _checked_seed(rule: Accumulator, seed: int | None) -> int:
     if rule.stochastic and seed is None:
         raise ValueError("matmul: stochastic rounding needs seed=, an integer; the same seed gives the same noise")
-    if seed is not None:
-        check_seed("matmul", seed)
+    return 0 if seed is None else check_seed("matmul", seed)
 
 
 def _shapes(a: Tensor, b: Tensor) -> str:
@@ -79,11 +93,6 @@ def _flat(x: Tensor, batch: tuple[int, ...]) -> Tensor:
     if x.dim() == 2:
         return x.expand(count, *x.shape)
     return x.expand(*batch, *x.shape[-2:]).reshape(count, *x.shape[-2:])
-
-
-def _new_output(a_BMK: Tensor, b_BKN: Tensor) -> Tensor:
-    shape = a_BMK.shape[0], a_BMK.shape[1], b_BKN.shape[2]
-    return torch.empty(shape, dtype=torch.float32, device=a_BMK.device)
 
 
 # ---- which implementation --------------------------------------------------------------------------------------------

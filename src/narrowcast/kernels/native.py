@@ -61,6 +61,9 @@ class NativeFormat(Structure):
     """`nc_format` of csrc/narrowcast.h."""
 
     _fields_ = _FORMAT_FIELDS
+    _keep: list[Tensor]
+    """The tables that it points to. They live as long as the description, which may outlive its place on a format:
+    where two threads describe one at once, the later description takes the place of one that C is reading."""
 
 
 _PLAN_FIELDS: list[tuple[str, Any]] = [
@@ -76,6 +79,8 @@ class NativePlan(Structure):
     """`nc_plan` of csrc/narrowcast.h."""
 
     _fields_ = _PLAN_FIELDS
+    _keep: list[Tensor]
+    """As in `NativeFormat`."""
 
 
 # ---- loading ---------------------------------------------------------------------------------------------------------
@@ -213,7 +218,8 @@ def _native_plan(plan: Plan) -> NativePlan:
     native.target, native.max_scale, native.target_exponent = plan.target, plan.max_scale, plan.top_exponent
     native.constant = plan.unit_scale if plan.constant is not None else math.nan
     native.block_scale_levels = _pointer(NVFP4_BLOCK_SCALE.values.float(), c_float, keep)
-    plan.__dict__["_keep"], plan.__dict__["_native"] = keep, native
+    native._keep = keep
+    plan.__dict__["_native"] = native
     return native
 
 
@@ -225,7 +231,8 @@ def _round_format(fmt: Format) -> NativeFormat:
     native = native_format(fmt, keep, fmt.values)
     if native.fraction_bits < 0:
         native.kind = KINDS[Kind.TABLE]
-    fmt.__dict__["_keep"], fmt.__dict__["_native_round"] = keep, native
+    native._keep = keep
+    fmt.__dict__["_native_round"] = native
     return native
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -75,14 +76,37 @@ def check_same_device(what: object, name: str, tensor: Tensor | None, like: Tens
 
 
 def check_floats(what: object, x: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{what}: got {type(x).__name__}; give a torch tensor, for example torch.as_tensor(x)")
     if x.dtype not in FLOATS:
         raise TypeError(f"{what}: got {x.dtype}; give float32, float16 or bfloat16, for example x.float()")
     check_device(what, x)
 
 
-def check_seed(what: str, seed: int) -> None:
+def check_integer(what: object, rule: str, number: int) -> int:
+    """`number` as a plain int, which is all that C takes; numpy and torch have integers of their own."""
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise TypeError(f"{what}: {rule}, got {number!r}") from None
+
+
+def check_seed(what: object, seed: int) -> int:
+    rule = "seed and stream are 64-bit unsigned integers"
+    seed = check_integer(what, rule, seed)
     if not 0 <= seed < 2**64:
-        raise ValueError(f"{what}: seed and stream are 64-bit unsigned integers, got {seed}")
+        raise ValueError(f"{what}: {rule}, got {seed}")
+    return seed
+
+
+def check_count(what: object, n: int) -> int:
+    if (type(n) is int and n >= 0) or isinstance(n, torch.SymInt):
+        return n  # as it is, with a size that a compiler does not know yet
+    rule = "n is a number of values, an integer that is not negative"
+    n = check_integer(what, rule, n)
+    if n < 0:
+        raise ValueError(f"{what}: {rule}, got {n}")
+    return n
 
 
 def encode(
@@ -216,23 +240,25 @@ class Rounder:
         return host.round_to(on_cpu) if x.is_cuda else on_cpu.round_to
 
     def __call__(self, x: Tensor, seed: int | None = None, out: Tensor | None = None) -> Tensor:
-        if seed is not None or self.rounding == "stochastic":
-            _check_noise(self.rounding, seed)
-        if x.dtype not in FLOATS or not (x.is_cuda or x.is_cpu):
+        noise = 0 if seed is None and self.rounding != "stochastic" else _checked_seed(seed)
+        if not isinstance(x, Tensor) or x.dtype not in FLOATS or not (x.is_cuda or x.is_cpu):
             check_floats("round_to", x)
         source = x.detach() if x.requires_grad and torch.is_grad_enabled() else x
-        if out is None and x.is_contiguous():
+        if x.is_neg():
+            source = source.resolve_neg()
+        if out is None and source.is_contiguous():
             out = torch.empty_like(source)
-            self._run(x)(source, self.format, self.rounding, self.overflow, self.rules, seed or 0, out)
+            self._run(x)(source, self.format, self.rounding, self.overflow, self.rules, noise, out)
             return out
-        return self._in_any_layout(source, seed or 0, torch.empty_like(source) if out is None else _checked_out(x, out))
+        return self._in_any_layout(source, noise, torch.empty_like(source) if out is None else _checked_out(x, out))
 
     def _in_any_layout(self, x: Tensor, seed: int, out: Tensor) -> Tensor:
         how, run = (self.format, self.rounding, self.overflow, self.rules, seed), self._run(x)
         if self.rounding != "stochastic" and (lying := _as_they_lie(x, out)) is not None:
             run(lying[0], *how, lying[1])
             return out
-        target = out if out.is_contiguous() else torch.empty_like(x, memory_format=torch.contiguous_format)
+        in_place = out.is_contiguous() and not out.is_neg()
+        target = out if in_place else torch.empty_like(x, memory_format=torch.contiguous_format)
         run(x.contiguous(), *how, target)
         return out if target is out else out.copy_(target)
 
@@ -252,7 +278,7 @@ def rounder(fmt: Format, rounding: str = "nearest", overflow: str | None = None,
 def _as_they_lie(x: Tensor, out: Tensor) -> tuple[Tensor, Tensor] | None:
     """Both as flat tensors in the order of their memory, where it is the same order without gaps: pictures in channels
     last need no copies then. Noise goes by the place in the tensor, so this is not for stochastic rounding."""
-    if x.is_contiguous() or x.stride() != out.stride() or not _dense(x):
+    if x.is_contiguous() or x.stride() != out.stride() or out.is_neg() or not _dense(x):
         return None
     return torch.as_strided(x.detach(), (x.numel(),), (1,)), torch.as_strided(out, (out.numel(),), (1,))
 
@@ -302,11 +328,10 @@ def _check_rounding(fmt: Format, rounding: str, overflow: str, rules: str) -> No
         _check_cpd(fmt, rounding, overflow)
 
 
-def _check_noise(rounding: str, seed: int | None) -> None:
-    if rounding == "stochastic" and seed is None:
+def _checked_seed(seed: int | None) -> int:
+    if seed is None:
         raise ValueError("round_to: stochastic rounding needs seed=, an integer; the same seed gives the same noise")
-    if seed is not None:
-        check_seed("round_to", seed)
+    return check_seed("round_to", seed)
 
 
 def _check_cpd(fmt: Format, rounding: str, overflow: str) -> None:

@@ -251,7 +251,7 @@ def boundaries_of(
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    found: list[Boundary] = []
+    shapes: list[tuple[torch.Size, torch.dtype]] = []
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         meta = any(p.is_meta for stage in stages for p in stage.parameters())
         x = mode.from_tensor(example.to("meta") if meta else example)
@@ -261,5 +261,9 @@ def boundaries_of(
                 raise TypeError(
                     f"boundaries_of: stage {number} gives {type(x).__name__}, not one tensor; make a Boundary for each"
                 )
-            found.append(Boundary(x.shape, forward, backward, number=number, dtype=x.dtype, seed=seed))
-    return found
+            shapes.append((x.shape, x.dtype))
+    # codecs have tables, which must not be made in the mode
+    return [
+        Boundary(shape, forward, backward, number=number, dtype=dtype, seed=seed)
+        for number, (shape, dtype) in enumerate(shapes)
+    ]

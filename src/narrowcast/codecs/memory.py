@@ -1,0 +1,31 @@
+"""How tensors lie in memory: kernels get an address and know nothing of strides and of torch's negative bit."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def lies_plainly(x: Tensor, n: int, dtype: torch.dtype) -> bool:
+    """Whether a kernel that is given the address of x finds n such values there."""
+    return isinstance(x, Tensor) and x.dtype == dtype and x.numel() == n and x.is_contiguous() and not x.is_neg()
+
+
+def described(x: Tensor) -> str:
+    """What it is instead, for an error."""
+    if not isinstance(x, Tensor):
+        return type(x).__name__
+    return f"{x.numel()} of {x.dtype}" + ("" if x.is_contiguous() and not x.is_neg() else ", not contiguous")
+
+
+def flat(x: Tensor) -> Tensor:
+    """The values of x in row-major order as a kernel takes them: x itself, or a copy."""
+    if x.dim() == 1 and x.is_contiguous() and not x.requires_grad and not x.is_neg():
+        return x
+    return x.detach().resolve_neg().reshape(-1).contiguous()
+
+
+def write_back(values: Tensor | None, out: Tensor | None) -> None:
+    """Where `flat` had to copy `out`, put the values where they belong."""
+    if values is not None and out is not None and values.data_ptr() != out.data_ptr():
+        out.detach().copy_(values.view(out.shape))
