@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+import time
+from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
+from dist.pool import Crew
+from torch import Tensor
 
-from narrowcast.collectives.channel import BrokenChannelError, Channel
+import narrowcast as nc
+from narrowcast.collectives import channel as channels
+from narrowcast.collectives import irecv
+from narrowcast.collectives.channel import BrokenChannelError, Channel, channel_of
 from narrowcast.collectives.exchange import Exchange
 
 SOON, LONG = 0.2, timedelta(seconds=20)
@@ -31,19 +43,24 @@ class Alone:
         return {0: note}
 
 
-def two_calls(transport: Alone) -> tuple[bool, bool]:
-    """Whether the second call began before the first had sent all, and before the first was over."""
+def two_calls(transport: Alone, waits: bool, uses: Sequence[Sequence[Tensor]] = ((), ())) -> tuple[bool, bool]:
+    """Whether the second call began before the first had sent all, and before the first was over. waits: it should not,
+    so that it is not given long for it. uses: the tensors of both.
+    """
     channel, sent, over, begun = Channel(transport), threading.Event(), threading.Event(), threading.Event()
-    seen = []
+    seen: list[bool] = []
 
     def first(exchange: Exchange) -> None:
         seen.append(begun.wait(SOON))
         sent.set()
         exchange.all_sent()
-        seen.append(begun.wait(SOON if not transport.shared_by_threads else LONG.total_seconds()))
+        seen.append(begun.wait(SOON if waits else LONG.total_seconds()))
         over.set()
 
-    works = [channel.submit({"call": 1}, first), channel.submit({"call": 2}, lambda _: begun.set())]
+    works = [
+        channel.submit({"call": 1}, first, tensors=uses[0]),
+        channel.submit({"call": 2}, lambda _: begun.set(), tensors=uses[1]),
+    ]
     for work in works:
         work.wait(LONG)
     channel.close()
@@ -52,11 +69,36 @@ def two_calls(transport: Alone) -> tuple[bool, bool]:
 
 
 def test_the_next_call_begins_when_all_is_sent_and_not_before() -> None:
-    assert two_calls(Alone()) == (False, True)
+    assert two_calls(Alone(), waits=False) == (False, True)
+
+
+X = torch.zeros(40, 3)
+USES = {
+    "the same tensor": (True, [X], [X]),
+    "a view of it": (True, [X], [torch.ones(2), X.t()[1]]),
+    "one of several": (True, [torch.ones(2), X[:20]], [X[19:]]),
+    "columns between each other's": (True, [X[:, 0]], [X[:, 2]]),
+    "parts of one storage": (False, [X[:20]], [X[20:]]),
+    "an empty part": (False, [X], [X[20:20]]),
+    "another tensor": (False, [X], [X.clone()]),
+}
+
+
+@pytest.mark.parametrize("what", USES)
+def test_a_call_waits_for_the_end_of_the_one_before_where_they_share_memory(what: str) -> None:
+    waits, *uses = USES[what]
+    assert two_calls(Alone(), waits, uses) == (False, not waits)
+
+
+def test_nothing_is_sent_after_all_was() -> None:
+    exchange = Exchange(Alone(), 1)
+    exchange.all_sent()
+    with pytest.raises(AssertionError, match="next call"):
+        exchange.send(torch.ones(4, dtype=torch.uint8), 0, 0)
 
 
 def test_a_transport_for_one_thread_has_one_call_at_a_time() -> None:
-    assert two_calls(Alone(shared_by_threads=False)) == (False, False)
+    assert two_calls(Alone(shared_by_threads=False), waits=True) == (False, False)
 
 
 def test_a_call_that_fails_in_its_last_steps_ends_the_channel_and_speaks_for_itself() -> None:
@@ -99,3 +141,112 @@ def test_a_call_after_closing_raises(used: bool) -> None:
     with pytest.raises(BrokenChannelError, match="closed"):
         channel.submit({"call": 2}, lambda _: None).wait(LONG)
     channel.close()
+
+
+def test_a_callback_that_raises_is_reported_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_value))
+    channel, called, go = Channel(Alone()), list[str](), threading.Event()
+
+    def bad(_: object) -> None:
+        raise SystemExit if len(called) == 2 else KeyError("mine")
+
+    for _ in range(channels.THREADS + 1):
+        work = channel.submit({"call": 1}, lambda _: go.wait(LONG.total_seconds()))
+        work.then(bad)
+        work.then(lambda _: called.append("later"))
+        go.set()
+        work.wait(LONG)
+        channel.submit({"call": 2}, lambda _: None).wait(LONG)
+    work.then(bad)
+    channel.close()
+    assert called == ["later"] * 3
+    assert [type(error) for error in told] == [KeyError, KeyError, SystemExit, KeyError]
+
+
+# ---- the end of a process --------------------------------------------------------------------------------------------
+
+
+def stuck(group: dist.ProcessGroup) -> tuple[list[str], list[str], float]:
+    """Rank 0 makes calls that rank 1, which is there, does not make; then its process is to end."""
+    nc.all_reduce(torch.ones(10), "fp32", group=group)
+    if dist.get_rank(group) == 1:
+        dist.barrier(group=group)
+        return [], [], 0.0
+    works = [
+        nc.all_reduce(torch.ones(10), "fp32", group=group, async_op=True),
+        nc.all_reduce(torch.ones(11), "fp32", group=group, async_op=True),
+        irecv(torch.ones(10), "fp32", group_src=1, group=group, tag=1),
+        irecv(torch.ones(10), "fp32", group_src=1, group=group, tag=1),
+    ]
+    channels.EXIT_GRACE, began = 0.5, time.monotonic()
+    channels._at_exit()
+    took = time.monotonic() - began
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("narrowcast")]
+    dist.barrier(group=group)
+    return [type(work.exception()).__name__ for work in works], left, took
+
+
+def test_what_nobody_waits_for_is_interrupted_when_the_process_ends() -> None:
+    with Crew(2, stuck, timeout=20) as crew:
+        outcome = crew.outcome(0)
+        assert not outcome.error, outcome.traceback
+        raised, left, took = outcome.value
+    assert raised == ["TransportError", "BrokenChannelError", "TransportError", "TransportError"]
+    assert left == []
+    assert took < 0.5 + channels.LAST_WORDS
+
+
+ENDING = """
+import os, sys, time
+import torch, torch.distributed as dist
+import narrowcast as nc
+
+class Slow:
+    def __del__(self, sleep=time.sleep):  # while the interpreter is taken down
+        sleep(1.0)
+
+child = os.fork()
+rank = 0 if child == 0 else 1
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
+nc.all_reduce(torch.ones(1000), "int8/256")
+if rank == 0:
+    slow, work = Slow(), nc.all_reduce(torch.ones(1000), "int8/256", async_op=True)
+else:
+    time.sleep(0.3)
+    work = nc.all_reduce(torch.ones(1000), "int8/256", async_op=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_process_that_ends_with_a_call_under_way_ends_well(tmp_path: Path) -> None:
+    """Rank 0 comes to its end in a call that rank 1 makes later."""
+    command = [sys.executable, "-c", ENDING, str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr
+
+
+# ---- the channel of a group ------------------------------------------------------------------------------------------
+
+
+def asked_by_threads(group: dist.ProcessGroup) -> int:
+    make, found = channels.TorchTransport, list[Channel]()
+
+    def slowly(chosen: dist.ProcessGroup) -> object:
+        time.sleep(0.2)
+        return make(chosen)
+
+    channels.TorchTransport = slowly
+    threads = [threading.Thread(target=lambda: found.append(channel_of(group))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    return len(set(map(id, found)))
+
+
+def test_a_group_has_one_channel_whichever_thread_asks_first() -> None:
+    with Crew(1, asked_by_threads) as crew:
+        assert crew.outcome(0).value == 1

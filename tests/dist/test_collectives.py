@@ -6,6 +6,7 @@ import gc
 import threading
 from datetime import timedelta
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,6 +17,8 @@ from torch import Tensor
 
 import narrowcast as nc
 from narrowcast.collectives import Residuals, Work, irecv, isend
+from narrowcast.collectives.channel import channel_of
+from narrowcast.simulate import World
 
 SPECS = ("as-is", "bf16", "int8/32", "int8", "e5m2+aps", "int4/16+sr", "nvfp4", "mxfp8", "uint8/16", "sign/32")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -279,6 +282,55 @@ WRONG = {
         lambda g: nc.all_to_all(torch.empty(4), torch.empty(4), "bf16", g, input_split_sizes=[1, 2]),
         "must be 2 numbers that add up to 4",
     ),
+    "negative split": (
+        lambda g: nc.all_to_all(torch.empty(4), torch.empty(4), "bf16", g, input_split_sizes=[5, -1]),
+        "split sizes [5, -1] must be 2 numbers that add up to 4, none below 0",
+    ),
+    "half a split": (
+        lambda g: nc.all_to_all(torch.empty(4), torch.empty(4), "bf16", g, output_split_sizes=[1.5, 2.5]),
+        "split sizes are integers, got 1.5",
+    ),
+    "half a step": (
+        lambda g: nc.all_reduce(torch.ones(40), "int4/16+sr", group=g, step=1.5),
+        "step is the number of the call, an integer, got 1.5",
+    ),
+    "seed": (lambda g: nc.all_reduce(torch.ones(40), "int4/16+sr", group=g, step=1, seed=-5), "got -5"),
+    "expanded": (
+        lambda g: nc.all_reduce(torch.ones(1, 1).expand(3, 400), "int8/16", group=g),
+        "of shape [3, 400] and strides [0, 0] share their memory",
+    ),
+    "a window": (
+        lambda g: nc.broadcast(torch.ones(10).as_strided((5, 2), (1, 1)), "bf16", 0, g),
+        "share their memory, so there is no place for the result; give a copy",
+    ),
+    "sparse": (lambda g: nc.all_reduce(torch.ones(3, 3).to_sparse(), "bf16", group=g), "give a dense one on cpu"),
+    "meta": (lambda g: nc.all_reduce(torch.ones(3, device="meta"), "bf16", group=g), "give a dense one on cpu"),
+    "inference": (lambda g: nc.all_reduce(made_in_inference(), "bf16", group=g), "call in inference_mode, or clone"),
+    "numpy": (
+        lambda g: nc.all_reduce(np.ones(3, dtype=np.float32), "bf16", group=g),
+        "takes a tensor or a flat list of tensors, got numpy.ndarray",
+    ),
+    "nested": (lambda g: nc.all_reduce([[torch.ones(3)]], "bf16", group=g), "flat list of tensors, got list of list"),
+    "nothing": (lambda g: nc.all_reduce(None, "bf16", group=g), "flat list of tensors, got NoneType"),
+    "residuals too short": (lambda g: owing(g, Residuals.zeros(10)), "residuals.first must be 1000 float32 values"),
+    "residuals too long": (lambda g: owing(g, Residuals.zeros(1001)), "residuals.first must be 1000 float32 values"),
+    "no second residual": (
+        lambda g: owing(g, Residuals.zeros(1000, shots=1)),
+        "residuals.second must be 1000 float32 values in one row on cpu for 'two_shot', got torch.float32 of shape [0]",
+    ),
+    "residuals in 16 bits": (lambda g: owing(g, Residuals(*torch.zeros(2, 1000).half())), "got torch.float16 of shape"),
+    "residuals in rows": (lambda g: owing(g, Residuals(*torch.zeros(2, 10, 100))), "of shape [10, 100] on cpu"),
+    "strided residuals": (lambda g: owing(g, Residuals(*torch.zeros(1000, 2).t())), "of shape [1000] on cpu"),
+    "unit": (lambda g: owing(g, Residuals.zeros(1000), unit=0.0), "residuals.unit=0.0; what is owed is kept in units"),
+    "inner without nodes": (
+        lambda g: nc.all_reduce(torch.ones(40), "int8/16", group=g, inner="bf16"),
+        "inner=bf16 is the spec inside a node, and 'one_shot' knows no nodes",
+    ),
+    "nodes without hierarchy": (
+        lambda g: nc.all_reduce(torch.ones(40), "int8/16", group=g, nodes=[[0], [1]], algorithm="two_shot"),
+        "nodes=[[0], [1]] are for 'hierarchical'; 'two_shot' knows none",
+    ),
+    "no nodes": (lambda g: nc.all_reduce(torch.ones(40), "int8/16", group=g, nodes=[]), "nodes=[] are for"),
     "noise": (lambda g: nc.all_gather(torch.empty(4), torch.empty(2), "int4/16+sr", g), "needs step="),
     "noise, broadcast": (lambda g: nc.broadcast(torch.empty(4), "int4/16+sr", 0, g), "needs step="),
     "noise, all_to_all": (lambda g: nc.all_to_all(torch.empty(4), torch.empty(4), "int4/16+sr", g), "needs step="),
@@ -298,6 +350,16 @@ WRONG = {
     "double": (lambda g: nc.broadcast(torch.empty(4).double(), "bf16", 0, g), "got torch.float64; codecs take"),
     "two dtypes": (lambda g: nc.all_gather(torch.empty(4), torch.empty(2).bfloat16(), "as-is", g), "one dtype"),
 }
+
+
+def made_in_inference() -> Tensor:
+    with torch.inference_mode():
+        return torch.ones(40)
+
+
+def owing(group: dist.ProcessGroup, residuals: Residuals, unit: float = 1.0) -> None:
+    residuals.unit = unit
+    nc.all_reduce(torch.ones(1000), "int4/16+ef", group=group, residuals=residuals, algorithm="two_shot")
 
 
 def wrong(group: dist.ProcessGroup, names: list[str]) -> list[str]:
@@ -324,7 +386,7 @@ def waiting(group: dist.ProcessGroup) -> None:
     assert isinstance(work, Work)
     assert work.wait()
     assert work.is_completed()
-    assert work.wait(timedelta(seconds=1))
+    assert work.wait(timedelta(0))
     assert work.exception() is None
     assert nc.all_reduce(x, "int8/16", group=group) is None
     called = []
@@ -382,6 +444,70 @@ def test_calls_in_flight_keep_their_order_and_user_traffic_does_not_get_between(
             expected += [world * i * (70.0 + i), 2.0 * sum(i + r for r in range(world)), 9.0 * sum(range(world))]
         assert all(rank == pytest.approx(expected, rel=1e-2) for rank in found)
         assert len({tuple(rank) for rank in found}) == 1
+
+
+def chained(group: dist.ProcessGroup, n: int) -> list[list[float]]:
+    """Calls under way that use what the one before still writes: all values of each result, which should be one."""
+    world, found = dist.get_world_size(group), []
+    for _ in range(5):
+        x, y, z, pair = torch.ones(n), torch.ones(n), torch.ones(n // 2, 2), [torch.ones(n), torch.ones(3)]
+        gathered, scattered, told = torch.empty(world * n), torch.empty(n // world), torch.ones(n)
+        options = {"group": group, "async_op": True}
+        works = [
+            nc.all_reduce(x, "fp32", algorithm="two_shot", **options),
+            nc.all_reduce(x, "fp32", algorithm="two_shot", **options),
+            nc.all_gather(gathered, x, "fp32", **options),
+            nc.all_reduce(y, "fp32", algorithm="two_shot", **options),
+            nc.reduce_scatter(scattered, list(y.split(n // world)), "fp32", **options),
+            # what is not contiguous is gathered first, and that has to wait, too
+            nc.all_reduce(z.t(), "fp32", algorithm="two_shot", **options),
+            nc.all_reduce(z.t(), "fp32", algorithm="two_shot", **options),
+            nc.all_reduce(pair, "fp32", algorithm="two_shot", **options),
+            nc.all_reduce(pair, "fp32", algorithm="two_shot", **options),
+            nc.all_reduce(told, "fp32", algorithm="two_shot", **options),
+        ]
+        nc.broadcast(told, "fp32", group_src=0, group=group)
+        for work in works:
+            work.wait()
+        found.append([t.unique().tolist() for t in (x, gathered, scattered, z, torch.cat(pair), told)])
+    return found
+
+
+def test_a_call_sees_what_the_calls_before_it_wrote(pool: Pool) -> None:
+    for rank in pool.run(2, chained, 200_000):
+        assert rank == [[[4.0], [4.0], [4.0], [4.0], [4.0], [2.0]]] * 5
+
+
+def under_inference(group: dist.ProcessGroup) -> list[float]:
+    with torch.inference_mode():
+        x, y = torch.ones(40), torch.ones(40, 2)
+        nc.all_reduce(x, "int8/16", group=group)
+        nc.all_reduce(y.t(), "fp32", group=group)
+    return [float(x[0]), float(y[0, 0])]
+
+
+def test_tensors_of_inference_mode_are_summed_in_it(pool: Pool) -> None:
+    assert pool.run(2, under_inference) == [[2.0, 2.0]] * 2
+
+
+def counted_messages(group: dist.ProcessGroup) -> tuple[int, int, int]:
+    """Bytes that a message took on this side, with as many tags as messages; and the lines that are kept."""
+    rank, sent = dist.get_rank(group), set()
+    for tag in range(5):
+        x = torch.ones(1000)
+        make = isend if rank == 0 else irecv
+        work = make(x, "int8/256", group=group, tag=tag, **{"group_dst" if rank == 0 else "group_src": 1 - rank})
+        work.wait()
+        sent.add(work.sent_bytes)
+    (only,) = sent
+    return only, nc.codec("int8/256").nbytes(1000), len(channel_of(group).lines)
+
+
+def test_a_message_counts_its_bytes_and_leaves_nothing_behind(pool: Pool) -> None:
+    (sender, size, left), (receiver, _, left_there) = pool.run(2, counted_messages)
+    header = 32
+    assert (sender, receiver) == (header + size, header)
+    assert (left, left_there) == (0, 0)
 
 
 def failing(group: dist.ProcessGroup) -> list[str]:
@@ -496,3 +622,42 @@ def pay_out(group: dist.ProcessGroup, spec: str, steps: int) -> float:
 def test_what_is_owed_is_paid_out_under_one_scale_for_a_tensor(pool: Pool, spec: str) -> None:
     once, often = pool.run(2, pay_out, spec, 1), pool.run(2, pay_out, spec, 80)
     assert all(error < 1e-3 * first for error, first in zip(often, once, strict=True)), (once, often)
+
+
+def settling(group: dist.ProcessGroup, spec: str, algorithms: list[str]) -> tuple[list[Tensor], list[Tensor]]:
+    """The result of each step and what is owed afterwards: values once, then zeros, by one algorithm after another."""
+    rank, residuals, found = dist.get_rank(group), Residuals.zeros(300), []
+    for step, algorithm in enumerate(algorithms):
+        x = values(rank, 300) * (step == 0)
+        nc.all_reduce(x, spec, dist.ReduceOp.AVG, group, residuals=residuals, algorithm=algorithm, step=step)
+        found.append(x)
+    return found, [residuals.first, residuals.second]
+
+
+@pytest.mark.parametrize("spec", ["int4/16+ef", "int4/16+sr+ef", "dtree8+ef"])
+def test_one_shot_pays_what_two_shot_owes_with_the_bits_of_a_simulated_world(pool: Pool, spec: str) -> None:
+    algorithms = ["two_shot"] + ["one_shot"] * 12 + ["two_shot", "one_shot"]
+    ranks = pool.run(3, settling, spec, algorithms)
+    simulated = World(3, "two_shot", spec)
+    for step, algorithm in enumerate(algorithms):
+        simulated.algorithm = algorithm
+        expected = simulated.all_reduce([values(rank, 300) * (step == 0) for rank in range(3)], "avg", step=step)
+        for rank in range(3):
+            assert torch.equal(ranks[rank][0][step], expected[rank]), f"step {step}, {algorithm}: rank {rank}"
+    for results, (_, second) in ranks:
+        assert not second.any()
+        mean = sum(values(rank, 300) for rank in range(3)) / 3
+        assert float((sum(results) - mean).abs().max()) < 1e-3 * float((results[0] - mean).abs().max())
+
+
+def paid_alone(group: dist.ProcessGroup) -> tuple[list[float], list[float], list[float]]:
+    x = torch.tensor([1.0, torch.inf, 2.0])
+    residuals = Residuals(torch.tensor([0.5, 0.25, 0.0]), torch.tensor([2.0, 1.0, 0.5]), unit=4.0)
+    options = {"op": dist.ReduceOp.AVG, "group": group, "residuals": residuals, "algorithm": "two_shot"}
+    nc.all_reduce(x, "int4/16+ef", **options)
+    return x.tolist(), residuals.first.tolist(), residuals.second.tolist()
+
+
+def test_a_world_of_one_pays_what_it_owes(pool: Pool) -> None:
+    (found,) = pool.run(1, paid_alone)
+    assert found == ([11.0, torch.inf, 4.0], [0.0, 0.25, 0.0], [0.0, 1.0, 0.0])

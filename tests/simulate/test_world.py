@@ -267,6 +267,14 @@ def test_the_exact_state_goes_on_with_the_same_bits_and_the_mean_with_another_nu
         World(3, spec=spec).memory.load_exact(first.memory.exact())
 
 
+def test_a_world_of_one_pays_what_it_owes_at_once() -> None:
+    world, owed, x = World(1, spec="int4/64+ef"), torch.linspace(-1.0, 1.0, 300), workers(1, 300, seed=1)
+    world.load_state_dict({"0": owed})
+    assert torch.equal(world.all_reduce(x, "avg")[0], x[0] + owed)
+    assert not world.state_dict()["0"].any()
+    assert torch.equal(world.all_reduce(x, "avg")[0], x[0])
+
+
 def test_nothing_is_lost_when_tensors_are_grouped_anew_or_the_codec_changes() -> None:
     world, got, wanted = World(3), torch.zeros(600, dtype=torch.float64), torch.zeros(600, dtype=torch.float64)
     plans = [(["a", "b"], "int4/64+ef"), (["a", "b"], "int4/128+ef"), (["b"], "int4/64+ef"), (["a", "b"], "int2/64+ef")]

@@ -12,4 +12,5 @@ from narrowcast.collectives.api import reduce_scatter as reduce_scatter
 from narrowcast.collectives.api import send as send
 from narrowcast.collectives.channel import BrokenChannelError as BrokenChannelError
 from narrowcast.collectives.feedback import Residuals as Residuals
+from narrowcast.collectives.transport import TransportError as TransportError
 from narrowcast.collectives.work import Work as Work

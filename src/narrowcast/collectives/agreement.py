@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from narrowcast.collectives.transport import Transport
+from narrowcast.collectives.transport import Transport, TransportError
 
 VERSION = "1"
 """Of the messages: ranks with another one are told apart before anything is sent."""
@@ -55,11 +55,11 @@ class Failure:
     text: str
     error: str
     own: bool
-    """Whether the fault is its own, and not a connection that closed."""
+    """Whether the fault is its own (torch out of memory raises RuntimeError), and not a connection that closed."""
 
     @classmethod
     def of(cls, call: int, text: str, error: BaseException) -> Failure:
-        own = not isinstance(error, RuntimeError | TimeoutError)
+        own = not isinstance(error, TransportError | TimeoutError)
         return cls(call, text, f"{type(error).__name__}: {error}", own)
 
     def written(self) -> str:

@@ -45,6 +45,9 @@ def choose(name: str, codec: Codec, numel: int, world: int, has_nodes: bool) -> 
 
 def check(name: str, codec: Codec, world: int, nodes: Sequence[Sequence[int]] | None) -> None:
     """Refuse what an algorithm cannot do, before anything is sent."""
+    if nodes is not None and name != "hierarchical":
+        given = [list(members) for members in nodes]
+        raise ValueError(f"all_reduce: nodes={given} are for 'hierarchical'; {name!r} knows none, leave out nodes=")
     if name == "tree":
         check_world(world)
     elif name == "hierarchical":
@@ -57,12 +60,22 @@ def check(name: str, codec: Codec, world: int, nodes: Sequence[Sequence[int]] | 
 
 def run(name: str, call: Call) -> None:
     """Find the scales that a codec with one scale for a tensor needs, then run the algorithm."""
-    if call.exchange.world == 1 or call.x.numel() == 0:
-        # nothing travels, so nothing is rounded
-        if call.x.numel():
-            store(call.x, call.reduction.finish(call.x.float().clone()))
+    if call.x.numel() == 0:
+        return
+    if call.exchange.world == 1:
+        _alone(call)
         return
     ALGORITHMS[name](call, scales(call))
+
+
+def _alone(call: Call) -> None:
+    """Nothing travels, so nothing is rounded, and all that is owed can be paid."""
+    total = call.x.float().clone()
+    if call.residuals is None:
+        store(call.x, call.reduction.finish(total))
+        return
+    total = call.reduction.finish(call.residuals.pay(total, 0))
+    store(call.x, call.residuals.pay(total, 1))
 
 
 def scales(call: Call) -> list[Tensor | None] | None:

@@ -21,6 +21,11 @@ class Reduction:
     divide: float = 1.0
     multiply: float = 1.0
 
+    @property
+    def gain(self) -> float:
+        """By how much one rank's value must differ, so that the result differs by one."""
+        return self.divide / self.multiply if self.multiply else 0.0
+
     def finish(self, total: Tensor) -> Tensor:
         if self.divide != 1.0:
             # by a tensor: a number would be inverted first on a GPU, which rounds twice

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -14,6 +16,8 @@ from torch import Tensor
 
 from narrowcast.collectives.agreement import DisagreementError, Failure, Signature, agree, explained, written
 from narrowcast.collectives.exchange import Exchange
+from narrowcast.collectives.memory import Extents, extents, overlap
+from narrowcast.collectives.point import Lines
 from narrowcast.collectives.transport import TorchTransport, Transport
 from narrowcast.collectives.work import Work
 
@@ -33,6 +37,7 @@ class _Item:
     text: str
     job: Job
     work: Work
+    uses: Extents
 
 
 class _Turn:
@@ -51,13 +56,14 @@ class Channel:
     """Calls on one transport, first in first out. After a failure every further call raises at once.
 
     A call begins when the one before is over, or has said that all it sends is on its way: the next one's first bytes
-    are then made while the last ones travel, and the link does not rest between two calls.
+    are then made while the last ones travel, and the link does not rest between two calls. Where both use the same
+    memory it waits for the end, since what it is to read is still being written.
     """
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
-        self.lines: dict[tuple[str, int, int], Work] = {}
-        """The last message of each direction, peer and tag: the next one waits for it."""
+        self.lines = Lines(lambda error: self._give_up(0, "{}", error))
+        """Messages from rank to rank, which have no place among the calls."""
         self._calls = 0
         self._kinds: dict[str, int] = {}
         self._broken: BaseException | None = None
@@ -65,8 +71,11 @@ class Channel:
         self._threads: list[threading.Thread] = []
         self._turn = threading.Semaphore()
         """Held by the thread whose call may still send."""
+        self._last: tuple[Work, Extents] | None = None
+        """The last call that had its turn. The one before it is over: there are but two threads."""
         self._failing = threading.Lock()
         self._notes: dict[int, str] | None = None
+        _OPEN.add(self)
 
     @property
     def rank(self) -> int:
@@ -76,8 +85,11 @@ class Channel:
     def world(self) -> int:
         return self.transport.world
 
-    def submit(self, signature: Signature, job: Job, work: Work | None = None) -> Work:
-        """Run `job` after everything submitted before; every rank must submit the same in the same order."""
+    def submit(self, signature: Signature, job: Job, work: Work | None = None, tensors: Sequence[Tensor] = ()) -> Work:
+        """Run `job` after everything submitted before; every rank must submit the same in the same order.
+
+        tensors: what it reads and writes of memory that other calls may use.
+        """
         work = work or Work()
         if not self._threads:
             self._threads = [
@@ -86,14 +98,14 @@ class Channel:
             ]
             for thread in self._threads:
                 thread.start()
-        self._queue.put(_Item(written(signature), job, work))
+        self._queue.put(_Item(written(signature), job, work, extents(tensors)))
         return work
 
     def gather(self, mine: Tensor) -> list[Tensor]:
         """Everyone's small tensor, by rank: same type and size everywhere."""
         found: list[Tensor] = []
         signature = {"call": "gather", "numel": mine.numel(), "dtype": str(mine.dtype)}
-        self.submit(signature, lambda exchange: found.extend(exchange.gather(mine, 0))).wait()
+        self.submit(signature, lambda exchange: found.extend(exchange.gather(mine, 0)), tensors=[mine]).wait()
         return found
 
     def fail(self, error: BaseException) -> None:
@@ -112,12 +124,19 @@ class Channel:
                 self._turn.release()
                 return
             turn = _Turn(self._turn)
+            self._await_memory(item)
             try:
                 error = self._run(item, turn)
             finally:
                 turn.end()
             item.work.complete(error)
             del item  # and with it the tensors of the call
+
+    def _await_memory(self, item: _Item) -> None:
+        """Wait for the call before, where it may still write what this one uses."""
+        last, self._last = self._last, (item.work, item.uses)
+        if last is not None and overlap(last[1], item.uses):
+            last[0].join()
 
     def _run(self, item: _Item, turn: _Turn) -> BaseException | None:
         """Run one call; None, or what went wrong. A disagreement, found before anything moved, leaves us usable."""
@@ -155,18 +174,61 @@ class Channel:
         return found
 
     def close(self, timeout: timedelta = timedelta(seconds=5)) -> None:
-        """End the threads and the transport; calls that are queued still run."""
-        threads, self._threads = self._threads, []
-        for _ in threads:
-            self._queue.put(None)
-        for thread in threads:
-            thread.join(timeout.total_seconds())
+        """End the threads and the transport; calls that are queued still run, for so long."""
+        _end_threads([self], timeout.total_seconds())
         if self._broken is None:
             self._broken = BrokenChannelError("the channel was closed")
             self.transport.close()
 
+    def stop(self) -> list[threading.Thread]:
+        """Ask the threads to end after what is queued; which those are."""
+        calls, self._threads = self._threads, []
+        for _ in calls:
+            self._queue.put(None)
+        return [*calls, *self.lines.threads()]
+
+
+def _end_threads(channels: Sequence[Channel], seconds: float) -> None:
+    """Let calls under way come to their end for so long, and then interrupt them."""
+    threads, until = {channel: channel.stop() for channel in channels}, time.monotonic() + seconds
+    stuck = [channel for channel in channels if not _ended(threads[channel], until)]
+    for channel in stuck:
+        channel.transport.interrupt()
+    until = time.monotonic() + LAST_WORDS
+    for channel in stuck:
+        _ended(threads[channel], until)
+
+
+LAST_WORDS = 3.0
+"""Seconds for a thread that was interrupted to tell the other ranks, through a store that may be gone."""
+
+
+def _ended(threads: Sequence[threading.Thread], until: float) -> bool:
+    """Whether they have all ended by then."""
+    # the last reference to a group may go, and with it the channel be closed, in a thread of the channel itself
+    others = [thread for thread in threads if thread is not threading.current_thread()]
+    for thread in others:
+        thread.join(max(until - time.monotonic(), 0.0))
+    return not any(thread.is_alive() for thread in others)
+
+
+_OPEN: weakref.WeakSet[Channel] = weakref.WeakSet()
+
+EXIT_GRACE = 2.0
+"""Seconds that a process which ends gives to the calls that nobody waited for."""
+
+
+@atexit.register
+def _at_exit() -> None:
+    """A thread that comes back from a backend while the interpreter is taken down would end the process by SIGABRT."""
+    _end_threads(list(_OPEN), EXIT_GRACE)
+
 
 _CHANNELS: weakref.WeakKeyDictionary[dist.ProcessGroup, Channel] = weakref.WeakKeyDictionary()
+
+_MAKING: weakref.WeakKeyDictionary[dist.ProcessGroup, threading.Lock] = weakref.WeakKeyDictionary()
+"""One lock for each group: to make a channel is to wait for the group's other ranks."""
+_LOOKING = threading.Lock()
 
 
 def channel_of(group: dist.ProcessGroup | None) -> Channel:
@@ -177,9 +239,12 @@ def channel_of(group: dist.ProcessGroup | None) -> Channel:
     assert chosen is not None
     if not isinstance(chosen, dist.ProcessGroup):
         raise ValueError("collectives: this rank is no member of the group; only its members may call")
-    found = _CHANNELS.get(chosen)
-    if found is None:
-        found = _CHANNELS[chosen] = Channel(TorchTransport(chosen))
-        # the thread would outlive the group otherwise
-        weakref.finalize(chosen, found.close).atexit = False
+    with _LOOKING:
+        making = _MAKING.setdefault(chosen, threading.Lock())
+    with making:
+        found = _CHANNELS.get(chosen)
+        if found is None:
+            found = _CHANNELS[chosen] = Channel(TorchTransport(chosen))
+            # the thread would outlive the group otherwise; where the process ends first, _at_exit sees to it
+            weakref.finalize(chosen, found.close).atexit = False
     return found

@@ -40,6 +40,7 @@ class Exchange:
 
     def __post_init__(self) -> None:
         self._post = post_of(self.lane, self.transport)
+        self._all_is_sent = False
 
     def on(self, lane: Lane) -> Exchange:
         """The same call, its wires on a lane."""
@@ -80,6 +81,7 @@ class Exchange:
         return self._post.receive(wire, peer, self._tag(index)) if nbytes else Incoming(wire, None)
 
     def send(self, wire: Tensor, peer: int, index: int) -> None:
+        assert not self._all_is_sent, "the next call may be sending already"
         if wire.numel():
             self._post.send(wire, peer, self._tag(index))
             self.sent_bytes += wire.numel()
@@ -87,6 +89,7 @@ class Exchange:
     def all_sent(self) -> None:
         """To be called when nothing is left to be sent."""
         self._post.depart()
+        self._all_is_sent = True
         self.pass_on()
 
     def finish(self) -> None:

@@ -26,6 +26,21 @@ class Residuals:
         """Nothing owed. A call with one shot (a reduce-scatter) needs no `second`. device: that of the values."""
         return cls(torch.zeros(numel, device=device), torch.zeros(numel if shots == 2 else 0, device=device))
 
+    def fold(self, gain: float) -> None:
+        """Let `first` owe what `second` does, for calls without a second encoding. gain: values to results."""
+        if self.second.numel():
+            # where nothing is owed not even the sign of a zero changes
+            self.first.copy_(torch.where(self.second == 0, self.first, self.first + self.second * gain))
+            self.second.zero_()
+
+    def pay(self, total: Tensor, shot: int) -> Tensor:
+        """The float32 `total` and all that is owed to it; nothing is, then, but where that is not finite."""
+        owed = self.first if shot == 0 else self.second
+        if owed.numel():
+            total = torch.where(owed == 0, total, total + owed * self.unit)
+            owed.copy_(torch.where(total.isfinite(), 0.0, owed))
+        return total
+
     def owed(self, shot: int, part: Range) -> Owed:
         """What a part's encoding takes in and renews."""
         return self._owed(shot, part), self.unit

@@ -14,12 +14,26 @@ class Flat:
     def __init__(self, tensors: list[Tensor], buffer: Tensor | None = None) -> None:
         self.tensors = tensors
         self.lengths = [t.numel() for t in tensors]
-        one = buffer if buffer is not None else tensors[0].detach() if len(tensors) == 1 else None
+        self.numel = sum(self.lengths)
+        like = tensors[0] if tensors else torch.empty(0)
+        self.dtype, self.device = like.dtype, like.device
+        one = buffer if buffer is not None else like.detach() if len(tensors) < 2 else None
         self.is_view = one is not None and one.is_contiguous()
-        self.x = one.view(-1) if one is not None and self.is_view else self._gathered()
+        self._x = one.view(-1) if one is not None and self.is_view else None
 
-    def _gathered(self) -> Tensor:
-        return torch.cat([t.detach().reshape(-1) for t in self.tensors] or [torch.empty(0)])
+    @property
+    def x(self) -> Tensor:
+        """Gathered where it must be, at the first use: not before the call has its turn, since what it is to read may
+        still be written by the one before.
+        """
+        if self._x is None:
+            self._x = torch.cat([t.detach().reshape(-1) for t in self.tensors])
+        return self._x
+
+    @property
+    def memory(self) -> list[Tensor]:
+        """The caller's memory, all that is read and written of it."""
+        return [self.x] if self.is_view else self.tensors
 
     def write_back(self) -> None:
         if self.is_view:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.collectives.channel import Channel
-from narrowcast.collectives.transport import Parcel, Pending
+from narrowcast.collectives.transport import Parcel, Pending, underway
 
 
 class _Request:
@@ -17,7 +17,8 @@ class _Request:
         self._request, self._buffer = request, buffer
 
     def wait(self) -> None:
-        self._request.Wait()
+        with underway():
+            self._request.Wait()
 
 
 class MpiTransport:
@@ -35,10 +36,12 @@ class MpiTransport:
         self._limit = int(limit)
 
     def isend(self, wire: Tensor, peer: int, tag: int) -> Pending:
-        return _Request(self._comm.Isend([wire.numpy(), self._mpi.BYTE], dest=peer, tag=tag % self._limit), wire)
+        with underway():
+            return _Request(self._comm.Isend([wire.numpy(), self._mpi.BYTE], dest=peer, tag=tag % self._limit), wire)
 
     def irecv(self, wire: Tensor, peer: int, tag: int) -> Pending:
-        return _Request(self._comm.Irecv([wire.numpy(), self._mpi.BYTE], source=peer, tag=tag % self._limit), wire)
+        with underway():
+            return _Request(self._comm.Irecv([wire.numpy(), self._mpi.BYTE], source=peer, tag=tag % self._limit), wire)
 
     def carries(self, device: torch.device) -> bool:
         return False  # numpy sees host memory alone
@@ -55,16 +58,21 @@ class MpiTransport:
     def _reduce(self, values: Tensor, op: Any) -> None:
         # MPI has no bfloat16 and float16 sums: add those in float32
         wide = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
-        self._comm.Allreduce(self._mpi.IN_PLACE, wide.numpy(), op=op)
+        with underway():
+            self._comm.Allreduce(self._mpi.IN_PLACE, wide.numpy(), op=op)
         if wide is not values:
             values.copy_(wide)
 
     def share(self, text: str) -> list[str]:
-        found: list[str] = self._comm.allgather(text)
+        with underway():
+            found: list[str] = self._comm.allgather(text)
         return found
 
     def close(self) -> None:
         self._comm = None
+
+    def interrupt(self) -> None:
+        """MPI has no end for a wait."""
 
     def give_up(self, note: str) -> dict[int, str]:
         self.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -26,10 +27,13 @@ def header(coder: Coder) -> Tensor:
     return torch.frombuffer(bytearray(hashlib.sha256(text.encode()).digest()), dtype=torch.uint8)
 
 
-def _tags(tag: int) -> tuple[int, int, int]:
-    """For the sender's header, the receiver's, and the bytes."""
+def check_tag(tag: int) -> None:
     if not 0 <= tag < MAX_TAG:
         raise ValueError(f"send/recv: tag must be from 0 to {MAX_TAG - 1}, got {tag}")
+
+
+def _tags(tag: int) -> tuple[int, int, int]:
+    """For the sender's header, the receiver's, and the bytes."""
     first = POINT_TAGS + 4 * tag
     return first, first + 1, first + 2
 
@@ -42,8 +46,8 @@ def outgoing(coder: Coder, x: Tensor, stream: int) -> Tensor:
     return wire
 
 
-def send(transport: Transport, coder: Coder, wire: Tensor, peer: int, tag: int) -> None:
-    """Our header there, the receiver's back; the bytes follow where they are equal."""
+def send(transport: Transport, coder: Coder, wire: Tensor, peer: int, tag: int) -> int:
+    """Our header there, the receiver's back; the bytes follow where they are equal. Returns how many were sent."""
     ask, answer, data = _tags(tag)
     mine = header(coder)
     theirs = torch.empty_like(mine)
@@ -53,9 +57,10 @@ def send(transport: Transport, coder: Coder, wire: Tensor, peer: int, tag: int) 
     _compare("send", f"rank {peer} expects", mine, theirs, coder)
     if wire.numel():
         transport.isend(wire, peer, data).wait()
+    return mine.numel() + wire.numel()
 
 
-def receive(transport: Transport, coder: Coder, wire: Tensor, peer: int, tag: int) -> None:
+def receive(transport: Transport, coder: Coder, wire: Tensor, peer: int, tag: int) -> int:
     """The same from the other side, into `wire`. Both sides' bytes are in host memory: a device's backend would have to
     do what ranks send each other in one order, and here nobody knows it.
     """
@@ -67,6 +72,7 @@ def receive(transport: Transport, coder: Coder, wire: Tensor, peer: int, tag: in
     _compare("recv", f"rank {peer} sends", mine, theirs, coder)
     if wire.numel():
         transport.irecv(wire, peer, data).wait()
+    return mine.numel()
 
 
 def _compare(what: str, who: str, mine: Tensor, theirs: Tensor, coder: Coder) -> None:
@@ -77,17 +83,46 @@ def _compare(what: str, who: str, mine: Tensor, theirs: Tensor, coder: Coder) ->
         )
 
 
-def start(job: Callable[[], None], after: Work | None, work: Work) -> None:
-    """Run in a thread of its own: only messages between the same ranks with the same tag wait for each other."""
+Line = tuple[str, int, int]
+"""The direction, the peer and the tag of messages that keep their order."""
 
-    def run() -> None:
+
+class Lines:
+    """Messages under way. Each has a thread of its own: only those of one line wait for each other."""
+
+    def __init__(self, failed: Callable[[BaseException], BaseException]) -> None:
+        """failed: told what a message ended in, but for a disagreement; returns what its waiter is to see."""
+        self._failed, self._lock = failed, threading.Lock()
+        self._last: dict[Line, Work] = {}
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def threads(self) -> list[threading.Thread]:
+        return list(self._threads)
+
+    def start(self, line: Line, job: Callable[[], int], work: Work) -> Work:
+        """Run `job`, which returns how many bytes it sent, after the line's messages before it."""
+        with self._lock:
+            task = (line, self._last.get(line), job, work)
+            thread = threading.Thread(target=self._run, args=task, name="narrowcast-point", daemon=True)
+            thread.start()
+            self._threads.add(thread)
+            self._last[line] = work
+        return work
+
+    def _run(self, line: Line, after: Work | None, job: Callable[[], int], work: Work) -> None:
         if after is not None:
             after.join()
+        error: BaseException | None = None
         try:
-            job()
-        except BaseException as error:  # noqa: BLE001  it belongs to whoever waits
-            work.complete(error)
-        else:
-            work.complete()
-
-    threading.Thread(target=run, name="narrowcast-point", daemon=True).start()
+            work.sent_bytes = job()
+        except DisagreementError as disagreement:  # found before values travelled: the next message may come
+            error = disagreement
+        except BaseException as found:  # noqa: BLE001  it belongs to whoever waits
+            error = self._failed(found)
+        with self._lock:
+            if self._last[line] is work:
+                del self._last[line]
+        work.complete(error)

@@ -14,13 +14,14 @@ from narrowcast.collectives.work import Work
 
 
 def submit(channel: Channel, signature: Signature, job: Job, tensors: Sequence[Tensor]) -> Work:
-    """Run `job` in its turn. `tensors` are all that it reads and writes: they are on one device, which tells the lane.
+    """Run `job` in its turn. `tensors` are all that it reads and writes: they are on one device, which tells the lane,
+    and a call that uses the same memory waits until this one is over.
 
     What it reads has been given to the current stream; what it writes is there for any stream that waited for the work.
     """
     lane = lane_of(channel.transport, tensors[0].device)
     if lane is HOST:
-        return channel.submit(signature, job)
+        return channel.submit(signature, job, tensors=tensors)
     visit = Visit(lane, tensors)
 
     def there(exchange: Exchange) -> None:
@@ -29,4 +30,4 @@ def submit(channel: Channel, signature: Signature, job: Job, tensors: Sequence[T
             job(here)
         exchange.sent_bytes += here.sent_bytes
 
-    return channel.submit(signature, there, Work(visit))
+    return channel.submit(signature, there, Work(visit), tensors)

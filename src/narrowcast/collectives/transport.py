@@ -9,7 +9,7 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
@@ -18,11 +18,37 @@ import torch.distributed as dist
 from torch import Tensor
 
 
+class TransportError(RuntimeError):
+    """A message did not get through: the fault is the connection's or a peer's, not that of whoever waited for it."""
+
+
+@contextlib.contextmanager
+def underway() -> Iterator[None]:
+    """What a backend raises in here is the transport's: everything else that a call raises is its own fault."""
+    try:
+        yield
+    except TransportError:
+        raise
+    except RuntimeError as error:
+        raise TransportError(str(error)) from error
+
+
 class Pending(Protocol):
     """A message under way."""
 
     def wait(self) -> object:
-        """Block until it has arrived or left; call it once."""
+        """Block until it has arrived or left; call it once. Raises TransportError where it does not."""
+
+
+class Message:
+    """One that a backend of torch carries."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+
+    def wait(self) -> None:
+        with underway():
+            self._work.wait()
 
 
 Parcel = tuple[Tensor, int]
@@ -65,6 +91,11 @@ class Transport(Protocol):
     def close(self) -> None:
         """Be done; peers that still wait for us find out at once where the transport can tell them."""
 
+    def interrupt(self) -> None:
+        """Let whoever waits in a thread of this process raise TransportError, where the transport can; then it is of
+        no use any more.
+        """
+
     def give_up(self, note: str) -> dict[int, str]:
         """After a failure: close, leave a note for the others, and return what they left, by rank; takes a moment."""
 
@@ -97,10 +128,12 @@ class TorchTransport:
 
     def isend(self, wire: Tensor, peer: int, tag: int) -> Pending:
         TorchTransport.messages += 1
-        return self._open().send([wire], peer, tag)
+        with underway():
+            return Message(self._open().send([wire], peer, tag))
 
     def irecv(self, wire: Tensor, peer: int, tag: int) -> Pending:
-        return self._open().recv([wire], peer, tag)
+        with underway():
+            return Message(self._open().recv([wire], peer, tag))
 
     def carries(self, device: torch.device) -> bool:
         return device.type == "cuda" and self._has_nccl
@@ -116,13 +149,14 @@ class TorchTransport:
         return self._carrier
 
     def swap(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
-        backend = self._nccl()
-        backend._start_coalescing()
-        for wire, peer in receives:
-            backend.recv([wire], peer, 0)
-        for wire, peer in sends:
-            backend.send([wire], peer, 0)
-        return backend._end_coalescing()
+        with underway():
+            backend = self._nccl()
+            backend._start_coalescing()
+            for wire, peer in receives:
+                backend.recv([wire], peer, 0)
+            for wire, peer in sends:
+                backend.send([wire], peer, 0)
+            return Message(backend._end_coalescing())
 
     def max_(self, values: Tensor) -> None:
         self._reduce(values, dist.ReduceOp.MAX)
@@ -133,32 +167,59 @@ class TorchTransport:
     def _reduce(self, values: Tensor, op: Any) -> None:
         options = dist.AllreduceOptions()
         options.reduceOp = op
-        backend = self._nccl() if values.is_cuda else self._open()
-        backend.allreduce([values], options).wait()
+        with underway():
+            backend = self._nccl() if values.is_cuda else self._open()
+            backend.allreduce([values], options).wait()
 
     def share(self, text: str) -> list[str]:
         number, self._shared = self._shared, self._shared + 1
-        return bounded(lambda: self._share(f"call/{number}", text), self._timeout.total_seconds() + STORE_GRACE)
+        with underway():
+            return bounded(lambda: self._share(f"call/{number}", text), self._timeout.total_seconds() + STORE_GRACE)
 
     def _share(self, name: str, text: str) -> list[str]:
         self._store.set(f"{name}/{self.rank}", text)
         keys = [f"{name}/{peer}" for peer in range(self.world)]
-        pause, until = 0.0005, time.monotonic() + self._timeout.total_seconds()
+        pause, until, probe_at = (
+            0.0005,
+            time.monotonic() + self._timeout.total_seconds(),
+            time.monotonic() + PROBE_EVERY,
+        )
         # no store.wait: a rank that gives up must be heard while we wait
         while not self._store.check(keys):
             missing = [peer for peer, key in enumerate(keys) if not self._store.check([key])]
             if self._store.check([GAVE_UP]):
-                raise RuntimeError(f"ranks {missing} did not come to this call, and one gave up")
+                raise TransportError(f"ranks {missing} did not come to this call, and one gave up")
             if time.monotonic() > until:
                 raise TimeoutError(f"ranks {missing} made no such call within {self._timeout}")
+            if time.monotonic() > probe_at:
+                self._probe(missing)
+                probe_at = time.monotonic() + PROBE_EVERY
             time.sleep(pause)
             pause = min(1.5 * pause, 0.05)
         return [self._store.get(key).decode() for key in keys]
 
+    def _probe(self, missing: Sequence[int]) -> None:
+        """Raise where a connection has closed: the store knows nothing of a rank that died."""
+        try:
+            for peer in missing:
+                # nobody asks for it, so that but a few bytes of Gloo's own go there
+                self._open().send([torch.zeros(1, dtype=torch.uint8)], peer, PROBE)
+        except RuntimeError as error:
+            raise TransportError(f"ranks {missing} did not come to this call, and one is gone: {error}") from error
+
     def _open(self) -> Any:
         if self._backend is None:
-            raise RuntimeError("collectives: the connections were closed")
+            raise TransportError("collectives: the connections were closed")
         return self._backend
+
+    def interrupt(self) -> None:
+        backend, self._backend = self._backend, None
+        if backend is None or self.world == 1:
+            return
+        # the only end that Gloo knows for a wait: when one runs out, all connections close, and every wait on them ends
+        with contextlib.suppress(RuntimeError):
+            peer = (self.rank + 1) % self.world
+            backend.recv([torch.empty(1, dtype=torch.uint8)], peer, NEVER).wait(timedelta(milliseconds=1))
 
     def close(self) -> None:
         self._backend = None
@@ -192,6 +253,10 @@ class TorchTransport:
 
 
 GAVE_UP = "gave up"
+PROBE, NEVER = (1 << 30) + 3, (1 << 30) + 7
+"""Tags that no message has: those of calls are below 2^30, and `point` leaves out every fourth. Nobody sends NEVER."""
+PROBE_EVERY = 0.25
+"""Seconds between two looks at the connections of ranks that are missed."""
 NOTES_WAIT = 0.5
 """Seconds for the others to notice that we closed, and to write down what they saw."""
 STORE_GRACE = 1.0
@@ -290,6 +355,9 @@ class Subset:
 
     def close(self) -> None:
         self._whole.close()
+
+    def interrupt(self) -> None:
+        self._whole.interrupt()
 
     def give_up(self, note: str) -> dict[int, str]:
         return self._whole.give_up(note)

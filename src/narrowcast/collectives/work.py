@@ -30,7 +30,7 @@ class Work:
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until done; raises the error of the call. May be called any number of times."""
-        if not self._done.wait(timeout.total_seconds() if timeout else None):
+        if not self._done.wait(None if timeout is None else timeout.total_seconds()):
             raise TimeoutError(f"collective: not done after {timeout}; it goes on, wait again or give up the group")
         if self._error is not None:
             raise self._error
@@ -46,7 +46,11 @@ class Work:
         return self._error
 
     def then(self, callback: Callable[[Work], None]) -> None:
-        """Call back from the worker thread when done, or now. The current stream is then the one of the work."""
+        """Call back from the worker thread when done, or now. The current stream is then the one of the work.
+
+        What a callback raises goes to `threading.excepthook`: it is nobody else's fault, neither the call's nor that of
+        the callbacks after it.
+        """
         with self._lock:
             if not self._done.is_set():
                 self._callbacks.append(callback)
@@ -54,8 +58,14 @@ class Work:
         self._call(callback)
 
     def _call(self, callback: Callable[[Work], None]) -> None:
-        with nullcontext() if self._visit is None else self._visit.lane.current():
-            callback(self)
+        try:
+            with nullcontext() if self._visit is None else self._visit.lane.current():
+                callback(self)
+        except KeyboardInterrupt:  # it comes to the main thread alone, and not from the callback
+            raise
+        except BaseException as error:  # noqa: BLE001  the thread has other calls to make
+            told = (type(error), error, error.__traceback__, threading.current_thread())
+            threading.excepthook(threading.ExceptHookArgs(told))
 
     def complete(self, error: BaseException | None = None) -> None:
         """For the channel: mark as done and call back."""

@@ -16,6 +16,7 @@ from narrowcast.collectives import algorithms
 from narrowcast.collectives.api import Spec, noise_of, reduction_of
 from narrowcast.collectives.call import Reduction
 from narrowcast.collectives.coder import Noise, concrete
+from narrowcast.collectives.feedback import Residuals as Owed
 from narrowcast.collectives.hierarchical import checked_nodes
 from narrowcast.collectives.one_shot import store
 from narrowcast.formats import Format
@@ -162,8 +163,11 @@ class World:
         noise = noise_of("World.all_reduce", codec, self.seed, step)
         noise_of("World.all_reduce inside a node", self.inner, self.seed, step)
         if self.n == 1 or out.numel() == 0:
-            # nothing travels, so nothing is rounded
-            store(out, reduction.finish(stack.x_Wn[0].float().clone()))
+            # nothing travels, so nothing is rounded, and all that is owed can be paid
+            total = stack.x_Wn[0].float().clone()
+            if owed is not None:
+                total = Owed(owed.first_Wn[0], owed.second_n, owed.unit).pay(total, 0)
+            store(out, reduction.finish(total))
             return
         scales, unit_n = self.scales(stack, codec, owed)
         job = Job(

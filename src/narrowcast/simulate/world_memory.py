@@ -60,11 +60,23 @@ class Residuals:
         for worker, (low, high) in self.owners:
             rows_Wn[worker, low:high] = self.second_n[low:high]
 
-    def by_worker(self) -> Tensor:
-        """All that each worker owes; an owner's part counts for all workers, hence times W."""
+    def fold(self, gain: float) -> None:
+        """`narrowcast.collectives.Residuals.fold`, for every worker."""
+        if self.owners:
+            second_Wn = self._second()
+            self.first_Wn = torch.where(second_Wn == 0, self.first_Wn, self.first_Wn + second_Wn * gain)
+            self.second_n.zero_()
+            self.stray_Wn = None
+
+    def _second(self) -> Tensor:
+        """What each worker owes for sums, now and before."""
         second_Wn = torch.zeros_like(self.first_Wn) if self.stray_Wn is None else self.stray_Wn.clone()
         self._spill(second_Wn)
-        return self.first_Wn + second_Wn * len(self.first_Wn)
+        return second_Wn
+
+    def by_worker(self) -> Tensor:
+        """All that each worker owes; an owner's part counts for all workers, hence times W."""
+        return self.first_Wn + self._second() * len(self.first_Wn)
 
 
 class Memory:
