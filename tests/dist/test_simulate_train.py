@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -75,10 +76,14 @@ def state_bits(module: nn.Module) -> dict[str, bytes]:
     }
 
 
-def real(group: dist.ProcessGroup, spec: object, algorithm: str) -> tuple[dict[str, bytes], dict[str, Tensor]]:
+def real(
+    group: dist.ProcessGroup, spec: object, algorithm: str, lower: dict[str, Any] | None = None
+) -> tuple[dict[str, bytes], dict[str, Tensor]]:
     rank, world, examples = dist.get_rank(group), dist.get_world_size(group), data()
     batches = Batches(len(examples.x_train), BATCH, world, SEED)
-    model = DDP(net(), process_group=group, bucket_cap_mb=CAP_MB)
+    plain = net()
+    lowered = None if lower is None else nc.simulate.lower(plain, **lower)
+    model = DDP(plain, process_group=group, bucket_cap_mb=CAP_MB)
     handle = nc.attach(model, spec, min_values=MIN_VALUES, algorithm=algorithm, seed=SEED)
     optimizer = adam(list(model.parameters()))
     for step in range(STEPS):
@@ -86,6 +91,8 @@ def real(group: dist.ProcessGroup, spec: object, algorithm: str) -> tuple[dict[s
         made = torch.Generator().manual_seed(seed_of(SEED, step, rank, "augment"))
         x, y = shifted(examples.x_train[indices], made), examples.y_train[indices]
         torch.manual_seed(seed_of(SEED, step, rank))
+        if lowered is not None:
+            lowered.set_step(step)
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
@@ -103,7 +110,9 @@ def one_thread() -> object:
     torch.set_num_threads(before)
 
 
-def simulated(world: int, spec: object, algorithm: str) -> tuple[dict[str, bytes], dict[str, Tensor]]:
+def simulated(
+    world: int, spec: object, algorithm: str, lower: dict[str, Any] | None = None
+) -> tuple[dict[str, bytes], dict[str, Tensor]]:
     run = train(
         net(),
         data(),
@@ -117,13 +126,14 @@ def simulated(world: int, spec: object, algorithm: str) -> tuple[dict[str, bytes
         augment=shifted,
         min_values=MIN_VALUES,
         bucket_cap_mb=CAP_MB,
+        lower=lower,
     )
     return state_bits(run.model), run.world.state_dict()
 
 
-def check(pool: Pool, world: int, spec: object, algorithm: str) -> None:
-    ranks = pool.run(world, real, spec, algorithm)
-    ours, owed = simulated(world, spec, algorithm)
+def check(pool: Pool, world: int, spec: object, algorithm: str, lower: dict[str, Any] | None = None) -> None:
+    ranks = pool.run(world, real, spec, algorithm, lower)
+    ours, owed = simulated(world, spec, algorithm, lower)
     # buffers are those of rank 0, which DDP hands on before the next forward pass
     assert ours == ranks[0][0]
     for theirs, their_debt in ranks:
@@ -144,6 +154,13 @@ def test_a_simulated_training_ends_with_the_weights_of_a_real_one(pool: Pool, wo
 @pytest.mark.parametrize("algorithm, spec", [("ring", "e5m2+aps"), ("tree", "mxfp4"), ("two_shot", "int8")])
 def test_with_other_algorithms_too(pool: Pool, algorithm: str, spec: str) -> None:
     check(pool, 4, spec, algorithm)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_with_a_lowered_model_and_its_noise_too(pool: Pool) -> None:
+    """Ranks are given one seed, so every worker draws the same numbers in a step."""
+    noisy = {"weights": "e4m3+sr", "activations": "e5m2+sr", "gradients": "e5m2+sr", "seed": 3}
+    check(pool, 2, "int8/64", "auto", noisy)
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -133,6 +134,10 @@ def test_a_layers_scale_puts_posits_where_they_are_dense() -> None:
     assert torch.equal(warm(x, step=9), x)
     assert torch.equal(warm(x, step=10), scaled(x))
     assert torch.equal(scaled(torch.zeros(3)), torch.zeros(3))
+    shifted = simulate.LayerScale("posit8.1", sigma=3)
+    assert shifted.format == scaled.format
+    assert shifted.scale(x) == 8 * scaled.scale(x)
+    assert torch.equal(shifted(x), nc.round_to(x / shifted.scale(x), "posit8.1") * shifted.scale(x))
 
 
 @pytest.mark.parametrize(
@@ -144,11 +149,19 @@ def test_a_layers_scale_puts_posits_where_they_are_dense() -> None:
         (lambda x: simulate.cast(x, "int8/64", rounding="stochastic"), "spec says how it rounds"),
         (lambda x: simulate.cast(x, "int8/64+ef"), "keeps no residual"),
         (lambda x: simulate.cast(x, "e44m3"), "e44m3"),
+        (lambda x: simulate.cast(x, "fp32+sr", seed=1), "unknown format 'fp32'"),
+        (lambda _: simulate.LayerScale("e4m3+sr"), r"unknown format 'e4m3\+sr'"),
     ],
 )
 def test_wrong_arguments_are_told(call: object, word: str) -> None:
     with pytest.raises(ValueError, match=word):
         call(values())  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("make", [lambda: simulate.cast(values(), 3), lambda: simulate.LayerScale(3)])
+def test_what_names_no_cast_is_told(make: Callable[[], object]) -> None:
+    with pytest.raises(TypeError, match="cast to 3: give a format's name"):
+        make()
 
 
 def test_names_of_cpd_and_qtorch() -> None:

@@ -53,6 +53,20 @@ def test_a_2d_convolution_and_its_gradients(stride: int, padding: int, dilation:
     )
 
 
+def test_convolutions_of_an_empty_batch() -> None:
+    w, b = integers(6, 2, 3, 3, seed=1), integers(6, seed=2)
+    check_equal(
+        lambda x, w, b: simulate.conv2d(x, w, b, 2, 1, groups=2, accumulate=SEQUENTIAL),
+        lambda x, w, b: functional.conv2d(x, w, b, 2, 1, groups=2),
+        *(integers(0, 4, 9, 10), w, b),
+    )
+    check_equal(
+        lambda x, w: simulate.conv1d(x, w, accumulate="bf16"),
+        functional.conv1d,
+        *(integers(0, 2, 9), w[:, :, 0]),
+    )
+
+
 @pytest.mark.parametrize("shape", [(1, 0, 1, 1), (2, 2, 2, 2), (3, "valid", 1, 4), (1, "same", 1, 1)])
 def test_a_1d_convolution_and_its_gradients(shape: tuple[int, int, int, int]) -> None:
     x, w, b = integers(3, 4, 17), integers(8, 4 // shape[3], 5, seed=1), integers(8, seed=2)
@@ -123,6 +137,22 @@ def test_float32_accumulators_are_torchs_own() -> None:
     x, w, b = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3), torch.randn(4)
     assert torch.equal(simulate.conv2d(x, w, b, padding=1), functional.conv2d(x, w, b, padding=1))
     assert torch.equal(simulate.matmul(x, x.mT), x @ x.mT)
+
+
+def test_a_product_and_its_two_gradients_draw_their_own_noise() -> None:
+    """a @ b, grad @ b and a @ grad are the same product where a, b and grad are one symmetric matrix."""
+    square = torch.randn(32, 32, generator=torch.Generator().manual_seed(0))
+    square = square + square.t()
+    a, b = square.clone().requires_grad_(), square.clone().requires_grad_()
+    out = simulate.matmul(a, b, "e4m3+mul=fp32+sr", seed=1)
+    out.backward(square)
+    assert len({x.detach().numpy().tobytes() for x in (out, a.grad, b.grad)}) == 3
+
+
+@pytest.mark.parametrize("what", [None, 3])
+def test_what_is_no_accumulator_is_told(what: object) -> None:
+    with pytest.raises(TypeError, match=f"accumulator: got {what}; give a string such as"):
+        simulate.matmul(torch.ones(2, 2), torch.ones(2, 2), what)
 
 
 def test_stochastic_sums_need_a_seed() -> None:

@@ -141,7 +141,7 @@ def test_no_gradient_is_computed_for_pictures(plain: bool, monkeypatch: pytest.M
 @pytest.mark.parametrize("formats", [{}, {"weights": "e4m3+sr", "activations": "e4m3+sr", "seed": 3}])
 def test_a_lowered_model_compiles_in_one_graph(formats: dict[str, object]) -> None:
     torch.manual_seed(0)
-    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)
+    layers = nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)
     model, batch = nn.Sequential(*layers), (torch.randn(4, 3, 8, 8),)
     roles = {"weights": "e4m3", "activations": "e4m3", "gradients": "e5m2"} | formats
     lowered = simulate.lower(model, **roles)
@@ -297,6 +297,14 @@ def test_noise_follows_from_seed_step_and_call(model: Everything, batch: tuple[T
     assert not torch.equal(model(*batch), first)
 
 
+def test_modules_with_the_same_numbers_draw_their_own_noise() -> None:
+    model = nn.ModuleList([nn.Linear(64, 64, bias=False) for _ in range(2)])
+    model[1].load_state_dict(model[0].state_dict())
+    simulate.lower(model, weights="e4m3+sr", seed=3)
+    x = torch.eye(64)
+    assert not torch.equal(model[0](x), model[1](x))
+
+
 def test_a_master_format_is_kept_by_the_optimizer() -> None:
     torch.manual_seed(0)
     layer = nn.Linear(8, 8)
@@ -309,6 +317,25 @@ def test_a_master_format_is_kept_by_the_optimizer() -> None:
     optimizer.step()
     assert not torch.equal(layer.weight, before)
     assert torch.equal(layer.weight, nc.round_to(layer.weight, "e4m3"))
+
+
+def test_noise_of_the_master_format_is_by_parameter_and_step() -> None:
+    layers = nn.ModuleList([nn.Linear(64, 64, bias=False) for _ in range(2)])
+    start = torch.rand(64, 64, generator=torch.Generator().manual_seed(0))
+    for layer in layers:
+        layer.weight.data = start.clone()
+    lowered = simulate.lower(layers, master="e4m3+sr", seed=3)
+    first = [layer.weight.detach().clone() for layer in layers]
+    assert not torch.equal(*first)
+    found = []
+    for step in (1, 0):
+        for layer in layers:
+            layer.weight.data = start.clone()
+        lowered.set_step(step)
+        lowered.round_master()
+        found.append(layers[0].weight.detach().clone())
+    assert not torch.equal(found[0], first[0])
+    assert torch.equal(found[1], first[0])
 
 
 def test_posits_under_a_layers_scale_with_warm_up(model: Everything, batch: tuple[Tensor, Tensor]) -> None:
@@ -334,6 +361,16 @@ def test_posits_under_a_layers_scale_with_warm_up(model: Everything, batch: tupl
 def test_wrong_arguments_are_told(options: dict[str, object], word: str) -> None:
     with pytest.raises(ValueError, match=word):
         simulate.lower(nn.Linear(2, 2), **options)
+
+
+def test_accumulators_want_float32_models() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)).bfloat16()
+    with pytest.raises(ValueError, match=r"0\.weight is torch\.bfloat16; .*call model\.float\(\) first"):
+        simulate.lower(model, accumulate="bf16")
+    simulate.lower(model, weights="e4m3", gradients="e5m2")
+    out = model(torch.ones(1, 2, dtype=torch.bfloat16))
+    out.sum().backward()
+    assert out.dtype == model[0].weight.grad.dtype == torch.bfloat16
 
 
 def test_a_lowered_model_is_not_lowered_twice() -> None:

@@ -206,13 +206,47 @@ def test_a_layer_used_twice_before_it_is_differentiated(monkeypatch: pytest.Monk
         same_in_both_forms(make, NOISY, ask, monkeypatch)
 
 
-def test_a_result_may_be_changed_in_place() -> None:
-    for make in LAYERS.values():
-        x, y = pictures(), pictures()
-        layer = lowered(make, FORMATS)
-        weighted(functional.relu(layer(x), inplace=True)).backward()
-        weighted(functional.relu(layer(y))).backward()
-        assert torch.equal(x.grad, y.grad)
+ROWS = pictures(False).flatten(2)
+EVERY_LAYER: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    **{name: (make, pictures(False)) for name, make in {**LAYERS, **NOT_ONE_NODE}.items()},
+    "one picture": (LAYERS["conv"], pictures(False)[0]),
+    "conv1d": (lambda: nn.Conv1d(6, 4, 3), ROWS),
+    "linear": (lambda: nn.Linear(63, 4), ROWS[0]),
+    "linear on a batch": (lambda: nn.Linear(63, 4), ROWS),
+    "linear on a vector": (lambda: nn.Linear(63, 4), ROWS[0, 0]),
+    "layer norm": (lambda: nn.LayerNorm(63), ROWS),
+    "group norm": (lambda: nn.GroupNorm(2, 6), ROWS),
+    "instance norm": (lambda: nn.InstanceNorm2d(6, affine=True), pictures(False)),
+    "rms norm": (lambda: nn.RMSNorm(63), ROWS),
+    "embedding": (lambda: nn.Embedding(5, 4), torch.tensor([[1, 3], [3, 0]])),
+    "attention": (lambda: nn.TransformerEncoderLayer(63, 3, 8, batch_first=True, dropout=0.0), ROWS),
+    "quantizer": (lambda: nn.Sequential(nn.Linear(63, 4), simulate.Quantizer(None, "e5m2")), ROWS),
+}
+INPLACE = [{"gradients": "e5m2"}, {"accumulate": "bf16"}, FORMATS | {"accumulate": "bf16"}, {"activations": "int8/64"}]
+
+
+@pytest.mark.parametrize("formats", [*INPLACE, FORMATS], ids=str)
+@pytest.mark.parametrize("name", EVERY_LAYER)
+def test_a_result_may_be_changed_in_place(name: str, formats: dict[str, object]) -> None:
+    make, given = EVERY_LAYER[name]
+    found = []
+    for inplace in (True, False):
+        layer, x = lowered(make, formats), given.clone().requires_grad_(given.is_floating_point())
+        result = layer(x)
+        assert "gradients" not in formats or not result._is_view()
+        out = functional.relu(result, inplace=inplace)
+        weighted(out).backward()
+        assert torch.equal(x, given)
+        found.append([out, x.grad, *(p.grad for p in layer.parameters())])
+    assert all(a is b is None or torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_quantizer_of_gradients_leaves_its_input_as_it_is() -> None:
+    x = pictures()
+    before = x.detach().clone()
+    functional.relu(simulate.Quantizer(None, "e5m2")(x), inplace=True).sum().backward()
+    assert torch.equal(x, before)
+    assert torch.equal(x.grad, (before > 0).float())
 
 
 def test_what_torch_refuses_is_refused_by_torch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -137,6 +138,53 @@ def test_lars_scales_each_tensor() -> None:
     optimizer.step()
     assert torch.allclose(w, torch.full((2, 2), 2 - 4 * 0.01 * 4 / 8))
     assert torch.equal(b, torch.full((2,), 0.75))
+    every = optim.LARS([b], lr=1.0, momentum=0.0, coefficient=0.01, eps=0.0, adapt_all=True)
+    every.step()
+    assert torch.allclose(b, torch.full((2,), 0.75 - 0.25 * 0.01 * 0.75 / 0.25))
+
+
+def test_a_group_that_is_added_later_starts_as_the_first_did() -> None:
+    made = torch.rand(4, 40, generator=torch.Generator().manual_seed(0))
+    options = {"lr": 0.1, "weights": "e4m3", "update": "stochastic", "master": True, "seed": 1}
+    both, later = ([nn.Parameter(row.clone()) for row in made[:2]] for _ in range(2))
+    one = optim.SGD([{"params": [both[0]]}, {"params": [both[1]]}], **options)
+    other = optim.SGD([later[0]], **options)
+    other.add_param_group({"params": [later[1]]})
+    for p, q in zip(both, later, strict=True):
+        assert torch.equal(q, nc.round_to(q, "e4m3"))
+        p.grad = q.grad = torch.ones(40)
+    one.step()
+    other.step()
+    assert all(torch.equal(p, q) for p, q in zip(both, later, strict=True))
+    twins = [nn.Parameter(made[2].clone()) for _ in range(2)]
+    optim.SGD([{"params": [p]} for p in twins], **options)
+    assert not torch.equal(*twins)
+
+
+def test_stochastic_updates_are_for_codecs_and_scaled_layers_too() -> None:
+    x = torch.cat([torch.full((1,), 10.0), torch.ones(255)])
+    p = nn.Parameter(x.clone())
+    optimizer = optim.SGD([p], lr=2.0**-11, weights="int8/256", update="stochastic", seed=2)
+    for _ in range(200):
+        p.grad = torch.cat([torch.zeros(1), -torch.ones(255)])
+        optimizer.step()
+    # a step of the codec is 10 / 127, that of the optimizer a 160th of it
+    assert abs(float(p.detach()[1:].mean()) - (1 + 200 / 2048)) < 0.02
+    scaled = optim.SGD([p], weights=simulate.LayerScale(nc.format("posit8.1"), sigma=3), update="stochastic", seed=2)
+    assert isinstance(scaled.weights, simulate.LayerScale)
+    assert (scaled.weights.sigma, scaled.weights.rounding) == (3, "stochastic")
+
+
+def test_compensated_weights_warm_up_as_well() -> None:
+    p = nn.Parameter(torch.full((5,), 0.3))
+    posit = simulate.LayerScale(nc.format("posit8.1"), warmup=2)
+    optimizer = optim.SGD([p], lr=2.0**-12, weights=posit, update="kahan")
+    seen = []
+    for _ in range(3):
+        p.grad = torch.ones(5)
+        optimizer.step()
+        seen.append(bool(torch.equal(p, posit(p, step=2))))
+    assert seen == [False, True, True]
 
 
 def test_wrong_arguments_are_told() -> None:
@@ -149,6 +197,21 @@ def test_wrong_arguments_are_told() -> None:
         optim.Adam(p, weights="bf16", update="kahan", master=True)
     with pytest.raises(ValueError, match="Nesterov"):
         optim.SGD(p, nesterov=True)
+    with pytest.raises(ValueError, match="onebit/64 does not round stochastically"):
+        optim.SGD(p, weights="onebit/64", update="stochastic", seed=1)
+    for make, message in [
+        (lambda: optim.SGD(p, lr=-1.0), "SGD: lr must be zero or more, got -1.0"),
+        (lambda: optim.SGD(p, lr=math.nan), "SGD: lr must be zero or more, got nan"),
+        (lambda: optim.LARS(p, eps=-1.0), "LARS: eps must be zero or more"),
+        (lambda: optim.AdamW(p, weight_decay=-1.0), "AdamW: weight_decay must be zero or more"),
+        (
+            lambda: optim.Adam(p, betas=(1.5, 2)),
+            r"Adam: betas must be zero or more and below one, each, got \(1.5, 2\)",
+        ),
+        (lambda: optim.Adam([{"params": p, "lr": -2}]), "Adam: lr must be zero or more, got -2"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            make()
 
 
 # ---- loss scaling ----------------------------------------------------------------------------------------------------
@@ -181,6 +244,48 @@ def test_a_dynamic_scale_backs_off_and_grows() -> None:
     for _ in range(3):
         one_step(scaler, 1.0)
     assert scaler.get_scale() == 2.0**10
+
+
+def test_a_step_that_is_left_out_starts_the_count_of_good_ones_again() -> None:
+    scaler = simulate.LossScale(2.0**10, interval=3)
+    for grad in (1.0, 1.0, 1000.0, 1.0, 1.0):
+        one_step(scaler, grad)
+    assert scaler.get_scale() == 2.0**9
+    one_step(scaler, 1.0)
+    assert scaler.get_scale() == 2.0**10
+
+
+def test_each_of_two_optimizers_gets_its_own_gradients_and_leaves_out_its_own_step() -> None:
+    parameters = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    one, other = (torch.optim.SGD([p], lr=1.0) for p in parameters)
+    scaler = simulate.LossScale(2.0**10)
+    scaler.scale((parameters[0] + 2 * parameters[1]).sum()).backward()
+    scaler.unscale_(one)
+    scaler.unscale_(other)
+    with pytest.raises(RuntimeError, match="already called for this optimizer"):
+        scaler.unscale_(other)
+    scaler.step(one)
+    scaler.step(other)
+    scaler.update()
+    assert [float(p.detach()) for p in parameters] == [-1.0, -2.0]
+    parameters[0].grad, parameters[1].grad = torch.full((1,), float("inf")), torch.full((1,), 2.0**10)
+    scaler.step(one)
+    scaler.step(other)
+    assert scaler.skipped
+    scaler.update()
+    assert [float(p.detach()) for p in parameters] == [-1.0, -3.0]
+    assert scaler.get_scale() == 2.0**9
+
+
+def test_a_loss_that_stays_nan_leaves_a_factor_that_can_be_divided_by() -> None:
+    scaler = simulate.LossScale(2.0**-120)
+    for _ in range(10):
+        assert one_step(scaler, math.nan) == 0
+    assert scaler.get_scale() == 2.0**-126
+    # nothing is left of the gradient, but it is a zero
+    assert one_step(scaler, 1.0) == 0
+    with pytest.raises(ValueError, match="needs a finite scale > 0"):
+        simulate.LossScale(math.inf)
 
 
 def test_a_rising_minimum_is_never_undercut() -> None:

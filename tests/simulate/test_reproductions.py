@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -144,6 +145,26 @@ def test_the_command_without_a_name_lists_them() -> None:
 def test_a_wrong_name_or_option_is_refused(arguments: list[str], word: str) -> None:
     done = CliRunner().invoke(app, ["simulate", *arguments])
     assert word in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    "option, value, word",
+    [
+        ("--device", "cud", "there is no device 'cud'; take --device cpu or cuda"),
+        ("--device", "meta", "there is no device 'meta'"),
+        ("--device", "cuda:0", "--device cuda:0, but torch sees no GPU here"),
+        ("--out", "a file/runs", "cannot keep anything in --out .*name another folder"),
+    ],
+)
+def test_a_wrong_device_or_folder_is_told(
+    tmp_path: Path, option: str, value: str, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (tmp_path / "a file").write_text("")
+    done = CliRunner().invoke(app, ["simulate", "lee-assignment", "--quick", option, value])
+    assert isinstance(done.exception, ValueError)
+    assert re.search(word, str(done.exception))
 
 
 def test_the_plain_command_needs_no_library(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import narrowcast as nc
 from narrowcast import data
-from narrowcast.simulate import Batches, World, train, train_checkpoint
+from narrowcast.simulate import Batches, World, optim, train, train_checkpoint
 from narrowcast.simulate.train_batches import seed_of
 from narrowcast.simulate.train_log import read_log
 
@@ -97,6 +97,22 @@ def test_a_run_in_pieces_of_limited_time_ends_with_the_same_bits(tmp_path: Path)
     assert bits(run.model) == bits(run_of().model)
 
 
+def test_the_log_has_the_order_of_the_steps_however_often_a_run_is_cut(tmp_path: Path) -> None:
+    options = {"steps": 5, "error_every": 2, "test_every": 3}
+    whole, run = run_of(**options), None
+    while run is None or not run.finished:
+        run = run_of(checkpoint=tmp_path / "run.pt", time_limit=0.0, **options)
+    assert without_seconds(run.log.records) == without_seconds(whole.log.records)
+    steps = [r["step"] for r in whole.log.records if r["kind"] in ("error", "step")]
+    assert steps == sorted(steps)
+
+
+def test_a_run_that_breaks_leaves_the_losses_of_all_its_steps(tmp_path: Path) -> None:
+    with pytest.raises(Crash):
+        run_of(log=tmp_path / "log", after_step=crash_at(7))
+    assert [r["step"] for r in read_log(tmp_path / "log") if r["kind"] == "step"] == list(range(7))
+
+
 def test_with_resume_off_a_run_begins_anew(tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
     run_of(steps=3, checkpoint=path, log=tmp_path / "log")
@@ -112,12 +128,38 @@ def test_with_resume_off_a_run_begins_anew(tmp_path: Path) -> None:
         ({"workers": 2}, "workers was 4 and is 2"),
         ({"spec": "int8/64"}, "spec was"),
         ({"lower": {"weights": "e4m3"}}, "lower was None and is {'weights': "),
+        ({"lr": 0.5}, "lr was None and is 0.5"),
+        ({"min_values": 51}, "min_values was 50 and is 51"),
+        ({"bucket_cap_mb": 0.1}, "bucket_cap_mb was None and is 0.1"),
+        ({"optimizer": torch.optim.Adam}, "optimizer was [{'class': 'SGD', "),
+        ({"optimizer": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.8)}, "'momentum': '0.8'"),
+        ({"workers": World(4, "auto", order="reversed")}, "world order was 'cluster' and is 'reversed'"),
+        ({"workers": World(4, "auto", accumulate="e5m2", kahan=True)}, "world kahan was False and is True"),
+        ({"workers": World(4, "auto", seed=9)}, "world seed was 0 and is 9"),
+        ({"workers": World(4, "auto", inner="bf16")}, "world inner was 'as-is' and is 'bf16'"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, change: dict[str, Any], word: str) -> None:
     run_of(steps=2, checkpoint=tmp_path / "run.pt")
     with pytest.raises(ValueError, match=f"of another run: .*{re.escape(word)}"):
         run_of(checkpoint=tmp_path / "run.pt", **change)
+
+
+def test_an_optimizers_own_precision_makes_another_run(tmp_path: Path) -> None:
+    def options(**precision: Any) -> dict[str, Any]:
+        return {"optimizer": lambda p: optim.SGD(p, lr=0.1, **precision), "checkpoint": tmp_path / "run.pt"}
+
+    run_of(steps=2, **options(weights="bf16"))
+    with pytest.raises(ValueError, match=r"of another run: optimizer was .*kahan"):
+        run_of(**options(weights="bf16", update="kahan"))
+    assert run_of(**options(weights="bf16")).finished
+
+
+@pytest.mark.parametrize("content", [b"", b"xx", b"PK\x03\x04 half of a file"])
+def test_a_broken_checkpoint_is_told(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "run.pt").write_bytes(content)
+    with pytest.raises(ValueError, match=r"run\.pt is no checkpoint, or a broken one .*resume=False"):
+        run_of(checkpoint=tmp_path / "run.pt")
 
 
 def test_a_checkpoint_that_fails_half_way_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,9 +347,33 @@ def test_the_world_may_be_given(tmp_path: Path) -> None:
     assert bits(run_of(workers=world, spec="e5m2+aps").model) != bits(run_of(spec="e5m2+aps").model)
 
 
+def test_a_world_brings_its_own_spec_and_algorithm(tmp_path: Path) -> None:
+    run = run_of(workers=World(4, "ring", "int8/64"), spec=None, steps=2, log=tmp_path / "log")
+    start = read_log(tmp_path / "log")[0]
+    assert (start["spec"], start["algorithm"]) == ("int8/64", "ring")
+    assert bits(run.model) == bits(run_of(spec="int8/64", algorithm="ring", steps=2).model)
+    assert bits(run_of(workers=World(4, "ring", "int8/64"), spec="int8/64", steps=2).model) == bits(run.model)
+    for options, message in [
+        ({"workers": World(4, "ring", "int8/64"), "spec": "e5m2+aps"}, "'int8/64'.* and spec='e5m2.aps' differ"),
+        ({"workers": World(4, "ring", "int8/64"), "spec": {"*": "int8/64"}}, "give the spec in one place"),
+        ({"workers": World(4), "algorithm": "ring"}, "'two_shot'.* and algorithm='ring' differ"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            run_of(**options)
+
+
+def test_without_a_world_the_defaults_are_those_of_attach(tmp_path: Path) -> None:
+    run_of(spec=None, steps=1, log=tmp_path / "log")
+    start = read_log(tmp_path / "log")[0]
+    assert (start["spec"], start["algorithm"]) == ("e5m2+aps", "auto")
+
+
 def test_what_cannot_be_is_refused() -> None:
     for options, message in [
         ({"steps": None}, "either epochs= or steps="),
+        ({"steps": -1}, "steps=-1 leave nothing to do"),
+        ({"steps": None, "epochs": 0.001}, "epochs=0.001 of 5 steps each leave nothing to do"),
+        ({"model": nn.Flatten()}, r"the model \(Flatten\) has no parameters"),
         ({"batch": 42}, "batch=42 does not divide among 4 workers"),
         ({"batch": 400}, "more than the 200 training examples"),
         ({"spec": "int4/64+ef", "algorithm": "ring"}, "error feedback goes with two_shot, one_shot"),

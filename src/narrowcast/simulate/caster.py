@@ -16,9 +16,22 @@ from narrowcast.kernels.number import FLOAT32
 from narrowcast.kernels.ops import Rounder, rounder, traced_round
 
 
+def _format(what: object) -> Format | None:
+    """A format, given or by name; None, which is float32, stays."""
+    if what is None:
+        return None
+    found = format_named(what) if isinstance(what, str) else what
+    if not isinstance(found, Format):
+        raise TypeError(f"cast to {what!r}: give a format's name, a codec's spec, a Format, a Codec or a Caster")
+    return found
+
+
 @dataclass(frozen=True)
 class Caster:
-    """Values to values of a format. `seed` is used where rounding is stochastic, `step` where there is a warm-up."""
+    """Values to values of a format, or of the one that a name stands for.
+
+    `seed` is used where rounding is stochastic, `step` where there is a warm-up.
+    """
 
     format: Format | None = None
     codec: Codec | None = None
@@ -29,6 +42,7 @@ class Caster:
     stochastic: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "format", _format(self.format))
         # once, not at each cast; a cached property has a lock, which no compiler traces
         lossless = self.codec is None or self.codec.lossless
         noisy = self.codec.stochastic if self.codec is not None else self.rounding == "stochastic"
@@ -51,7 +65,8 @@ class Caster:
             return x
         if self.codec is not None:
             wire = self.codec.encode(x, seed=seed)
-            return self.codec.decode(wire, x.numel(), dtype=x.dtype).view(x.shape)
+            # into a tensor of its shape: a view of a flat one could not be changed in place
+            return self.codec.decode(wire, x.numel(), out=x.new_empty(x.shape))
         assert self.format is not None
         given = seed if self.stochastic else None
         if torch.compiler.is_compiling():
@@ -107,8 +122,7 @@ def caster(what: What, rounding: str | None = None, overflow: str | None = None,
         return _codec_caster(codec(what), rounding, overflow)
     if isinstance(what, str) and what.endswith("+sr"):
         what, rounding = what.removesuffix("+sr"), "stochastic"
-    fmt = format_named(what) if isinstance(what, str) else what
-    return Caster(fmt, None, rounding or "nearest", overflow, rules)
+    return Caster(_format(what), None, rounding or "nearest", overflow, rules)
 
 
 def _codec_caster(found: Codec, rounding: str | None, overflow: str | None) -> Caster:

@@ -53,8 +53,39 @@ class _Casts(torch.autograd.Function):
         return None, None, *back
 
 
+class _GradientCast(torch.autograd.Function):
+    """A tensor of which only the gradient is cast: itself, not a view of it, which nobody could change in place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, how: Casting, step: int) -> Tensor:
+        ctx.how, ctx.step = how, step
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.how.backward(grad, ctx.how.seeds[1], ctx.step), None, None
+
+
+def apply_to_result(x: Tensor, how: Casting, step: int = 0) -> Tensor:
+    """The result of an operation, which nobody else holds, under its casting; what comes back may be changed in place.
+
+    A result that is a view is copied, so that it is nobody's view.
+    """
+    if how.does_nothing_to(x) or not how.forward.is_identity:
+        return apply_together([x], [how], step)[0]
+    if torch.compiler.is_compiling():
+        # which knows no views, and makes of the copy what it likes
+        return apply_together([x], [how], step)[0].clone()
+    result: Tensor = _GradientCast.apply(x.clone() if x._is_view() else x, how, step)
+    return result
+
+
 def apply_together(tensors: Sequence[Tensor], castings: Sequence[Casting], step: int = 0) -> list[Tensor]:
-    """Each tensor under its casting; itself where that does nothing."""
+    """The operands of an operation, each under its casting; itself where that does nothing.
+
+    They may be views of what was given, so the operation must not change them.
+    """
     results = list(tensors)
     at = [i for i, how in enumerate(castings) if not how.does_nothing_to(tensors[i])]
     if at:
@@ -65,8 +96,14 @@ def apply_together(tensors: Sequence[Tensor], castings: Sequence[Casting], step:
 
 
 def apply_casts(x: Tensor, forward: Caster, backward: Caster, seeds: tuple[int, int] = (0, 0), step: int = 0) -> Tensor:
-    """x cast by `forward`, whose gradient is cast by `backward`; x itself where neither does anything."""
-    return apply_together([x], [Casting(forward, backward, seeds)], step)[0]
+    """x cast by `forward`, whose gradient is cast by `backward`; x itself where neither does anything.
+
+    Where the gradient alone is cast the result is a copy: whoever changes it in place leaves x as it is.
+    """
+    how = Casting(forward, backward, seeds)
+    if how.does_nothing_to(x):
+        return x
+    return apply_to_result(x.clone() if how.forward.is_identity else x, how, step)
 
 
 def _need_seed(what: str, casters: tuple[Caster, ...], seed: int | None) -> int:

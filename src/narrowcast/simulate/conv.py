@@ -39,7 +39,7 @@ class Shape:
 def _unfolded(x: Tensor, kernel: Pair, dilation: Pair, stride: Pair, groups: int) -> Tensor:
     """cols_BGTP of an input that is already padded."""
     cols = functional.unfold(x, kernel, dilation=dilation, stride=stride)
-    return cols.view(x.shape[0], groups, -1, cols.shape[2])
+    return cols.view(x.shape[0], groups, cols.shape[1] // groups, cols.shape[2])
 
 
 def _weights(weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
@@ -87,7 +87,7 @@ def grad_input(grad: Tensor, weight: Tensor, size: Sequence[int], shape: Shape, 
         pads += [first, size[axis] + reach - first - spread.shape[2 + axis]]
     cols_BGTP = _unfolded(functional.pad(spread, pads), kernel, shape.dilation, (1, 1), shape.groups)
     result = how.product(_mirrored(weight, shape.groups), cols_BGTP, GRAD_A)
-    return result.view(grad.shape[0], -1, *size)
+    return result.view(grad.shape[0], weight.shape[1] * shape.groups, *size)
 
 
 class _Convolution(torch.autograd.Function):
@@ -99,8 +99,11 @@ class _Convolution(torch.autograd.Function):
             cols_BGTP = with_ones(cols_BGTP, 2)
         ctx.save_for_backward(x, weight)
         ctx.shape, ctx.how, ctx.has_bias = shape, how, bias is not None
-        out = how.product(_weights(weight, bias, shape.groups), cols_BGTP, FORWARD)
-        return out.view(x.shape[0], weight.shape[0], *_output_size(x, kernel, shape))
+        # in its final shape at once: nobody could change a view of it in place
+        out = x.new_empty(x.shape[0], weight.shape[0], *_output_size(x, kernel, shape), dtype=torch.float32)
+        out_BGOP = out.view(x.shape[0], shape.groups, weight.shape[0] // shape.groups, cols_BGTP.shape[3])
+        how.product(_weights(weight, bias, shape.groups), cols_BGTP, FORWARD, out_BGOP)
+        return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -123,7 +126,7 @@ def _grad_weights(grad: Tensor, x: Tensor, weight: Tensor, ctx: Any) -> Tensor:
     cols_BGTP = _unfolded(padded, kernel, shape.dilation, shape.stride, groups)
     if ctx.has_bias:
         cols_BGTP = with_ones(cols_BGTP, 2)
-    grad_BGOP = grad.reshape(grad.shape[0], groups, weight.shape[0] // groups, -1)
+    grad_BGOP = grad.reshape(grad.shape[0], groups, weight.shape[0] // groups, cols_BGTP.shape[3])
     grad_GOX = grad_BGOP.permute(1, 2, 0, 3).flatten(2)
     cols_GXT = cols_BGTP.permute(1, 0, 3, 2).flatten(1, 2)
     return ctx.how.product(grad_GOX, cols_GXT, GRAD_B)

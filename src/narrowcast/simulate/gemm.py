@@ -32,10 +32,10 @@ class Sums:
     def is_torch(self) -> bool:
         return self.forward.is_torch and self.backward.is_torch
 
-    def product(self, a: Tensor, b: Tensor, which: int) -> Tensor:
+    def product(self, a: Tensor, b: Tensor, which: int, out: Tensor | None = None) -> Tensor:
         """a @ b; `which` says whether forward or for a gradient, and separates their noise."""
         rule = self.forward if which == FORWARD else self.backward
-        return plain_matmul(a, b, rule, seed=derive(self.seed, which) if rule.stochastic else None)
+        return plain_matmul(a, b, rule, seed=derive(self.seed, which) if rule.stochastic else None, out=out)
 
 
 def sums(accumulate: str | Accumulator, backward: str | Accumulator | None, seed: int | None) -> Sums:

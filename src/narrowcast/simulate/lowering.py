@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from narrowcast.kernels import matmul as kernel
@@ -43,10 +43,9 @@ class Interception(TorchFunctionMode):
     ) -> Any:
         handler = HANDLERS.get(func)
         if handler is not None:
-            name = func.__name__
-            self.site.seen[name] = "lowered"
+            self.site.seen[func.__name__] = "lowered"
             with torch._C.DisableTorchFunction():
-                return handler(self.site, *args, **(kwargs or {}))
+                return _stored(handler, self.site, *args, **(kwargs or {}))
         if func in REFUSED:
             self._refuse(func)
         return func(*args, **(kwargs or {}))
@@ -55,8 +54,14 @@ class Interception(TorchFunctionMode):
         name, advice = func.__name__, REFUSED[func]
         if self.unsupported == "raise":
             what = f"lower: {self.site.name or 'the model'} calls {name}, which is not lowered"
-            raise NotImplementedError(f"{what}; {advice + ', ' if advice else ''}or give unsupported='float32'")
+            raise NotImplementedError(f"{what}; {advice + ', or ' if advice else ''}give unsupported='float32'")
         self.site.seen[name] = "NOT lowered: runs in float32"
+
+
+def _stored(handler: Callable[..., Any], site: Site, *args: Any, out: Tensor | None = None, **kwargs: Any) -> Any:
+    """What the handler gives, in `out` where there is one."""
+    result = handler(site, *args, **kwargs)
+    return result if out is None else out.resize_(result.shape).copy_(result)
 
 
 class LoweredModule(nn.Module):
@@ -238,14 +243,14 @@ def lower(
     """
     if unsupported not in ("raise", "float32"):
         raise ValueError(f"lower: unknown unsupported {unsupported!r}; take 'raise' or 'float32'")
-    if any(isinstance(module, LoweredModule) for module in model.modules()):
-        raise ValueError("lower: this model is lowered already; restore() it first")
+    _check_model(model)
     roles = {"weights": weights, "activations": activations, "gradients": gradients, "accumulate": accumulate}
     base = precision(Precision(), roles | {"accumulate_backward": accumulate_backward})
     chosen, to_master = Chosen(base, overrides or {}), caster(master)
     names = [name for name, _ in model.named_modules()]
     chosen.check_used(names)
     _check_seed(chosen, to_master, seed)
+    _check_dtypes(model, chosen)
     _check_supported(model, chosen, unsupported)
     lowered = Lowered(model, Clock(seed or 0), to_master)
     for number, (name, module) in enumerate(model.named_modules()):
@@ -254,10 +259,32 @@ def lower(
     return lowered
 
 
+def _check_model(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        what = f"{name or 'the model'} ({type(module).__name__})"
+        if isinstance(module, LoweredModule):
+            raise ValueError("lower: this model is lowered already; restore() it first")
+        if isinstance(module, torch.jit.ScriptModule):
+            raise NotImplementedError(
+                f"lower: {what} is compiled by TorchScript, where nothing is seen; lower the original"
+            )
+        if any(nn.parameter.is_lazy(p) for p in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
+            raise ValueError(f"lower: {what} does not know its shapes yet; call the model once, then lower it")
+
+
 def _check_seed(chosen: Chosen, master: Caster, seed: int | None) -> None:
     stochastic = master.stochastic or any(p.stochastic for p in (chosen.base, *chosen.patterns.values()))
     if stochastic and seed is None:
         raise ValueError("lower: stochastic rounding needs seed=, an integer; the same seed gives the same run")
+
+
+def _check_dtypes(model: nn.Module, chosen: Chosen) -> None:
+    """What accumulators of ours give is float32, which layers of other types would not take."""
+    for name, module in model.named_modules():
+        for own, parameter in module.named_parameters(name, recurse=False):
+            if parameter.dtype != torch.float32 and not chosen.of(name).sums.is_torch:
+                advice = "accumulators give float32, so call model.float() first"
+                raise ValueError(f"lower: {own} is {parameter.dtype}; {advice} and name the formats to round to")
 
 
 def _check_supported(model: nn.Module, chosen: Chosen, unsupported: str) -> None:

@@ -97,7 +97,9 @@ def _attend(site: Site, inputs: tuple[Tensor, Tensor, Tensor], given: dict[str, 
     causal = given["is_causal"] and mask is None
     q, k, v = (_heads(x, batch, heads) for x in (q, k, v))
     drop = given["dropout_p"] if given["training"] else 0.0
-    mixed, weights = handlers._attention(site, q, k, v, mask, drop, causal)
+    # torch mixes by a softmax that is NaN where all is masked if somebody wants to see the weights, else by zeros
+    softmax = torch.softmax if given["need_weights"] else handlers._softmax_or_zeros
+    mixed, weights = handlers._attention(site, q, k, v, softmax, mask, drop, causal)
     joined = mixed.permute(2, 0, 1, 3).reshape(length, batch, width)
     out = handlers.linear(site, joined, given["out_proj_weight"], given["out_proj_bias"])
     return out, weights if given["need_weights"] else None

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from narrowcast.codecs import codec
 from narrowcast.simulate.caster import Caster, What, caster
 from narrowcast.simulate.moves import Line, Move, Quotient
 from narrowcast.simulate.seeds import derive
@@ -23,9 +26,30 @@ WEIGHT, MASTER, STATE = 0, 1, 2
 
 def _with_rounding(what: What, stochastic: bool) -> Caster:
     found = caster(what)
-    if stochastic and found.format is not None and not found.stochastic:
-        return caster(found.format, "stochastic", found.overflow, found.rules)
-    return found
+    if not stochastic or found.is_identity or found.stochastic:
+        return found
+    if found.codec is None:
+        return replace(found, rounding="stochastic")
+    try:
+        return replace(found, codec=codec(f"{found.codec}+sr"))
+    except ValueError as error:
+        told = f"update='stochastic': {found.codec} does not round stochastically ({error})"
+        raise ValueError(f"{told}; take another codec or update='nearest'") from error
+
+
+def _at_least_zero(value: Any) -> bool:
+    return float(value) >= 0
+
+
+def _below_one(betas: Any) -> bool:
+    return all(0 <= float(beta) < 1 for beta in betas)
+
+
+RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("lr", "momentum", "weight_decay", "eps"), (_at_least_zero, "zero or more")),
+    "betas": (_below_one, "zero or more and below one, each"),
+}
+"""What the numbers of a group may be; NaN is neither."""
 
 
 class LowPrecisionOptimizer(torch.optim.Optimizer):
@@ -59,16 +83,28 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
             raise ValueError(f"{type(self).__name__}: stochastic rounding needs seed=, an integer")
         self.update, self.master, self.seed = update, master, seed or 0
         super().__init__(params, defaults | {"updates": 0})
-        self._round_weights()
 
     @torch.no_grad()
-    def _round_weights(self) -> None:
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Weights start as numbers of their format; a master keeps what they were."""
-        for group_number, group in enumerate(self.param_groups):
-            for i, p in enumerate(group["params"]):
-                if self.master:
-                    self.state[p]["master"] = p.detach().clone(memory_format=torch.preserve_format)
-                p.copy_(self.weights(p, derive(self.seed, group_number, i, WEIGHT)))
+        super().add_param_group(param_group)
+        number, group = len(self.param_groups) - 1, self.param_groups[-1]
+        self._check(group)
+        for i, p in enumerate(group["params"]):
+            if self.master:
+                self.state[p]["master"] = p.detach().clone(memory_format=torch.preserve_format)
+            p.copy_(self.weights(p, derive(self.seed, number, i, WEIGHT)))
+
+    def _check(self, group: dict[str, Any]) -> None:
+        for name, (is_good, wanted) in RANGES.items():
+            if name in group and not is_good(group[name]):
+                raise ValueError(f"{type(self).__name__}: {name} must be {wanted}, got {group[name]}")
+
+    @property
+    def precision(self) -> dict[str, Any]:
+        """What it does beside what its groups say."""
+        formats = {"weights": self.weights, "states": self.states}
+        return {**formats, "update": self.update, "master": self.master, "seed": self.seed}
 
     def _move(self, p: Tensor, w: Tensor, group: dict[str, Any], store: Callable[[str, Tensor], Tensor]) -> Move:
         """What to do to the weight `w` of parameter `p`; new states go through `store`, which rounds them."""
@@ -100,15 +136,15 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         w = state["master"] if self.master else p
         move = self._move(p, w, group, store)
         if self.update == "kahan":
-            self._compensated(p, move, state)
+            self._compensated(p, move, state, step)
             return
         moved = move.moved(w)
         if self.master:
             w.copy_(moved)
         p.copy_(self.weights(moved, derive(seed, WEIGHT), step))
 
-    def _compensated(self, p: Tensor, move: Move, state: dict[str, Any]) -> None:
-        rounded = self.weights
+    def _compensated(self, p: Tensor, move: Move, state: dict[str, Any], step: int) -> None:
+        rounded = partial(self.weights, step=step)
         owed = state.get("compensation")
         owed = torch.zeros_like(p) if owed is None else owed
         y = rounded(rounded(move.difference(p)) - owed)
@@ -174,7 +210,13 @@ class LARS(SGD):
         **precision: Any,
     ) -> None:
         self.coefficient, self.eps, self.adapt_all = coefficient, eps, adapt_all
+        self._check({"eps": eps})
         super().__init__(params, lr, momentum, 0.0, weight_decay, nesterov, **precision)
+
+    @property
+    def precision(self) -> dict[str, Any]:
+        own = {"coefficient": self.coefficient, "eps": self.eps, "adapt_all": self.adapt_all}
+        return {**super().precision, **own}
 
     def rate(self, grad: Tensor, w: Tensor, weight_decay: float) -> float:
         """The factor of one tensor's gradient."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from narrowcast.kernels.accumulator import Accumulator, accumulator
 from narrowcast.simulate.caster import Caster, What, caster
-from narrowcast.simulate.casts import Casting, apply_together
+from narrowcast.simulate.casts import Casting, apply_to_result, apply_together
 from narrowcast.simulate.gemm import Sums
 from narrowcast.simulate.seeds import derive
 
@@ -166,11 +166,12 @@ class Call:
         how = self.site.precision.castings[role]
         return how._replace(seeds=(self._slot(), self._slot())) if self.seed else how
 
-    def cast(self, x: Tensor, role: str) -> Tensor:
-        return self.cast_together((x, role))[0]
+    def cast(self, result: Tensor, role: str) -> Tensor:
+        """What the operation gave, on its way out."""
+        return apply_to_result(result, self.casting(role), self.site.clock.step)
 
     def cast_together(self, *given: tuple[Tensor, str]) -> list[Tensor]:
-        """Every tensor as what it is to the operation."""
+        """Every operand as what it is to the operation."""
         castings = [self.casting(role) for _, role in given]
         return apply_together([x for x, _ in given], castings, self.site.clock.step)
 

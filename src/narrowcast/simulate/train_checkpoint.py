@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-VERSION = 1
+VERSION = 2
 
 
 def save(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
@@ -30,7 +31,7 @@ def load(path: str | os.PathLike[str], device: torch.device, run: Mapping[str, A
     """The state of a run with the same settings; None where there is no file yet."""
     if not Path(path).exists():
         return None
-    state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    state = _read(path, device)
     if state.get("version") != VERSION:
         raise ValueError(f"train: {path} is no checkpoint of this version; give another path or resume=False")
     other = {key: (state["run"].get(key), value) for key, value in run.items() if state["run"].get(key) != value}
@@ -38,3 +39,12 @@ def load(path: str | os.PathLike[str], device: torch.device, run: Mapping[str, A
         told = ", ".join(f"{key} was {was!r} and is {now!r}" for key, (was, now) in other.items())
         raise ValueError(f"train: {path} is of another run: {told}; give another path or resume=False")
     return state
+
+
+def _read(path: str | os.PathLike[str], device: torch.device) -> dict[str, Any]:
+    try:
+        state = torch.load(path, map_location=device, weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        told = f"train: {path} is no checkpoint, or a broken one ({type(error).__name__})"
+        raise ValueError(f"{told}; give another path or resume=False") from error
+    return state if isinstance(state, dict) else {}

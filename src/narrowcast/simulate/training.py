@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from narrowcast.codecs import Codec
-from narrowcast.parallel.policy import MIN_VALUES, Schedule
+from narrowcast.parallel.policy import MIN_VALUES
 from narrowcast.simulate import train_checkpoint
 from narrowcast.simulate.train_batches import Batches, seed_of
 from narrowcast.simulate.train_exchange import Exchange
 from narrowcast.simulate.train_log import Log, Record
+from narrowcast.simulate.train_settings import Rate, device_of, settings, total_steps, world_of
 from narrowcast.simulate.world import World
 
 if TYPE_CHECKING:
@@ -91,13 +92,13 @@ def train(
     data: Data,
     *,
     workers: int | World = 8,
-    spec: object = "e5m2+aps",
-    algorithm: str = "auto",
+    spec: object = None,
+    algorithm: str | None = None,
     epochs: float | None = None,
     steps: int | None = None,
     batch: int = 256,
     optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None,
-    lr: float | Callable[[int], float] | None = None,
+    lr: Rate = None,
     loss: LossOf = nn.functional.cross_entropy,
     seed: int = 0,
     device: str | torch.device | None = None,
@@ -119,31 +120,34 @@ def train(
     """Train `model` as DDP with `nc.attach(model, spec)` would on so many workers, bit for bit.
 
     workers: a number, or a World that says how they add. spec, algorithm, min_values: as for `attach` (a spec, a
-    mapping of names, a schedule, a rule). batch: examples a step, over all workers. optimizer: a function of the
-    parameters; SGD with momentum 0.9 where none is given. lr: a number or a function of the step. augment: a function
-    of a micro-batch and a generator. log: a JSONL file. checkpoint: a file; with resume=True a run that finds one goes
-    on from it and ends with the same bits. checkpoint_every, test_every: steps; an epoch where nothing is given.
-    error_every: measure what the exchange loses every so many steps. time_limit: seconds after which to save and
-    return. lower: arguments for `simulate.lower`, which makes the model compute in low precision.
+    mapping of names, a schedule, a rule); by default those of the World, with a number "e5m2+aps" and "auto". batch:
+    examples a step, over all workers. optimizer: a function of the parameters; SGD with momentum 0.9 where none is
+    given. lr: a number or a function of the step. augment: a function of a micro-batch and a generator. log: a JSONL
+    file. checkpoint: a file; with resume=True a run that finds one goes on from it and ends with the same bits.
+    checkpoint_every, test_every: steps; an epoch where nothing is given. error_every: measure what the exchange loses
+    every so many steps. time_limit: seconds after which to save and return. lower: arguments for `simulate.lower`,
+    which makes the model compute in low precision; every worker draws the same noise, as ranks with one seed do.
     """
-    world = workers if isinstance(workers, World) else World(workers, algorithm, seed=seed)
-    device = torch.device(device) if device is not None else next(model.parameters()).device
+    world, spec = world_of(workers, spec, algorithm, seed)
+    device = device_of(model, device)
     lowered = _lowered(model.to(device), lower)
     source = _Source(data, device, Batches(len(data.x_train), batch, world.n, seed), augment)
     exchange = Exchange(model, world, spec, min_values, bucket_cap_mb)
     made = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
-    total = _total_steps(epochs, steps, source.batches.steps_per_epoch)
+    total = total_steps(epochs, steps, source.batches.steps_per_epoch)
     run = Run(model, made(list(model.parameters())), world, exchange, source.batches, Log(log), total, lowered)
     if lowered is not None:
         lowered.keep_master(run.optimizer)
     trainer = _Trainer(run, source, loss, lr, seed, error_every, before_step, after_step)
-    saver = _Saver(run, checkpoint, _settings(run, seed, spec, lower))
+    sizes = {"batch": batch, "examples": len(data.x_train), "min_values": min_values, "bucket_cap_mb": bucket_cap_mb}
+    told = settings(model, run.optimizer, world, spec=spec, lr=lr, lower=lower, seed=seed, **sizes)
+    saver = _Saver(run, checkpoint, told)
     if not (resume and saver.load(device)):
         run.log.begin()
         _tell_start(run, saver.settings)
     per_epoch = source.batches.steps_per_epoch
     until = None if time_limit is None else time.monotonic() + time_limit
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), closing(trainer):
         for _ in _shown(range(run.step, total), total - run.step, progress):
             trainer.step()
             late = until is not None and time.monotonic() >= until
@@ -164,31 +168,6 @@ def _lowered(model: nn.Module, options: dict[str, Any] | None) -> Lowered | None
     from narrowcast.simulate.lowering import lower
 
     return lower(model, **options)
-
-
-def _total_steps(epochs: float | None, steps: int | None, per_epoch: int) -> int:
-    if (epochs is None) == (steps is None):
-        raise ValueError("train: give either epochs= or steps=")
-    return steps if steps is not None else round(float(epochs or 0) * per_epoch)
-
-
-def _settings(run: Run, seed: int, spec: object, lower: dict[str, Any] | None) -> dict[str, Any]:
-    """What makes a run another run; checkpoints are compared by it."""
-    shapes = {name: list(p.shape) for name, p in run.model.named_parameters()}
-    facts = {"workers": run.world.n, "algorithm": run.world.algorithm, "spec": _spelled(spec), "seed": seed}
-    facts["lower"] = None if lower is None else {role: repr(value) for role, value in sorted(lower.items())}
-    return {**facts, "batch": run.batches.batch, "examples": run.batches.examples, "parameters": shapes}
-
-
-def _spelled(spec: object) -> Any:
-    """A policy as text that is the same in another process; of a rule, its name."""
-    if isinstance(spec, (str, Codec)):
-        return str(spec)
-    if isinstance(spec, Schedule):
-        return [[step, _spelled(inner)] for step, inner in spec.steps]
-    if isinstance(spec, Mapping):
-        return {str(pattern): _spelled(inner) for pattern, inner in spec.items()}
-    return getattr(spec, "__qualname__", type(spec).__qualname__)
 
 
 def _tell_start(run: Run, settings: dict[str, Any]) -> None:
@@ -233,7 +212,7 @@ class _Trainer:
         run: Run,
         source: _Source,
         loss: LossOf,
-        lr: float | Callable[[int], float] | None,
+        lr: Rate,
         seed: int,
         error_every: int,
         before_step: Hook | None,
@@ -243,17 +222,23 @@ class _Trainer:
         self._error_every, self._before, self._after = error_every, before_step, after_step
         self._began = time.monotonic()
 
+    def close(self) -> None:
+        """Whatever ended the run: the log holds every step that was done."""
+        self.flush()
+
     def step(self) -> None:
         run, exchange = self._run, self._run.exchange
         if self._before is not None:
             self._before(run)
-        if run.lowered is not None:
-            run.lowered.set_step(run.step)
         rate = self._set_rate()
         exchange.begin_step(run.step)
         measure = self._error_every > 0 and run.step % self._error_every == 0
         run.loss = self._gradients()
-        for error in exchange.reduce(run.step, measure):
+        errors = exchange.reduce(run.step, measure)
+        if errors:
+            # the log has the order of the steps, however often a run was cut
+            self.flush()
+        for error in errors:
             run.log.write("error", step=run.step, **error.as_dict())
         run.optimizer.step()
         run.pending.append((run.step, run.loss, rate))
@@ -291,6 +276,9 @@ class _Trainer:
         run = self._run
         x, y = self._source.micro_batch(run.step, worker)
         torch.manual_seed(seed_of(self._seed, run.step, worker))
+        if run.lowered is not None:
+            # each worker's calls are its first of this step, as they are on ranks
+            run.lowered.set_step(run.step)
         for parameter in run.exchange.parameters.values():
             parameter.grad = None
         loss = self._loss(run.model(x), y)

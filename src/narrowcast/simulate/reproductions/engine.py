@@ -25,6 +25,7 @@ Told = Callable[[int, int, Cell], None]
 def reproduce(reproduction: Reproduction, options: Options, told: Told | None = None) -> Report:
     """Run what is missing and report on all that is finished; with a budget, as far as it goes."""
     _check_choices(reproduction, options)
+    _check_device(options.device)
     store = Store(options.out / reproduction.name, reproduction, options)
     clock, cells = Clock.of(options.budget), reproduction.cells(options)
     with _products(options.device):
@@ -54,6 +55,7 @@ class Store:
     """Finished cells, one a line, in a folder for each reproduction and way of running it."""
 
     def __init__(self, folder: Path, reproduction: Reproduction, options: Options) -> None:
+        _make(folder)
         self.folder = folder
         # with the cell itself this is all that changes a figure; budgets and the number of seeds do not
         self._settings = {"quick": options.quick, "of": reproduction.name}
@@ -77,7 +79,6 @@ class Store:
         if self.result(cell) is not None:
             yield False
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
         lock = self.folder / f"{self.key(cell)}.lock"
         with lock.open("w") as file:
             try:
@@ -157,3 +158,21 @@ def _check_choices(reproduction: Reproduction, options: Options) -> None:
             raise ValueError(f"simulate {reproduction.name} has no option --{key}")
         if value not in allowed:
             raise ValueError(f"simulate {reproduction.name}: --{key} is one of {', '.join(allowed)}, got {value!r}")
+
+
+def _check_device(name: str) -> None:
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        kind = "unknown"
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"simulate: there is no device {name!r}; take --device cpu or cuda")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"simulate: --device {name}, but torch sees no GPU here; take --device cpu")
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"simulate: cannot keep anything in --out {folder} ({error}); name another folder") from error
