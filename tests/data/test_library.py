@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
 import struct
 import tarfile
 from pathlib import Path
@@ -182,3 +183,49 @@ def test_one_file_serves_one_data_set() -> None:
 
 def test_every_source_is_listed() -> None:
     assert [here.name for here in library.listing()] == list(SOURCES)
+
+
+# ---- broken files ----------------------------------------------------------------------------------------------------
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def flip_two_bytes(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    at = content.index(data.load("digits").x_train[:4].numpy().tobytes())
+    content[at + 11] ^= 0x55
+    content[at + 40] ^= 0x55
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("harm", [cut_short, flip_two_bytes], ids=["cut short", "two bytes flipped"])
+def test_get_mends_what_is_broken_in_the_cache(harm: Any, tmp_path: Path) -> None:
+    path = tmp_path / "digits.pt"
+    cache.store(data.load("digits"), path)
+    harm(path)
+    assert data.get("digits", tmp_path).digest() == SOURCES["digits"].digest
+    assert data.load("digits", tmp_path).digest() == SOURCES["digits"].digest
+
+
+def test_load_names_a_file_that_is_cut_short(tmp_path: Path) -> None:
+    cache.store(data.load("digits"), tmp_path / "digits.pt")
+    cut_short(tmp_path / "digits.pt")
+    with pytest.raises(DataError, match=r"digits\.pt: this is no whole data set .* run: narrowcast data get digits"):
+        data.load("digits", tmp_path)
+
+
+def test_a_broken_piece_is_named(tmp_path: Path) -> None:
+    (piece,) = data.pack("digits", tmp_path, 1 << 20)
+    content = bytearray(piece.read_bytes())
+    content[3000] ^= 0x55
+    piece.write_bytes(content)
+    with pytest.raises(DataError, match=re.escape(str(piece))):
+        data.load("digits", tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(DataError, match=r"file: cannot write there .* give --root"):
+        data.get("digits", tmp_path / "file")

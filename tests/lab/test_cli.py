@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from narrowcast.lab.cli import app
+from narrowcast.lab.job import Policy
 
 RUNNER = CliRunner()
 
@@ -48,6 +49,8 @@ def test_clean_says_what_it_removed() -> None:
         (["run", "--slow", "2:1gbit", "true"], "--slow: got '2:1gbit'"),
         (["run", "--racks", "a/b", "true"], "--racks: got 'a/b'"),
         (["check", "--hosts", "1"], "one host sends nothing"),
+        (["check", "--mb", "-5"], "--mb: got -5 megabytes"),
+        (["check", "--mb", "0"], "give 1 or more"),
     ],
 )
 def test_a_wrong_option_is_named_without_a_traceback(words: list[str], message: str) -> None:
@@ -55,6 +58,12 @@ def test_a_wrong_option_is_named_without_a_traceback(words: list[str], message: 
     assert done.exit_code == 1
     assert done.output.startswith("narrowcast: ")
     assert message in done.output
+
+
+@pytest.mark.parametrize("wrong", [{"timeout": -1.0}, {"timeout": 0.0}, {"grace": -0.1}])
+def test_a_job_that_would_end_before_it_begins_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))}: got"):
+        Policy(**wrong)
 
 
 @pytest.mark.parametrize("command", ["run", "check", "clean"])

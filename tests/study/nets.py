@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from types import SimpleNamespace
 
@@ -29,9 +30,26 @@ def broken() -> nn.Module:
     raise RuntimeError("this network cannot be made")
 
 
+def broken_on_rank_1() -> nn.Module:
+    """The other ranks wait for this one."""
+    if os.environ.get("RANK") == "1":
+        raise RuntimeError("rank 1 cannot make it")
+    return net()
+
+
 def rows() -> SimpleNamespace:
     """Which of four directions is strongest."""
     made = torch.Generator().manual_seed(0)
     x = torch.randn(320, 32, generator=made)
     y = x[:, :4].argmax(dim=1)
     return SimpleNamespace(x_train=x[:256], y_train=y[:256], x_test=x[256:], y_test=y[256:], classes=4)
+
+
+def without_tests() -> SimpleNamespace:
+    made = rows()
+    return SimpleNamespace(**{**vars(made), "x_test": made.x_test[:0], "y_test": made.y_test[:0]})
+
+
+def with_too_few_labels() -> SimpleNamespace:
+    made = rows()
+    return SimpleNamespace(**{**vars(made), "y_train": made.y_train[:3]})

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from narrowcast.predict.toml import FileError
 from narrowcast.study import builtins, expand, load, parse
 from narrowcast.study.cases import settings
+from narrowcast.study.launch import LabLauncher
 
 STUDY = """\
 models = ["mlp", "cnn"]
@@ -47,6 +51,36 @@ def test_a_case_that_two_grids_have_is_run_once() -> None:
     first, second = expand(parse(STUDY + grids), "lab")
     assert {case.layout.workers for case in second} == {8}
     assert len(first) == 2 * 2 * 2 * 5
+
+
+@pytest.mark.parametrize(
+    "kind, first, second",
+    [
+        ("accuracy", "lr = 0.1", "lr = 0.01"),
+        ("time", "batch = 16", "batch = 64"),
+        ("bus", "repeats = 3", "repeats = 5"),
+    ],
+)
+def test_a_case_that_two_grids_would_run_in_different_ways_is_refused(kind: str, first: str, second: str) -> None:
+    grids = "".join(f'[[grid]]\nkind = "{kind}"\n{number}\n' for number in (first, second))
+    with pytest.raises(FileError) as caught:
+        parse(STUDY + grids, "mine.toml")
+    message = str(caught.value)
+    assert message.startswith("mine.toml:11: this grid has cases that the grid of line 8 has, such as ")
+    assert re.search(r"with other numbers: \w+ \S+ and \S+\. A case is run once", message)
+
+
+def test_grids_that_differ_in_links_are_one_where_there_are_none() -> None:
+    grids = "".join(f'[[grid]]\nkind = "time"\nrates = "{rate}mbit"\nbatch = {rate}\n' for rate in (10, 20))
+    study = parse(STUDY + grids, "mine.toml")
+    assert [len(grid) for grid in expand(study, "lab")] == [20, 20]
+    with pytest.raises(FileError, match=r"mine.toml:12: .*launcher local makes no link rates"):
+        expand(study, "local")
+
+
+def test_a_lab_leaves_out_what_it_has_no_hosts_for() -> None:
+    grid = expand(parse(STUDY.replace("[2, 4]", "[250, 300]") + 'kinds = "time"\n'), "lab")[0]
+    assert {case.layout.workers for case in grid if LabLauncher().fits(case)} == {250}
 
 
 def test_without_a_lab_rates_are_predicted_from_the_loopback() -> None:

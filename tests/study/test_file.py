@@ -61,6 +61,15 @@ WRONG = [
     ('[[grid]]\nkind = "predicted"', 6, "clusters"),
     ('[[grid]]\nkind = "bus"\nsizes = [64]', 8, "64KiB"),
     ("[targets]\ndigits = 0", 7, "number above 0"),
+    ("[targets]\ndigit = 90", 7, "did you mean digits?"),
+    ('wires = ["fp32", "bf16"]', 4, "primary wire int8/256"),
+    ('primary = "bf16"', 6, "primary = one of fp32, int8/256"),
+    ('baseline = "bf16"', 6, "no grid has the baseline wire bf16"),
+    ("kinds = []", 6, "empty list"),
+    ("grid = []", 6, "empty list"),
+    ('name = "../.."', 1, "it names a folder"),
+    ('name = ".."', 1, "it names a folder"),
+    ('name = "a b"', 1, "it names a folder"),
 ]
 
 
@@ -75,6 +84,10 @@ def test_what_is_wrong_is_named_with_its_line(change: str, line: int, word: str)
         parse("\n".join([*rows, *more]) + "\n", "mine.toml")
     assert str(caught.value).startswith(f"mine.toml:{line}: "), caught.value
     assert word in str(caught.value)
+
+
+def test_collectives_alone_ask_no_question() -> None:
+    assert parse('wires = ["bf16"]\nkinds = "bus"\n').grids[0].wires == ("bf16",)
 
 
 def test_no_such_study_says_which_there_are() -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from lab.helpers import family, wait_until
+from lab.test_mpi import missing as without_mpi
 
-from narrowcast.study import Options, load, parse, run
+from narrowcast.study import Options, accuracy, datasets, expand, load, parse, run
 from narrowcast.study.results import latest, read
 
 NETS = Path(__file__).with_name("nets.py")
@@ -29,6 +30,7 @@ seconds = 0.5
 seeds = 2
 epochs = 2
 """
+MPI = 'kinds = "time"\ntransport = "mpi"\nworkers = [2]\nprobe_seconds = 0\n'
 COMMAND = [sys.executable, "-c", "from narrowcast.cli import main; main()", "study", "run"]
 
 
@@ -49,6 +51,8 @@ def test_a_study_of_ones_own_network_and_data_on_the_loopback(tmp_path: Path) ->
     found = cases(tmp_path)
     measured = found[f"time|{NETS}:net|{NETS}:rows|int8/256|auto|2|loopback|gloo|data"]
     assert [len(repeat) for repeat in measured["steps_ms"]] == [3, 3]
+    (start,) = {line["start"] for line in found.values() if line["source"] == "measured"}
+    assert start == f"{read(tmp_path)[0]['started']} 1"
     assert measured["parameters"] == 32 * 400 + 400 + 400 * 4 + 4
     parts = measured["breakdown_ms"]
     assert set(parts) == {"forward", "backward", "encode", "wire", "decode", "update"}
@@ -76,9 +80,25 @@ def test_a_wire_that_fails_is_recorded_and_takes_no_other_down(tmp_path: Path) -
     assert (outcome.done, outcome.failed) == (1, 1)
     status = {line["wire"]: line["status"] for line in cases(tmp_path).values()}
     assert status == {"fp32": "done", "int8/256": "failed"}
+    assert next(line["start"] for line in cases(tmp_path).values() if line["wire"] == "fp32").endswith(
+        " 2"
+    )  # by itself
     failed = next(line for line in cases(tmp_path).values() if line["status"] == "failed")
     assert "power-of-two" in failed["error"]
     assert "steps_ms" not in failed
+
+
+def test_a_training_with_hierarchical_sums_is_one_of_hosts_with_several_ranks() -> None:
+    text = OWN + 'workers = ["2x2"]\nkinds = "accuracy"\nalgorithms = ["hierarchical"]\n'
+    case = next(case for case in expand(parse(text), "local")[0] if case.wire == "int8/256")
+    found = accuracy.run_job(accuracy.job_of(case))
+    assert (case.algorithm, len(found["curve"])) == ("hierarchical", 2)
+
+
+@pytest.mark.parametrize("rows, told", [("without_tests", "0 rows in x_test"), ("with_too_few_labels", "3 in y_train")])
+def test_data_of_ones_own_without_whole_rows_are_refused(rows: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        datasets.load(f"{NETS}:{rows}")
 
 
 def test_a_training_that_fails_is_recorded_with_its_error(tmp_path: Path) -> None:
@@ -125,6 +145,37 @@ def _alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.skipif(without_mpi() is not None, reason=str(without_mpi()))
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP], ids=lambda n: n.name)
+def test_a_study_over_mpi_that_is_ended_leaves_neither_process_nor_file(tmp_path: Path, number: signal.Signals) -> None:
+    file, said, left = tmp_path / "own.toml", tmp_path / "said", tmp_path / "t"
+    left.mkdir()
+    file.write_text(OWN.replace("seconds = 0.5", "seconds = 60").replace("steps = 3", "steps = 1000000") + MPI)
+    command = [*COMMAND, str(file), "--out", str(tmp_path / "out"), "--launcher", "local"]
+    env = {**os.environ, "TMPDIR": str(left)}
+    with said.open("w") as log:
+        study = subprocess.Popen(command, stderr=log, stdout=log, env=env, preexec_fn=_heed_hangups)  # noqa: PLW1509
+    try:
+        assert wait_until(lambda: ":net on " in said.read_text(), 60), said.read_text()
+        started = family(study.pid)
+        assert len(started) == 4, "the study, mpirun and two ranks"
+    finally:
+        study.send_signal(number)
+        study.wait(30)
+    assert study.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 130)
+    wait_until(lambda: not any(_alive(pid) for pid in started))
+    outlived = [pid for pid in started if _alive(pid)]
+    for pid in outlived:  # they would go on measuring beside the next test
+        os.kill(pid, signal.SIGKILL)
+    assert not outlived
+    assert not list(left.glob("narrowcast*"))
+
+
+def _heed_hangups() -> None:
+    """As in a terminal: tests that were started with nohup are told to ignore them."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def test_a_used_up_budget_leaves_the_rest_for_the_next_call(tmp_path: Path) -> None:
     study = parse(OWN + 'kinds = "accuracy"\n')
     outcome = run(study, Options(tmp_path, launcher="local", budget=0.0, quiet=True))
@@ -140,19 +191,41 @@ def test_a_folder_with_another_version_of_the_file_is_refused(tmp_path: Path) ->
         run(parse(OWN + "lr = 0.2\n"), options)
 
 
-def test_under_torchrun_rank_0_writes_and_other_worlds_are_left_out(tmp_path: Path) -> None:
+def test_under_torchrun_rank_0_writes_what_other_ranks_need_is_left_out_and_a_failing_rank_stops_nobody(
+    tmp_path: Path,
+) -> None:
     file, folder = tmp_path / "own.toml", tmp_path / "out"
-    file.write_text(OWN + 'workers = [2, 4]\nrates = ["100mbit"]\nprobe_seconds = 0\n')
+    grids = f"""
+workers = [2, 4]
+rates = ["100mbit"]
+probe_seconds = 0
+[[grid]]
+kind = "time"
+models = ["{NETS}:broken_on_rank_1"]
+wires = ["fp32"]
+workers = [2]
+[[grid]]
+kind = "time"
+transport = ["gloo", "mpi"]
+[[grid]]
+kind = "accuracy"
+workers = [2]
+seeds = 1
+"""
+    file.write_text(OWN + grids)
     ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
     words = [*ranks, *COMMAND, str(file), "--out", str(folder), "--launcher", "torchrun"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=110, env=env)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 1, done.stderr[-3000:]
     assert each_once(folder)
     measured = [line for line in cases(folder).values() if line["kind"] == "time"]
     assert {(line["workers"], line["rate_name"], line["rate"]) for line in measured} == {(2, "cluster", None)}
-    assert "left out: 2 cases with 4 workers" in done.stderr
-    assert len([line for line in cases(folder).values() if line["kind"] == "accuracy"]) == 2 * 4
+    assert [line["status"] for line in measured] == ["failed", "done", "done"]
+    assert "rank 1 cannot make it" in measured[0]["error"]
+    others = "2 workers over mpi, 4 workers over gloo, 4 workers over mpi"
+    assert f"left out: 6 cases with {others}; torchrun has none" in done.stderr
+    assert len([line for line in cases(folder).values() if line["kind"] == "accuracy"]) == 2
 
 
 def test_the_paper_grid_is_predicted_whole(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from narrowcast.data.dataset import Dataset
+from narrowcast.data.fetch import DataError
 
 VARIABLE = "NARROWCAST_DATA"
 """An environment variable for the place alone; nothing in the environment changes a number."""
@@ -37,14 +38,19 @@ def store(data: Dataset, path: Path) -> None:
 
 def read(path: Path) -> Dataset:
     """A data set that `store` wrote; its pages are read when they are looked at."""
-    return Dataset(**torch.load(path, weights_only=True, mmap=True))
+    try:
+        return Dataset(**torch.load(path, weights_only=True, mmap=True))
+    except Exception as error:  # torch has many words for a file that is cut short or of another kind
+        why = str(error).partition("\n")[0].partition(". ")[0]
+        raise DataError(f"{path}: this is no whole data set ({why}); run: narrowcast data get {path.stem}") from error
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A file beside `path` that takes its place once it is complete."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with _writing_in(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     try:
         yield Path(name)
@@ -57,10 +63,24 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def _writing_in(folder: Path) -> Iterator[None]:
+    """A folder that cannot be written to is named, with what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{folder}: cannot write there ({error.strerror}); give --root a folder that can be written to, or set "
+            f"{VARIABLE}"
+        ) from error
+
+
+@contextlib.contextmanager
 def alone(path: Path) -> Iterator[None]:
     """Hold a lock beside `path`, so that two processes do not fetch the same file into each other."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(f"{path}.lock", "w") as held:
+    with _writing_in(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        held = open(f"{path}.lock", "w")  # noqa: SIM115  closed below
+    with held:
         try:
             import fcntl
         except ImportError:  # no such locks there; checksums still tell a broken file

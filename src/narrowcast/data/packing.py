@@ -81,9 +81,7 @@ def unpack(folder: Path, name: str) -> Dataset:
     parts: dict[str, list[tuple[int, Tensor, Tensor]]] = {"train": [], "test": []}
     classes = 0
     for path in paths:
-        for head, body in _read(path):
-            x = _picture_planes(head, body)
-            y = torch.frombuffer(bytearray(zlib.decompress(body[: head["lengths"][0]])), dtype=torch.uint8).long()
+        for head, x, y in _unpacked(path):
             parts[head["part"]].append((head["first"], x, y))
             classes = head["classes"]
     tensors = {}
@@ -92,6 +90,18 @@ def unpack(folder: Path, name: str) -> Dataset:
         tensors[f"x_{part}"] = torch.cat([x for _, x, _ in ordered])
         tensors[f"y_{part}"] = torch.cat([y for _, _, y in ordered])
     return Dataset(name, classes=classes, **tensors)
+
+
+def _unpacked(path: Path) -> Iterator[tuple[dict[str, Any], Tensor, Tensor]]:
+    """The pictures and labels of each record of a piece."""
+    try:
+        for head, body in _read(path):
+            labels = zlib.decompress(body[: head["lengths"][0]])
+            yield head, _picture_planes(head, body), torch.frombuffer(bytearray(labels), dtype=torch.uint8).long()
+    except DataError:
+        raise
+    except (ValueError, KeyError, TypeError, RuntimeError, zlib.error) as error:
+        raise DataError(f"{path}: broken ({error}); bring the file again") from error
 
 
 def _records(data: Dataset) -> Iterator[bytes]:

@@ -17,6 +17,8 @@ TOLERANCE = 0.10
 # A second's worth, within these bytes: long enough that the bucket's content and the first packets do not count.
 SECONDS = 1.0
 LEAST, MOST = 25_000_000, 100_000_000
+# Below this the bucket's content is all that is measured.
+LEAST_BYTES = 1_000_000
 WORKER = Path(__file__).with_name("check_worker.py")
 
 
@@ -61,6 +63,8 @@ def check_rate(hosts: int, text: str, nbytes: int | None = None, rounds: int = 3
     """Build a lab whose links have a rate, and measure."""
     if hosts < 2:
         raise ValueError(f"hosts: got {hosts}; one host sends nothing: give 2 or more")
+    if nbytes is not None and nbytes < LEAST_BYTES:
+        raise ValueError(f"--mb: got {nbytes / 1e6:g} megabytes to reduce; give {LEAST_BYTES / 1e6:g} or more")
     rate = parse_rate(text)
     values = (nbytes or _nbytes(hosts, rate)) // 4
     expected = all_reduce_seconds(4 * values, hosts, rate)

@@ -120,6 +120,12 @@ class Policy:
     keep: bool = False
     """A failed rank does not end the others."""
 
+    def __post_init__(self) -> None:
+        if self.timeout is not None and not self.timeout > 0:
+            raise ValueError(f"timeout: got {self.timeout}; give seconds, more than 0, or none")
+        if not self.grace >= 0:
+            raise ValueError(f"grace: got {self.grace}; give seconds, 0 or more")
+
 
 class Job:
     """A command under way. A thread passes its output on and ends it when its policy says so."""

@@ -1,10 +1,14 @@
-"""The few system calls behind the lab that Python 3.10 does not offer, and /proc. Importing this calls none of them."""
+"""The few system calls behind the lab that Python 3.10 does not offer, and /proc. Importing this calls none of them.
+
+python kernel.py PARENT COMMAND...     (as a script: become a command that is killed when its parent ends)
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -74,3 +78,15 @@ def started(pid: int) -> str | None:
     except OSError:
         return None
     return None if fields[0] in "ZX" else fields[19]
+
+
+def main() -> None:
+    parent, *words = sys.argv[1:]
+    die_with_parent()
+    if os.getppid() != int(parent):
+        sys.exit("the process that started this one is gone")
+    os.execv(words[0], words)
+
+
+if __name__ == "__main__":
+    main()

@@ -157,12 +157,12 @@ class Lab:
         stdout and stderr behind "[host 2 rank 2] "; capture=True puts them into the result instead.
         """
         words = launch.checked_command(command, launcher, ranks_per_host)
+        policy = Policy(timeout, grace, keep)
         number = next(self._numbers)
         shared = launch.shared_environment(self.hosts, ranks_per_host, number, env or {})
         begin = self._begin_mpirun if launcher == "mpirun" else self._begin_ranks
         with self._all_or_none(number) as processes:
             begin(processes, words, ranks_per_host, shared, os.fspath(cwd or os.getcwd()))
-        policy = Policy(timeout, grace, keep)
         job = Job(processes, self._signal, lambda: self._sweep(number), policy, None if capture else output)
         self._jobs = [*(other for other in self._jobs if other.running), job]
         return job

@@ -12,6 +12,7 @@ import torch
 
 from narrowcast.simulate.train_log import Record
 from narrowcast.simulate.training import Run, train
+from narrowcast.simulate.world import World
 from narrowcast.study import datasets, models
 from narrowcast.study.cases import Case
 from narrowcast.study.worker import end_with_parent
@@ -35,12 +36,12 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
     model = models.build(job["model"], examples, job["seed"])
     batch = job["batch"] * job["workers"]
     steps = max(1, round(job["epochs"] * (len(examples.x_train) // batch)))
+    nodes = job["nodes"] if job["algorithm"] == "hierarchical" else None
     run = train(
         model,
         examples,
-        workers=job["workers"],
+        workers=World(job["workers"], job["algorithm"], nodes=nodes, seed=job["seed"]),
         spec=job["wire"],
-        algorithm=job["algorithm"],
         steps=steps,
         batch=batch,
         # to zero in a straight line: the last steps then settle, and runs can be compared

@@ -8,13 +8,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from narrowcast.lab.rates import parse_rate
-from narrowcast.study.file import UNLIMITED, Grid, Layout, StudyFile
+from narrowcast.predict.toml import FileError
+from narrowcast.study.file import REAL, UNLIMITED, USED, WHOLE, Grid, Layout, StudyFile
 
 PLAIN = "fp32"
 LOOPBACK, CLUSTER, SIMULATED = "loopback", "cluster", "simulated"
 """What stands for a link's rate on one machine, on a real cluster, and where nothing travels."""
 NETWORKS_DATA = {"resnet110": "cifar10", "lstm": "an4", "bert-base": "text", "bert-large": "text", "gpt2": "text"}
 """What the networks of the predicted grids learn from; all others take ImageNet."""
+
+HOW = {*WHOLE, *REAL} - {"probe_seconds"}
+"""The numbers that say how a case is run, and are no part of its name."""
 
 
 @dataclass(frozen=True)
@@ -108,17 +112,44 @@ class Setting:
 
 
 def expand(study: StudyFile, launcher: str) -> list[list[Case]]:
-    """All cases, grid by grid in the file's order; a case that several grids have belongs to the first."""
-    seen: set[str] = set()
+    """All cases, grid by grid in the file's order; a case that several grids have belongs to the first.
+
+    FileError where they would run it in different ways: it has one line in the results, which would be the first's.
+    """
+    seen: dict[str, Case] = {}
     found = []
     for grid in study.grids:
         own = []
         for case in _EXPANDERS[grid.kind](grid, study, launcher):
-            if case.id not in seen:
-                seen.add(case.id)
+            first = seen.setdefault(case.id, case)
+            if first is case:
                 own.append(case)
+            elif differing := _differing(first, case):
+                raise FileError(f"{study.source}:{grid.line}: {_clash(first, differing, launcher)}")
         found.append(own)
     return found
+
+
+def _differing(first: Case, second: Case) -> list[str]:
+    """The numbers in which two grids would run a case in different ways."""
+    assert first.grid is not None
+    assert second.grid is not None
+    mine, other = first.grid, second.grid
+    names = [name for name in USED[mine.kind].split() if name in HOW]
+    return [
+        f"{name} {getattr(mine, name)} and {getattr(other, name)}"
+        for name in names
+        if getattr(mine, name) != getattr(other, name)
+    ]
+
+
+def _clash(case: Case, differing: Sequence[str], launcher: str) -> str:
+    assert case.grid is not None
+    also = "" if launcher == "lab" else f" (launcher {launcher} makes no link rates: grids that differ in them are one)"
+    return (
+        f"this grid has cases that the grid of line {case.grid.line} has, such as {case.id}{also}, but with other "
+        f"numbers: {', '.join(differing)}. A case is run once: give both the same, or put one into a file of its own"
+    )
 
 
 def settings(cases: Sequence[Case]) -> list[Setting]:

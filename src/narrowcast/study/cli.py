@@ -18,6 +18,7 @@ from narrowcast.console import JsonPath, emit, make_console, new_table
 from narrowcast.study import file, results, runner, sbatch, torchrun
 from narrowcast.study.file import KINDS, StudyFile
 from narrowcast.study.launch import LAUNCHERS
+from narrowcast.study.lines import usable_lines
 from narrowcast.study.runner import Options, Outcome
 
 app = typer.Typer(
@@ -28,7 +29,8 @@ app = typer.Typer(
 FOLDER = Path("studies")
 BUDGET = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-STOPPED = 130
+STOPPED, FAILED = 130, 1
+ORDERLY = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
 
 
 def seconds_of(text: str) -> float:
@@ -49,7 +51,10 @@ def run(
     sbatch_script: Annotated[bool, typer.Option("--sbatch", help="Print a SLURM script instead.")] = False,
     json_path: JsonPath = None,
 ) -> None:
-    """Run a study, or go on with one. Every result is on the disk at once; the report is written at the end."""
+    """Run a study, or go on with one. Every result is on the disk at once; the report is written at the end.
+
+    Ends with 1 where cases failed, and with 130 where it was stopped.
+    """
     # a study may name a package of the user's own, as python itself would find it
     sys.path.insert(0, "")
     study = file.load(name)
@@ -58,19 +63,21 @@ def run(
         print(sbatch.script(study, name, folder), end="")
         return
     options = Options(folder, launcher, seconds_of(budget) if budget else None, _kinds(only), quiet=json_path == "-")
-    if launcher == "torchrun":
-        torchrun.join(study)
-        if torchrun.rank() != 0:
+    # a scheduler that ends us, or a terminal that is closed, gets the same orderly end as Ctrl-C
+    for number in ORDERLY:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has us ignore the terminal
+            signal.signal(number, signal.default_int_handler)
+    try:
+        if launcher == "torchrun" and torchrun.rank() != 0:
             torchrun.follow()
             return
-    # a scheduler that ends us gets the same orderly end as Ctrl-C
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
         outcome = runner.run(study, options)
     except KeyboardInterrupt:
         sys.stderr.write(f"stopped; what was found is in {folder}; run the same command again to go on\n")
         raise typer.Exit(STOPPED) from None
     _tell(study, outcome, json_path)
+    if outcome.failed:
+        raise typer.Exit(FAILED)
 
 
 def _kinds(only: str | None) -> tuple[str, ...]:
@@ -120,7 +127,11 @@ def _builtin(name: str) -> dict[str, Any]:
 
 def _finished() -> Iterable[dict[str, Any]]:
     for path in sorted(FOLDER.glob(f"*/{results.FILE}")):
-        lines = results.read(path)
+        try:
+            lines = usable_lines(path)
+        except results.ResultsError as error:
+            yield {"name": str(path.parent), "what": str(error), "cases": None, "done": None, "failed": None}
+            continue
         found = [line["status"] for line in results.latest(lines).values()]
         started = [line["started"] for line in lines if line["kind"] == "session"]
         counts = {status: found.count(status) for status in ("done", "failed")}

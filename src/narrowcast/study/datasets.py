@@ -85,8 +85,16 @@ def _own(name: str) -> Examples:
         if not isinstance(part, Tensor):
             raise ModelError(f"data: {name} has no tensor {key}; it needs x_train, y_train, x_test and y_test")
         parts[key] = part
+    _check_rows(name, parts)
     classes = int(getattr(made, "classes", 0) or parts["y_train"].max() + 1)
     return Examples(name, classes=classes, **parts)
+
+
+def _check_rows(name: str, parts: dict[str, Tensor]) -> None:
+    for part in ("train", "test"):
+        x, y = (len(parts[f"{key}_{part}"]) for key in ("x", "y"))
+        if x != y or not x:
+            raise ModelError(f"data: {name} has {x} rows in x_{part}, {y} in y_{part}; give as many, one at least")
 
 
 def _text() -> Examples:

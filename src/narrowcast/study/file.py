@@ -23,6 +23,8 @@ TRANSPORTS = ("gloo", "mpi", "nccl")
 PARALLEL = ("data", "model")
 UNLIMITED = "unlimited"
 LAYOUT = re.compile(r"([1-9]\d*)x([1-9]\d*)")
+NAME = re.compile(r"\w[\w.-]*")
+"""It names a folder, and a job of SLURM."""
 SIZE = re.compile(r"([1-9]\d*)(KiB|MiB)")
 SHIFTS = {"KiB": 10, "MiB": 20}
 
@@ -107,6 +109,8 @@ class StudyFile:
     name: str
     text: str
     grids: tuple[Grid, ...]
+    source: str = "study.toml"
+    """The file's name, for messages."""
     about: str = ""
     margin: float = 1.0
     primary: str = "int8/256"
@@ -131,7 +135,11 @@ def load(name: str | Path) -> StudyFile:
 
 def parse(text: str, name: str = "study.toml") -> StudyFile:
     """Read a file's text; FileError with name and line where something in it cannot be right."""
-    return _Reader(toml.parse(text, name)).study(text)
+    study = _Reader(toml.parse(text, name)).study(text)
+    from narrowcast.study.cases import expand  # which is built on this file
+
+    expand(study, "lab")
+    return study
 
 
 WHOLE = {"batch": 1, "steps": 2, "repeats": 1, "examples": 0, "tests": 0}
@@ -153,16 +161,29 @@ class _Reader:
         common = {key: values[key] for key in own if key in values}
         given = (("primary", "int8/256"), ("baseline", "fp32"))
         primary, baseline = (self._wire(values.get(key, default), key) for key, default in given)
+        grids = tuple(self._grids(values, common))
+        self._asks(grids, {"primary": primary, "baseline": baseline})
         return StudyFile(
-            name=self._text("name", values.get("name", Path(self.document.name).stem)),
+            name=self._name(values.get("name", Path(self.document.name).stem)),
             text=text,
-            grids=tuple(self._grids(values, common)),
+            source=self.document.name,
+            grids=grids,
             about=self._text("about", values.get("about", "")),
             margin=self._number("margin", values.get("margin", 1.0), 0.0),
             primary=primary,
             baseline=baseline,
-            targets=self._targets(values.get("targets", {})),
+            targets=self._targets(values.get("targets", {}), grids),
         )
+
+    def _asks(self, grids: Sequence[Grid], question: dict[str, str]) -> None:
+        """Some grid has both wires of the study's question; collectives alone have none."""
+        wires = list(dict.fromkeys(wire for grid in grids if grid.kind != "bus" for wire in grid.wires))
+        for key, wire in question.items() if wires else ():
+            if wire not in wires:
+                self._fail(
+                    key if key in self.document.values else "wires",
+                    f"no grid has the {key} wire {wire}; add it to wires, or give {key} = one of {', '.join(wires)}",
+                )
 
     # -- grids
 
@@ -173,6 +194,8 @@ class _Reader:
             return [self._grid(kind, common, {}, "") for kind in kinds]
         if not isinstance(tables, list):
             self._fail("grid", "write [[grid]]: there may be several")
+        if not tables:
+            self._fail("grid", "is an empty list; leave it out, or write [[grid]] tables")
         if "kinds" in values:
             self._fail("kinds", "each [[grid]] has a kind of its own; leave kinds out, or the [[grid]] tables")
         return [self._table(table, f"grid.{number}", common) for number, table in enumerate(tables)]
@@ -294,13 +317,22 @@ class _Reader:
                 self._fail(path, f'give "100mbit", "1gbit" or the like, or "{UNLIMITED}"; got {text!r}')
         return text
 
-    def _targets(self, table: Any) -> dict[str, float]:
+    def _name(self, value: Any) -> str:
+        if NAME.fullmatch(self._text("name", value)) is None:
+            self._fail("name", f'give letters, digits, "_", "-" and "." alone: it names a folder; got {value!r}')
+        return str(value)
+
+    def _targets(self, table: Any, grids: Sequence[Grid]) -> dict[str, float]:
         if not isinstance(table, dict):
             self._fail("targets", "write [targets], and below it a line for each data set: digits = 95.0")
+        data = list(dict.fromkeys(name for grid in grids for name in grid.data))
+        self._known(table, "targets", data, "among this study's data")
         return {key: self._number(f"targets.{key}", value, 0.0) for key, value in table.items()}
 
     def _kinds(self, value: Any, path: str) -> list[str]:
         listed = value if isinstance(value, list) else [value]
+        if not listed:
+            self._fail(path, "is an empty list; leave it out, or give at least one")
         for item in listed:
             self._one_of(item, KINDS, path)
         return listed

@@ -117,8 +117,12 @@ class Step(Finding):
         if self.base is None or "steps_ms" not in self.base or "steps_ms" not in self.line:
             # the errors of predictions are shared and not chance: there is nothing to correct
             return self.faster is True
-        confidence = 1 - (1 - stats.CONFIDENCE) / settings
-        return stats.speedup(self.base["steps_ms"], self.line["steps_ms"], confidence=confidence).low > 1
+        return _measured_speedup(self.base, self.line, 1 - (1 - stats.CONFIDENCE) / settings).low > 1
+
+    @property
+    def apart(self) -> bool:
+        """Whether it was measured in another start of ranks than the baseline: not interleaved with it."""
+        return self.base is not None and not _interleaved(self.base, self.line)
 
     @property
     def forecast(self) -> Interval | None:
@@ -176,9 +180,19 @@ def _time(line: Line) -> Interval:
     return stats.median_interval(line["steps_ms"])
 
 
+def _interleaved(base: Line, line: Line) -> bool:
+    """Lines that do not name a start are from before there were any."""
+    return bool(base.get("start") == line.get("start"))
+
+
+def _measured_speedup(base: Line, line: Line, confidence: float = stats.CONFIDENCE) -> Interval:
+    together = _interleaved(base, line)
+    return stats.speedup(base["steps_ms"], line["steps_ms"], interleaved=together, confidence=confidence)
+
+
 def _speedup(base: Line, line: Line, base_time: Interval, time: Interval) -> Interval:
     if "steps_ms" in base and "steps_ms" in line:
-        return stats.speedup(base["steps_ms"], line["steps_ms"])
+        return _measured_speedup(base, line)
     # two predictions share their errors in part, nobody knows how far: the widest interval
     return Interval(base_time.value / time.value, base_time.low / time.high, base_time.high / time.low)
 

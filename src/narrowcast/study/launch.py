@@ -5,22 +5,22 @@ from __future__ import annotations
 import json
 import os
 import queue
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from narrowcast.lab import Job, Lab, LabError, Line, Result
+from narrowcast.lab import Job, Lab, LabError, Line, Result, kernel
 from narrowcast.lab.job import Policy, Process
 from narrowcast.lab.lab import check_machine
 from narrowcast.lab.launch import DEFAULTS, INTERFACE, find_mpirun
+from narrowcast.lab.topology import MOST_HOSTS
 from narrowcast.study.cases import Case, Place
 from narrowcast.study.file import UNLIMITED
 from narrowcast.study.worker import MARK, PARENT
@@ -93,13 +93,16 @@ class LabLauncher(Starts):
 
     name = "lab"
 
+    def fits(self, case: Case) -> bool:
+        return case.layout.hosts <= MOST_HOSTS
+
     def run(self, place: Place, job: dict[str, Any], tell: Tell) -> None:
         rate = None if place.rate_name == UNLIMITED else place.rate_name
         # hosts with several ranks share an interface: nobody can tell whose bytes those are
         interface = INTERFACE if place.layout.per_host == 1 else None
         try:
-            with _job_file({**job, "interface": interface}) as file, Lab(place.layout.hosts, rate) as lab:
-                _listen(lambda output: self._start(lab, place, file, output), tell)
+            with job_file({**job, "interface": interface}) as file, Lab(place.layout.hosts, rate) as lab:
+                listen(lambda output: self._start(lab, place, file, output), tell)
         except LabError as error:
             raise LaunchError(str(error).splitlines()[0]) from error
 
@@ -120,14 +123,14 @@ class LocalLauncher(Starts):
     name = "local"
 
     def run(self, place: Place, job: dict[str, Any], tell: Tell) -> None:
-        with _job_file({**job, "interface": None}) as file, _Processes() as processes:
+        with job_file({**job, "interface": None}) as file, Processes() as processes:
             try:
                 self._begin(processes, place, file)
             except LabError as error:  # there is no mpirun
                 raise LaunchError(str(error)) from error
-            _listen(processes.job, tell)
+            listen(processes.job, tell)
 
-    def _begin(self, processes: _Processes, place: Place, file: Path) -> None:
+    def _begin(self, processes: Processes, place: Place, file: Path) -> None:
         shared = _environment(place)
         if place.transport == "mpi":
             processes.add(0, _mpirun(place, file), shared)
@@ -138,7 +141,7 @@ class LocalLauncher(Starts):
 
 def _environment(place: Place) -> dict[str, str]:
     world = str(place.layout.workers)
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": world}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": world}
     name = "lo0" if sys.platform == "darwin" else "lo"
     own = {"LOCAL_WORLD_SIZE": world, "GLOO_SOCKET_IFNAME": name, PARENT: str(os.getpid())}
     return {**DEFAULTS, **os.environ, **meeting, **own}
@@ -146,23 +149,30 @@ def _environment(place: Place) -> dict[str, str]:
 
 def _mpirun(place: Place, file: Path) -> list[str]:
     options = ("--oversubscribe", "--bind-to", "none", "--allow-run-as-root", "--mca", "mpi_yield_when_idle", "1")
-    return [find_mpirun(), "-n", str(place.layout.workers), *options, *WORKER, str(file)]
+    return _leashed([find_mpirun(), "-n", str(place.layout.workers), *options, *WORKER, str(file)])
 
 
-def _free_port() -> int:
+def _leashed(words: list[str]) -> list[str]:
+    """A command that ends with us, whatever ends us; our own ranks see to that by themselves."""
+    if not sys.platform.startswith("linux"):
+        return words
+    return [sys.executable, "-I", "-S", kernel.__file__, str(os.getpid()), *words]
+
+
+def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
 
 
-class _Processes:
+class Processes:
     """Local ranks in the form in which a lab's job knows them."""
 
     def __init__(self) -> None:
         self._listed: list[Process] = []
         self._started: dict[int, subprocess.Popen[bytes]] = {}
 
-    def __enter__(self) -> _Processes:
+    def __enter__(self) -> Processes:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -207,17 +217,18 @@ def _report(started: subprocess.Popen[bytes], status: int) -> None:
 
 
 @contextmanager
-def _job_file(job: dict[str, Any]) -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="narrowcast-study-"))
+def job_file(job: dict[str, Any]) -> Iterator[Path]:
+    """A job for ranks to read. They remove it as soon as all have: a study that is killed then leaves no file."""
+    handle, name = tempfile.mkstemp(prefix="narrowcast-study-", suffix=".json")
     try:
-        file = folder / "job.json"
-        file.write_text(json.dumps(job))
-        yield file
+        with open(handle, "w") as file:
+            json.dump({**job, "remove": True}, file)
+        yield Path(name)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        Path(name).unlink(missing_ok=True)
 
 
-def _listen(start: Callable[[Output], Job], tell: Tell) -> None:
+def listen(start: Callable[[Output], Job], tell: Tell) -> None:
     """Pass on what the ranks of a job tell, until all have ended."""
     heard: queue.SimpleQueue[Line] = queue.SimpleQueue()
     errors: list[str] = []
@@ -257,9 +268,13 @@ CONSEQUENCES = ("Connection reset", "Connection closed", "gave up", "an earlier 
 """What ranks say when another one is gone: the reason is somewhere else."""
 
 
+def first_cause(errors: Sequence[str]) -> str:
+    """The first error that is not about another rank's."""
+    return next((text for text in errors if not any(word in text for word in CONSEQUENCES)), errors[0])
+
+
 def _why(result: Result, errors: list[str], last_words: list[Line]) -> str:
-    causes = [text for text in errors if not any(word in text for word in CONSEQUENCES)]
-    if causes or errors:
-        return (causes or errors)[0]
+    if errors:
+        return first_cause(errors)
     words = [line.text.strip() for line in last_words if line.stream == "stderr" and line.text.strip()]
     return "; ".join([result.summary(), *words[-1:]])

@@ -110,6 +110,7 @@ class _Runner:
         self.began = time.time()
         self.deadline = None if options.budget is None else self.began + options.budget
         self.kept = Kept(results.folder)
+        self.starts = 0
 
     def in_time(self) -> bool:
         return self.deadline is None or time.time() < self.deadline
@@ -153,8 +154,8 @@ class _Runner:
         measured = [case for case in cases if case.source == "measured"]
         other = [case for case in measured if not self.launcher.fits(case)]
         if other:
-            worlds = ", ".join(sorted({str(case.layout) for case in other}))
-            self.record.progress.note(f"left out: {len(other)} cases with {worlds} workers; these ranks are others")
+            ranks = ", ".join(sorted({f"{case.layout} workers over {case.transport}" for case in other}))
+            self.record.progress.note(f"left out: {len(other)} cases with {ranks}; {self.launcher.name} has none")
         mine = settings([case for case in measured if self.launcher.fits(case)])
         for place, group in groupby(mine, key=lambda setting: setting.place):
             if self.in_time():
@@ -167,7 +168,7 @@ class _Runner:
         probe = self._probe_seconds(place, wanted)
         while wanted and self.in_time():
             self.record.progress.doing(f"{place.layout} workers, {place.rate_name}, {place.transport}")
-            watch = _Watch(wanted)
+            watch = _Watch(wanted, self._next_start())
             try:
                 self._start(place, watch, probe)
                 return
@@ -178,6 +179,11 @@ class _Runner:
                     continue
                 wanted = self._after_failure(place, watch, wanted, str(error))
             probe = 0.0
+
+    def _next_start(self) -> str:
+        """A name that no other start of ranks has, of whatever session: wires of one start took turns."""
+        self.starts += 1
+        return f"{self.results.sessions()[-1]['started']} {self.starts}"
 
     def _start(self, place: Place, watch: _Watch, probe: float) -> None:
         job = self._job(place, watch.settings, probe)
@@ -199,7 +205,7 @@ class _Runner:
 
     def _alone(self, place: Place, case: Case) -> None:
         """One wire by itself, after its setting failed."""
-        watch = _Watch([Setting((case,))])
+        watch = _Watch([Setting((case,))], self._next_start())
         try:
             self._start(place, watch, 0.0)
         except LaunchError as error:
@@ -218,12 +224,11 @@ class _Runner:
             setting = watch.settings[message["setting"]]
             case = next(case for case in setting.cases if case.id == message["case"])
             watch.heard.add(case.id)
-            self._measured(case, setting, message)
+            self._measured(case, setting, {**message["result"], "start": watch.start}, message.get("profile"))
 
-    def _measured(self, case: Case, setting: Setting, message: dict[str, Any]) -> None:
-        facts = message["result"]
-        if message.get("profile"):
-            self.kept.write(setting.slug, message["profile"])
+    def _measured(self, case: Case, setting: Setting, facts: dict[str, Any], profile: str | None) -> None:
+        if profile:
+            self.kept.write(setting.slug, profile)
         if case.kind == "time":
             facts |= predicted.beside(case, self.kept.profile(setting.slug), self._link(case))
         self.record.done(case, facts)
@@ -298,8 +303,9 @@ class _Runner:
 class _Watch:
     """Where a start of ranks is."""
 
-    def __init__(self, wanted: Sequence[Setting]) -> None:
+    def __init__(self, wanted: Sequence[Setting], start: str) -> None:
         self.settings = list(wanted)
+        self.start = start
         self.at: int | None = None
         self.heard: set[str] = set()
         self._began = time.monotonic()

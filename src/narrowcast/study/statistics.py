@@ -77,10 +77,12 @@ def _medians(repeats: Repeats, chosen_DR: Tensor, source: torch.Generator) -> Te
     steps = int(lengths.max())
     picked_DRS = torch.rand(*chosen_DR.shape, steps, generator=source, dtype=torch.float64)
     index_DRS = starts[chosen_DR][..., None] + (picked_DRS * lengths[chosen_DR][..., None]).long()
-    drawn_DN = values[index_DRS].flatten(1)
-    count = drawn_DN.shape[1]
+    # as long as the longest, each: what a shorter one does not have goes behind all others, and does not count
+    beyond_DRS = torch.arange(steps) >= lengths[chosen_DR][..., None]
+    drawn_DN = values[index_DRS].masked_fill(beyond_DRS, math.inf).flatten(1).sort(dim=1).values
+    counts_D1 = lengths[chosen_DR].sum(1, keepdim=True)
     # torch's own median takes the lower of two middle values
-    low, high = (drawn_DN.kthvalue(k, dim=1).values for k in ((count + 1) // 2, count // 2 + 1))
+    low, high = (drawn_DN.gather(1, at_D1).squeeze(1) for at_D1 in ((counts_D1 - 1) // 2, counts_D1 // 2))
     return (low + high) / 2
 
 
@@ -111,7 +113,14 @@ def median_interval(repeats: Repeats, *, draws: int | None = None, confidence: f
     return _between(median(flat(repeats)), medians, confidence)
 
 
-def speedup(baseline: Repeats, other: Repeats, *, draws: int | None = None, confidence: float = CONFIDENCE) -> Interval:
+def speedup(
+    baseline: Repeats,
+    other: Repeats,
+    *,
+    interleaved: bool = True,
+    draws: int | None = None,
+    confidence: float = CONFIDENCE,
+) -> Interval:
     """The ratio of medians, baseline over other: above 1 the other is faster.
 
     Interleaved repeats saw the same machine: where both have as many, a draw takes the same repeats of both.
@@ -120,8 +129,9 @@ def speedup(baseline: Repeats, other: Repeats, *, draws: int | None = None, conf
     draws = draws or _enough(confidence)
     source = torch.Generator().manual_seed(SEED)
     chosen = _chosen_repeats(len(baseline), draws, source)
-    same = chosen if len(other) == len(baseline) else _chosen_repeats(len(other), draws, source)
-    ratios = _medians(baseline, chosen, source) / _medians(other, same, source)
+    paired = interleaved and len(other) == len(baseline)
+    theirs = chosen if paired else _chosen_repeats(len(other), draws, source)
+    ratios = _medians(baseline, chosen, source) / _medians(other, theirs, source)
     return _between(median(flat(baseline)) / median(flat(other)), ratios, confidence)
 
 

@@ -1,41 +1,65 @@
-"""A study on ranks that are there already: rank 0 runs it, the others do what it says."""
+"""A study on machines that torchrun has processes on already: each starts the ranks of one job after the other.
+
+Rank 0's process runs the study and says what is next, through the store that torchrun brings along. Measuring happens
+in a process of its own for each rank and job, as with the other launchers: a rank which fails, or leaves the others
+waiting, costs its job and no more.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-import sys
+import threading
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from narrowcast.study import worker
+from narrowcast.lab import Job
 from narrowcast.study.cases import Case, Place
-from narrowcast.study.file import StudyFile
-from narrowcast.study.launch import LaunchError, Tell
+from narrowcast.study.launch import (
+    GRACE,
+    WORKER,
+    LaunchError,
+    Processes,
+    Tell,
+    first_cause,
+    free_port,
+    job_file,
+    listen,
+)
+from narrowcast.study.worker import PARENT
 
-LONG = timedelta(hours=24)
-"""Ranks wait for one another while rank 0 looks for what is next; when one dies, torchrun ends the others."""
+Store = Any
+"""torch.distributed's, which mypy does not see."""
+LONG = timedelta(days=365)
+"""Processes wait for rank 0's word as long as it takes; when one dies, torchrun ends all."""
+LOOK_SECONDS = 0.5
+GAVE_UP = "gave up: another rank has failed"
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""Where it is set a rank takes MASTER_PORT for a store that is there; the ranks of a job have one of their own."""
 
 
 def rank() -> int:
     return int(os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
 
 
-def join(study: StudyFile) -> None:
-    """Make the process group; every rank, with the same study."""
+def world() -> int:
+    return int(os.environ["WORLD_SIZE"])
+
+
+def join() -> Store:
+    """The store that all processes share; every rank."""
     if "WORLD_SIZE" not in os.environ or "MASTER_ADDR" not in os.environ:
         raise ValueError(
             "launcher torchrun: the environment has no ranks; run torchrun --nproc-per-node N --no-python "
             "narrowcast study run FILE --launcher torchrun, or let --sbatch write the script"
         )
-    wanted = {transport for grid in study.grids if grid.kind in ("time", "bus") for transport in grid.transport}
-    if not torch.cuda.is_available():
-        wanted -= {"nccl"}
-    if "OMPI_COMM_WORLD_RANK" not in os.environ:
-        wanted -= {"mpi"}
-    worker.begin(sorted(wanted), LONG)
+    os.environ.setdefault("RANK", str(rank()))
+    store, *_ = next(dist.rendezvous("env://", timeout=LONG))  # type: ignore[attr-defined]
+    return dist.PrefixStore("narrowcast study", store)  # type: ignore[attr-defined]
 
 
 class TorchrunLauncher:
@@ -45,42 +69,112 @@ class TorchrunLauncher:
     waits = True
 
     def __init__(self) -> None:
+        self._store = join()
         self._local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self._jobs = 0
         self._ended = False
 
     def fits(self, case: Case) -> bool:
-        return case.layout.workers == dist.get_world_size() and case.layout.per_host in (1, self._local)
+        there = case.layout.workers == world() and case.layout.per_host in (1, self._local)
+        return there and _can_travel(case.transport)
 
     def run(self, place: Place, job: dict[str, Any], tell: Tell) -> None:
-        made = {**job, "interface": None}
-        _share(made)
-        try:
-            worker.run(made, tell)
-        except Exception as error:
-            raise LaunchError(f"{type(error).__name__}: {error}".replace("\n", " ")) from error
+        given = {"job": {**job, "interface": None}, "port": free_port()}
+        self._say(given)
+        _take_part(self._store, self._jobs, given, tell)
+        found = [self._store.get(_ended(self._jobs, each)).decode() for each in range(world())]
+        if errors := [text for text in found if text]:
+            raise LaunchError(first_cause(errors))
 
     def end(self) -> None:
-        """Let the other ranks go."""
+        """Let the other processes go. They hear it while our store is there, which may end with us."""
         if not self._ended:
             self._ended = True
-            _share(None)
+            self._say(None)
+            with suppress(dist.DistError):  # somebody is gone already
+                self._store.wait([_left(each) for each in range(1, world())], timedelta(seconds=2 * GRACE))
+
+    def _say(self, given: dict[str, Any] | None) -> None:
+        self._jobs += 1
+        self._store.set(_given(self._jobs), json.dumps(given))
 
 
 def follow() -> None:
-    """The other ranks: one job after the other, until there is none."""
-    while (job := _share(None)) is not None:
-        _do(job)
+    """The other processes: one job after the other, until there is none."""
+    store, number = join(), 1
+    while (given := json.loads(store.get(_given(number)))) is not None:
+        _take_part(store, number, given, lambda message: None)
+        number += 1
+    store.set(_left(rank()), "")
 
 
-def _do(job: dict[str, Any]) -> None:
-    try:
-        worker.run(job, lambda message: None)
-    except Exception as error:  # noqa: BLE001  rank 0 raises the same, and records it
-        sys.stderr.write(f"rank {dist.get_rank()}: {type(error).__name__}: {error}\n")
+def _can_travel(transport: str) -> bool:
+    """MPI needs ranks that mpirun has started, NCCL a GPU."""
+    if transport == "mpi":
+        return "OMPI_COMM_WORLD_RANK" in os.environ
+    return transport != "nccl" or torch.cuda.is_available()
 
 
-def _share(job: dict[str, Any] | None) -> dict[str, Any] | None:
-    found: list[Any] = [job]
-    dist.broadcast_object_list(found, 0)
-    answer: dict[str, Any] | None = found[0]
-    return answer
+def _given(number: int) -> str:
+    return f"job {number}"
+
+
+def _left(rank: int) -> str:
+    return f"rank {rank} has left"
+
+
+def _failed(number: int) -> str:
+    return f"job {number} has failed"
+
+
+def _ended(number: int, rank: int) -> str:
+    return f"job {number}, rank {rank}"
+
+
+def _take_part(store: Store, number: int, given: dict[str, Any], tell: Tell) -> None:
+    """This rank of a job, from beginning to end; all processes are told how it went."""
+    error, watch = "", _Watch(store, number)
+    with job_file(given["job"]) as file, Processes() as processes:
+        processes.add(0, [*WORKER, str(file)], _environment(given["port"]))
+        try:
+            listen(lambda output: watch.over(processes.job(output)), tell)
+        except LaunchError as failure:
+            error = GAVE_UP if watch.gave_up else str(failure)
+            store.set(_failed(number), error)
+        finally:
+            watch.end()
+    store.set(_ended(number, rank()), error)
+
+
+def _environment(port: int) -> dict[str, str]:
+    shared = {name: value for name, value in os.environ.items() if name != AGENT_STORE}
+    return {**shared, "MASTER_PORT": str(port), PARENT: str(os.getpid())}
+
+
+class _Watch:
+    """Ends this rank of a job when another one has failed: it may wait for that forever."""
+
+    def __init__(self, store: Store, number: int) -> None:
+        self.gave_up = False
+        self._store, self._number = store, number
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def over(self, job: Job) -> Job:
+        self._thread = threading.Thread(target=self._look, args=(job,), daemon=True)
+        self._thread.start()
+        return job
+
+    def end(self) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _look(self, job: Job) -> None:
+        while not self._over.wait(LOOK_SECONDS):
+            if self._store.check([_failed(self._number)]):
+                # who was told by the lost connection has something to say about it
+                self.gave_up = not self._over.wait(GRACE)
+                if self.gave_up:
+                    job.kill()
+                return

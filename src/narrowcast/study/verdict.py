@@ -315,6 +315,11 @@ def how_sure(verdict: Verdict) -> list[str]:
         kinds = {rate.predicted for rate in verdict.rates}
         source = {frozenset([False]): "measured here", frozenset([True]): "predicted, not measured"}
         found.append(f"Speed is {source.get(frozenset(kinds), 'measured at some rates and predicted at others')}.")
+    if apart := sum(step.apart for step in verdict.settings):
+        found.append(
+            f"{words.count(apart, 'setting')} not interleaved: after a failure {findings.primary} and "
+            f"{findings.baseline} were measured one after the other, and drift of the machine widens the interval."
+        )
     told = sum(step.faster is True for step in verdict.settings)
     if told and not verdict.beyond_chance:
         look = f"{told} of {words.count(len(verdict.settings), 'setting')} look faster, each at 95 %"

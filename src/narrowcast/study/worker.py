@@ -294,7 +294,7 @@ def _mean(values: Sequence[float]) -> list[float]:
 # ---- as a process ----------------------------------------------------------------------------------------------------
 
 
-def begin(transports: Sequence[str], timeout: timedelta = TIMEOUT) -> None:
+def begin(transports: Sequence[str]) -> None:
     """Join the process group that the environment describes."""
     torch.set_num_threads(1)
     if "OMPI_COMM_WORLD_RANK" in os.environ:
@@ -304,7 +304,7 @@ def begin(transports: Sequence[str], timeout: timedelta = TIMEOUT) -> None:
         from mpi4py import MPI  # noqa: F401  before Gloo begins threads of its own
     if "nccl" in transports:
         torch.cuda.set_device(trainers.device_of_rank("nccl"))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if "nccl" in transports else "gloo", timeout=timeout)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if "nccl" in transports else "gloo", timeout=TIMEOUT)
 
 
 def _tell(message: dict[str, Any]) -> None:
@@ -326,9 +326,12 @@ def end_with_parent() -> None:
 
 def main() -> None:
     end_with_parent()
-    job = json.loads(Path(sys.argv[1]).read_text())
+    file = Path(sys.argv[1])
+    job = json.loads(file.read_text())
     try:
         begin([job["transport"]])
+        if job.get("remove"):  # every rank has joined, so every rank has read it
+            file.unlink(missing_ok=True)
         run(job, _tell)
     except Exception as error:
         # one line on every rank: the study shows that of the rank that failed first

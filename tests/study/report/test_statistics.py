@@ -136,6 +136,24 @@ def test_interleaving_takes_the_drift_out_of_a_speedup() -> None:
     assert gain.low > 1.9
 
 
+def test_what_was_not_interleaved_keeps_the_drift_in_its_speedup() -> None:
+    """Sides that saw the machine at different times: the same numbers say less."""
+    source = random.Random(5)
+    drift = (1.0, 1.3, 0.8, 1.1)
+    base, other = ([[s * source.gauss(1, 0.01) for _ in range(10)] for s in drift] for _ in range(2))
+    together, apart = (stats.speedup(base, other, interleaved=known) for known in (True, False))
+    assert together.value == apart.value
+    assert apart.high - apart.low > 4 * (together.high - together.low)
+
+
+@pytest.mark.parametrize("most, one", [(1.0, 5.0), (5.0, 1.0)])
+def test_a_repeat_counts_by_as_many_steps_as_it_has(most: float, one: float) -> None:
+    """Two repeats, one much shorter: of three draws in four the long one has the majority, as in the median itself."""
+    repeats = [[most] * 100, [one]]
+    assert stats.median_interval(repeats, confidence=0.4) == Interval(most, most, most)
+    assert stats.median_interval(repeats) == Interval(most, 1.0, 5.0)
+
+
 def test_equivalence_in_a_case_that_was_computed_by_hand() -> None:
     """Mean 0.2, standard deviation 0.1581 over 5 seeds: standard error 0.07071, t(0.975, 4) = 2.7764."""
     found = equivalence([0.0, 0.1, 0.2, 0.3, 0.4], margin=1.0)

@@ -46,6 +46,22 @@ def test_it_helps(tmp_path: Path) -> None:
         assert float(words) == pytest.approx(plain / narrow, rel=0.05)
 
 
+def test_wires_of_different_starts_are_called_not_interleaved(tmp_path: Path) -> None:
+    lines = made_up.study(SMALL)
+    for line in lines:
+        if "steps_ms" in line:
+            line["start"] = "1.1" if line["wire"] == "fp32" or line["rate_name"] == "1gbit" else "1.2"
+    verdict = of_lines(tmp_path, lines)
+    assert [step.apart for step in verdict.settings] == [step.rate_name == "100mbit" for step in verdict.settings]
+    (told,) = (sentence for sentence in how_sure(verdict) if "not interleaved" in sentence)
+    assert told.startswith("1 setting not interleaved")
+    assert page(Findings.of(tmp_path)).count("measured, not interleaved") == 1
+    plain = found(tmp_path / "before")  # lines from before starts had names
+    assert not any(step.apart for step in plain.settings)
+    for step, same in zip(verdict.settings, plain.settings, strict=True):
+        assert (step.speedup == same.speedup) is (not step.apart)
+
+
 def test_it_depends_on_the_link(tmp_path: Path) -> None:
     verdict = found(tmp_path, replace(SMALL, rates=("100mbit", "loopback"), slow_codec=8.0))
     assert verdict.answer is Answer.DEPENDS

@@ -164,7 +164,8 @@ def step_table(context: Context, steps: Sequence[Step], caption: str = "Step tim
     for s in steps:
         head = (s.model, s.data, context.label(s), s.transport, words.rate(s.rate_name), s.workers)
         times = (words.between(s.time), words.significant(s.p95) if s.p95 else "")
-        rows.append(Row((*head, *times, words.times_between(s.speedup) if s.speedup else "", s.source), s))
+        gain = words.times_between(s.speedup) if s.speedup else ""
+        rows.append(Row((*head, *times, gain, f"{s.source}, not interleaved" if s.apart else s.source), s))
     heads = ("model", "data", "wire", "over", "link", "workers", "step ms (95 %)", "p95 ms", "speedup (95 %)", "source")
     return Table(caption, heads, rows, left=5, tail=1)
 
