@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from narrowcast import cli
 from narrowcast.bench import dettmers2016
 from narrowcast.codecs import all_specs
+from narrowcast.console import emit
 from narrowcast.formats import all_formats
 from narrowcast.kernels.ops import OPS
 
@@ -52,6 +55,33 @@ def test_doctor_names_the_implementation_and_every_slow_codec() -> None:
     assert "e4m3@1+cpd" in facts["slow"]
 
 
+def refusal(monkeypatch: pytest.MonkeyPatch, *words: str) -> object:
+    """The status that the process ends with, in this process."""
+    monkeypatch.setattr(sys, "argv", ["narrowcast", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code
+
+
+@pytest.mark.parametrize("words", ["formats", "predict --model resnet50 --cluster pcie3"])
+def test_a_file_that_cannot_be_written_is_refused_in_a_line(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "no" / "x"
+    assert refusal(monkeypatch, *words.split(), "--json", str(path)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"narrowcast: --json {path}: there is no folder {tmp_path / 'no'}; ")
+    with pytest.raises(ValueError, match=f"--json {tmp_path}: Is a directory; name a file that can be written"):
+        emit([], "", str(tmp_path))
+
+
+def test_bench_refuses_no_threads(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("bench", "codecs", "int8/256", "--size", "25MB", "--no-peers")
+    for option in (("--threads", "0"), ("--rounds", "1")):
+        assert refusal(monkeypatch, *words, *option) == 2
+        assert option[0] in capsys.readouterr().err
+
+
 def test_bench_gives_shares_for_a_codec_that_passed_its_check() -> None:
     found = parsed("bench", "codecs", "int8/256", "--size", "25MB", "--threads", "1", "--rounds", "2", "--no-peers")
     (row,) = found["rows"]
@@ -70,6 +100,6 @@ def test_bench_gives_shares_for_a_codec_that_passed_its_check() -> None:
 )
 def test_what_is_wrong_is_said_in_one_line_without_a_traceback(words: tuple[str, ...], text: str) -> None:
     done = run(*words)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert text in done.stderr
     assert "Traceback" not in done.stderr

@@ -51,11 +51,12 @@ app.command("report")(report_command)
 
 
 def main() -> None:
-    """Entry point: an error that we raised on purpose is shown without a traceback."""
+    """Entry point: an error that we raised on purpose is one line and status 2, without a traceback."""
     try:
         app()
     except (ValueError, TypeError, NotImplementedError, LabError, DataError) as error:
-        sys.exit(f"narrowcast: {error}")
+        print(f"narrowcast: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 # ---- formats ---------------------------------------------------------------------------------------------------------

@@ -173,10 +173,6 @@ def test_a_bad_cluster_file_is_one_line_and_exit_code_2(tmp_path: Path, case: st
         ("predict --model resnet50 --cluster pcie3 --html no/such/page.html", "--html: there is no folder no/such"),
         ("predict --model resnet50 --cluster pcie3 --html .", "--html: . is a folder"),
         (
-            "predict --model resnet50 --cluster pcie3 --json no/such.json",
-            "No such file or directory: 'no/such.json'",
-        ),
-        (
             "predict --model resnet50 --cluster pcie3 --algorithms native",
             "native' takes as-is, fp32, bf16 or fp16, got",
         ),
