@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -43,9 +44,11 @@ class Alone:
         return {0: note}
 
 
-def two_calls(transport: Alone, waits: bool, uses: Sequence[Sequence[Tensor]] = ((), ())) -> tuple[bool, bool]:
+def two_calls(
+    transport: Alone, waits: bool, uses: Sequence[Sequence[Tensor]] = ((), ()), between: int = 0
+) -> tuple[bool, bool]:
     """Whether the second call began before the first had sent all, and before the first was over. waits: it should not,
-    so that it is not given long for it. uses: the tensors of both.
+    so that it is not given long for it. uses: the tensors of both. between: how many other calls are made between them.
     """
     channel, sent, over, begun = Channel(transport), threading.Event(), threading.Event(), threading.Event()
     seen: list[bool] = []
@@ -59,6 +62,7 @@ def two_calls(transport: Alone, waits: bool, uses: Sequence[Sequence[Tensor]] = 
 
     works = [
         channel.submit({"call": 1}, first, tensors=uses[0]),
+        *(channel.submit({"call": 3}, lambda _: None, tensors=[torch.ones(2)]) for _ in range(between)),
         channel.submit({"call": 2}, lambda _: begun.set(), tensors=uses[1]),
     ]
     for work in works:
@@ -73,11 +77,13 @@ def test_the_next_call_begins_when_all_is_sent_and_not_before() -> None:
 
 
 X = torch.zeros(40, 3)
+ARRAY = np.zeros(40)
 USES = {
     "the same tensor": (True, [X], [X]),
     "a view of it": (True, [X], [torch.ones(2), X.t()[1]]),
     "one of several": (True, [torch.ones(2), X[:20]], [X[19:]]),
     "columns between each other's": (True, [X[:, 0]], [X[:, 2]]),
+    "memory of numpy's": (True, [torch.from_numpy(ARRAY)], [torch.ones(2), torch.from_numpy(ARRAY[39:])]),
     "parts of one storage": (False, [X[:20]], [X[20:]]),
     "an empty part": (False, [X], [X[20:20]]),
     "another tensor": (False, [X], [X.clone()]),
@@ -88,6 +94,11 @@ USES = {
 def test_a_call_waits_for_the_end_of_the_one_before_where_they_share_memory(what: str) -> None:
     waits, *uses = USES[what]
     assert two_calls(Alone(), waits, uses) == (False, not waits)
+
+
+@pytest.mark.parametrize("between", [1, 3])
+def test_it_waits_for_one_further_back_too(between: int) -> None:
+    assert two_calls(Alone(), True, ([X], [X]), between) == (False, False)
 
 
 def test_nothing_is_sent_after_all_was() -> None:
@@ -192,7 +203,7 @@ def test_what_nobody_waits_for_is_interrupted_when_the_process_ends() -> None:
         outcome = crew.outcome(0)
         assert not outcome.error, outcome.traceback
         raised, left, took = outcome.value
-    assert raised == ["TransportError", "BrokenChannelError", "TransportError", "TransportError"]
+    assert raised == ["TransportError", "BrokenChannelError"] * 2
     assert left == []
     assert took < 0.5 + channels.LAST_WORDS
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from datetime import timedelta
 
 import numpy as np
@@ -583,6 +584,28 @@ def test_two_groups_may_be_used_in_different_orders(pool: Pool) -> None:
     pool.run(8, crossed)
 
 
+def first_crossed(group: dist.ProcessGroup) -> list[float]:
+    """First calls of two groups by two threads, on different ranks in different order."""
+    pair, found = [dist.new_group(range(8)) for _ in range(2)], []
+
+    def use(made: dist.ProcessGroup) -> None:
+        x = torch.ones(10)
+        nc.all_reduce(x, "fp32", group=made)
+        found.append(float(x[0]))
+
+    threads = [threading.Thread(target=use, args=(made,)) for made in pair[:: 1 - 2 * (dist.get_rank(group) % 2)]]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.2)
+    for thread in threads:
+        thread.join(20)
+    return found
+
+
+def test_two_groups_may_be_made_ready_in_different_orders(pool: Pool) -> None:
+    assert pool.run(8, first_crossed) == [[8.0, 8.0]] * 8
+
+
 # ---- error feedback is all_reduce's alone ----------------------------------------------------------------------------
 
 
@@ -634,7 +657,7 @@ def settling(group: dist.ProcessGroup, spec: str, algorithms: list[str]) -> tupl
     return found, [residuals.first, residuals.second]
 
 
-@pytest.mark.parametrize("spec", ["int4/16+ef", "int4/16+sr+ef", "dtree8+ef"])
+@pytest.mark.parametrize("spec", ["int4/16+ef", "int4/16+sr+ef", "dtree8+ef", "e5m2+aps+ef"])
 def test_one_shot_pays_what_two_shot_owes_with_the_bits_of_a_simulated_world(pool: Pool, spec: str) -> None:
     algorithms = ["two_shot"] + ["one_shot"] * 12 + ["two_shot", "one_shot"]
     ranks = pool.run(3, settling, spec, algorithms)
@@ -648,6 +671,19 @@ def test_one_shot_pays_what_two_shot_owes_with_the_bits_of_a_simulated_world(poo
         assert not second.any()
         mean = sum(values(rank, 300) for rank in range(3)) / 3
         assert float((sum(results) - mean).abs().max()) < 1e-3 * float((results[0] - mean).abs().max())
+
+
+def paid_at_once(group: dist.ProcessGroup, spec: str) -> float:
+    """How much of a large debt of the sum one call pays."""
+    residuals, x = Residuals.zeros(300), torch.full((300,), 1e-3)
+    residuals.second.fill_(100.0)
+    nc.all_reduce(x, spec, dist.ReduceOp.AVG, group, residuals=residuals, algorithm="one_shot")
+    return float(x[0])
+
+
+@pytest.mark.parametrize("spec", ["int8/16+ef", "int8+ef", "e5m2+aps+ef"])
+def test_scales_are_found_with_what_the_sum_owes(pool: Pool, spec: str) -> None:
+    assert min(pool.run(3, paid_at_once, spec)) > 90
 
 
 def paid_alone(group: dist.ProcessGroup) -> tuple[list[float], list[float], list[float]]:

@@ -140,6 +140,31 @@ def test_a_call_that_fails_on_one_rank_fails_on_all_and_names_it() -> None:
         assert seconds < 2 * PROMPT
 
 
+def out_of_step(group: dist.ProcessGroup) -> list[str]:
+    """What calls of every kind end in after one that failed on this rank."""
+    other = 1 - dist.get_rank(group)
+    if other == 0:
+        at_encode(1, out_of_memory)
+    found = []
+    for call in (
+        lambda: nc.all_reduce(torch.ones(1000), "int8/64", group=group),
+        lambda: nc.all_reduce(torch.ones(1000), "int8/64", group=group),
+        lambda: nc.send(torch.ones(10), "fp32", group_dst=other, group=group),
+        lambda: nc.recv(torch.ones(10), "fp32", group_src=other, group=group),
+    ):
+        try:
+            call()
+        except RuntimeError as error:
+            found.append(type(error).__name__)
+    return found
+
+
+def test_after_a_failure_every_call_says_so() -> None:
+    with Crew(2, out_of_step, timeout=20) as crew:
+        for rank in range(2):
+            assert crew.outcome(rank).value[1:] == ["BrokenChannelError"] * 3
+
+
 def bereft(group: dist.ProcessGroup) -> tuple[str, float]:
     """Rank 1 dies between two calls; the next one is of a new kind, which is first compared through the store."""
     nc.all_reduce(torch.ones(10), "fp32", group=group)

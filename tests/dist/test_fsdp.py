@@ -321,6 +321,23 @@ def from_meta(group: dist.ProcessGroup) -> None:
     handle.detach()
 
 
+def inferred(group: dist.ProcessGroup) -> None:
+    """A forward pass in inference mode, and training afterwards."""
+    rank, model = dist.get_rank(group), sharded(mesh_of(group))
+    handle = nc.attach(model, "int8/256", parameters="e4m3fn/128", min_values=1)
+    with torch.no_grad():
+        expected = loss(model, rank, 0)
+    with torch.inference_mode():
+        assert torch.equal(loss(model, rank, 0), expected)
+    loss(model, rank, 0).backward()
+    handle.check_ranks()
+    handle.detach()
+
+
+def test_inference_mode(pool: Pool) -> None:
+    pool.run(2, inferred)
+
+
 def test_a_model_from_the_meta_device(pool: Pool) -> None:
     pool.run(2, from_meta)
 

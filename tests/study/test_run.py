@@ -17,6 +17,7 @@ from lab.test_mpi import missing as without_mpi
 
 from narrowcast.study import Options, accuracy, datasets, expand, load, parse, run
 from narrowcast.study.results import latest, read
+from narrowcast.study.worker import PARENT
 
 NETS = Path(__file__).with_name("nets.py")
 OWN = f"""\
@@ -240,3 +241,15 @@ def test_the_paper_grid_is_predicted_whole(tmp_path: Path) -> None:
     )
     # QSGD's figure 4 has 2.7 times for AlexNet on 16 devices; a prediction from its link must come near
     assert 2.0 < slow / fast < 3.5
+
+
+def test_a_rank_of_mpirun_whose_study_is_gone_ends_at_once() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    own = {PARENT: str(gone.pid), "OMPI_COMM_WORLD_RANK": "0"}
+    code = "from narrowcast.study.worker import end_with_parent; end_with_parent(); print('goes on')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | own, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "is gone" in done.stderr

@@ -65,6 +65,8 @@ def run(name: str, call: Call) -> None:
     if call.exchange.world == 1:
         _alone(call)
         return
+    if name == "one_shot" and call.residuals is not None:
+        call.residuals.fold(call.reduction.gain)  # before scales are found: it counts too
     ALGORITHMS[name](call, scales(call))
 
 

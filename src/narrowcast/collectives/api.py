@@ -65,13 +65,10 @@ def _run(
     more: Sequence[Tensor] = (),
 ) -> Work | None:
     """Submit a job that ends in `flat`; `more` are the other tensors that it uses."""
-    inference = torch.is_inference_mode_enabled()
 
     def whole(exchange: Exchange) -> None:
-        # of each thread: what the caller may write, the channel's must be allowed to
-        with torch.inference_mode(inference):
-            job(exchange)
-            flat.write_back()
+        job(exchange)
+        flat.write_back()
 
     work = submit(channel, signature, whole, [*flat.memory, *more])
     if async_op:

@@ -62,17 +62,18 @@ class Channel:
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
-        self.lines = Lines(lambda error: self._give_up(0, "{}", error))
+        self.lines = Lines(lambda error: self._give_up(0, "{}", error), self._refusal)
         """Messages from rank to rank, which have no place among the calls."""
         self._calls = 0
         self._kinds: dict[str, int] = {}
         self._broken: BaseException | None = None
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._starting = threading.Lock()
         self._turn = threading.Semaphore()
         """Held by the thread whose call may still send."""
-        self._last: tuple[Work, Extents] | None = None
-        """The last call that had its turn. The one before it is over: there are but two threads."""
+        self._underway: list[tuple[threading.Event, Extents]] = []
+        """The calls that had their turn and are not over; only the thread whose turn it is looks."""
         self._failing = threading.Lock()
         self._notes: dict[int, str] | None = None
         _OPEN.add(self)
@@ -91,15 +92,19 @@ class Channel:
         tensors: what it reads and writes of memory that other calls may use.
         """
         work = work or Work()
-        if not self._threads:
-            self._threads = [
-                threading.Thread(target=self._loop, name="narrowcast-channel", daemon=True)
-                for _ in range(THREADS if self.transport.shared_by_threads else 1)
-            ]
-            for thread in self._threads:
-                thread.start()
-        self._queue.put(_Item(written(signature), job, work, extents(tensors)))
+        item = _Item(written(signature), job, work, extents(tensors))
+        with self._starting:
+            if not self._threads:
+                self._threads = self._started()
+            self._queue.put(item)
         return work
+
+    def _started(self) -> list[threading.Thread]:
+        count = THREADS if self.transport.shared_by_threads else 1
+        made = [threading.Thread(target=self._loop, name="narrowcast-channel", daemon=True) for _ in range(count)]
+        for thread in made:
+            thread.start()
+        return made
 
     def gather(self, mine: Tensor) -> list[Tensor]:
         """Everyone's small tensor, by rank: same type and size everywhere."""
@@ -133,15 +138,18 @@ class Channel:
             del item  # and with it the tensors of the call
 
     def _await_memory(self, item: _Item) -> None:
-        """Wait for the call before, where it may still write what this one uses."""
-        last, self._last = self._last, (item.work, item.uses)
-        if last is not None and overlap(last[1], item.uses):
-            last[0].join()
+        """Wait for the calls before that may still write what this one uses. They have all sent, and need no turn."""
+        for over, uses in self._underway:
+            if overlap(uses, item.uses):
+                over.wait()
+        self._underway = [(over, uses) for over, uses in self._underway if not over.is_set()]
+        self._underway.append((item.work.over, item.uses))
 
     def _run(self, item: _Item, turn: _Turn) -> BaseException | None:
         """Run one call; None, or what went wrong. A disagreement, found before anything moved, leaves us usable."""
-        if self._broken is not None:
-            return self._too_late()
+        refusal = self._refusal()
+        if refusal is not None:
+            return refusal
         self._calls += 1
         number = self._calls
         try:
@@ -158,7 +166,10 @@ class Channel:
         item.work.sent_bytes = exchange.sent_bytes
         return None
 
-    def _too_late(self) -> BaseException:
+    def _refusal(self) -> BaseException | None:
+        """Why nothing can be called any more, if so."""
+        if self._broken is None:
+            return None
         return BrokenChannelError(f"an earlier collective failed ({self._broken}); make a new group and attach again")
 
     def _give_up(self, number: int, text: str, error: BaseException) -> BaseException:
@@ -182,9 +193,10 @@ class Channel:
 
     def stop(self) -> list[threading.Thread]:
         """Ask the threads to end after what is queued; which those are."""
-        calls, self._threads = self._threads, []
-        for _ in calls:
-            self._queue.put(None)
+        with self._starting:
+            calls, self._threads = self._threads, []
+            for _ in calls:
+                self._queue.put(None)
         return [*calls, *self.lines.threads()]
 
 

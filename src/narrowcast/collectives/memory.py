@@ -6,20 +6,22 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-Extents = dict[int, tuple[int, int]]
-"""By storage, the addresses from the first byte that is used to the last."""
+Extents = list[tuple[int, int]]
+"""The addresses from the first byte that is used to the last, by storage, rising. Storages may share memory: views that
+were made outside of torch have one each.
+"""
 
 
 def extents(tensors: Iterable[Tensor]) -> Extents:
     """The memory of these tensors. What lies between the parts of a storage counts as used."""
-    found: Extents = {}
+    found: dict[int, tuple[int, int]] = {}
     for tensor in tensors:
         if tensor.numel():
             storage, low = tensor.untyped_storage().data_ptr(), tensor.data_ptr()
             high = low + _reach(tensor) * tensor.itemsize
             begin, end = found.get(storage, (low, high))
             found[storage] = min(begin, low), max(end, high)
-    return found
+    return sorted(found.values())
 
 
 def _reach(tensor: Tensor) -> int:
@@ -30,4 +32,4 @@ def _reach(tensor: Tensor) -> int:
 
 
 def overlap(one: Extents, other: Extents) -> bool:
-    return any(one[s][0] < other[s][1] and other[s][0] < one[s][1] for s in one.keys() & other.keys())
+    return any(low < end and begin < high for low, high in one for begin, end in other)

@@ -12,7 +12,7 @@ def one_shot(call: Call, scales: list[Tensor | None] | None = None) -> None:
     """Sum over all ranks in place.
 
     1. Encode the whole tensor once and send it to every peer. With error feedback, what a sum before still owes (after
-       a call by two_shot) counts as owed by this rank's own values.
+       a call by two_shot) was made owed by this rank's own values.
     2. Decode all W messages, our own too, and add them in float32 in rank order 0, 1, ...
 
     Bytes sent a rank: (W-1) nbytes(n). Roundings a value: 1. Passes over the data: 1 encode, W decodes.
@@ -21,8 +21,6 @@ def one_shot(call: Call, scales: list[Tensor | None] | None = None) -> None:
     size = coder.nbytes(whole)
     incoming = {peer: exchange.receive(size, peer, 0) for peer in exchange.others()}
     wire = exchange.wire(size)
-    if call.residuals is not None:
-        call.residuals.fold(call.reduction.gain)
     owed = None if call.residuals is None else call.residuals.owed(0, whole)
     coder.encode(call.x, whole, wire, call.stream(0), scales, owed)
     for peer in exchange.others():

@@ -90,9 +90,13 @@ Line = tuple[str, int, int]
 class Lines:
     """Messages under way. Each has a thread of its own: only those of one line wait for each other."""
 
-    def __init__(self, failed: Callable[[BaseException], BaseException]) -> None:
-        """failed: told what a message ended in, but for a disagreement; returns what its waiter is to see."""
-        self._failed, self._lock = failed, threading.Lock()
+    def __init__(
+        self, failed: Callable[[BaseException], BaseException], refusal: Callable[[], BaseException | None]
+    ) -> None:
+        """failed: told what a message ended in, but for a disagreement; returns what its waiter is to see. refusal: why
+        no message can be sent any more, if so.
+        """
+        self._failed, self._refusal, self._lock = failed, refusal, threading.Lock()
         self._last: dict[Line, Work] = {}
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
@@ -100,7 +104,8 @@ class Lines:
         return len(self._last)
 
     def threads(self) -> list[threading.Thread]:
-        return list(self._threads)
+        with self._lock:
+            return list(self._threads)
 
     def start(self, line: Line, job: Callable[[], int], work: Work) -> Work:
         """Run `job`, which returns how many bytes it sent, after the line's messages before it."""
@@ -115,14 +120,19 @@ class Lines:
     def _run(self, line: Line, after: Work | None, job: Callable[[], int], work: Work) -> None:
         if after is not None:
             after.join()
-        error: BaseException | None = None
-        try:
-            work.sent_bytes = job()
-        except DisagreementError as disagreement:  # found before values travelled: the next message may come
-            error = disagreement
-        except BaseException as found:  # noqa: BLE001  it belongs to whoever waits
-            error = self._failed(found)
+        error = self._refusal()
+        if error is None:
+            error = self._attempt(job, work)
         with self._lock:
             if self._last[line] is work:
                 del self._last[line]
         work.complete(error)
+
+    def _attempt(self, job: Callable[[], int], work: Work) -> BaseException | None:
+        try:
+            work.sent_bytes = job()
+        except DisagreementError as disagreement:  # found before values travelled: the next message may come
+            return disagreement
+        except BaseException as found:  # noqa: BLE001  it belongs to whoever waits
+            return self._failed(found)
+        return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from narrowcast.collectives.agreement import Signature
@@ -20,13 +21,20 @@ def submit(channel: Channel, signature: Signature, job: Job, tensors: Sequence[T
     What it reads has been given to the current stream; what it writes is there for any stream that waited for the work.
     """
     lane = lane_of(channel.transport, tensors[0].device)
+    # of each thread: what the caller may write, the channel's must be allowed to
+    inference = torch.is_inference_mode_enabled()
     if lane is HOST:
-        return channel.submit(signature, job, tensors=tensors)
+
+        def at_once(exchange: Exchange) -> None:
+            with torch.inference_mode(inference):
+                job(exchange)
+
+        return channel.submit(signature, at_once, tensors=tensors)
     visit = Visit(lane, tensors)
 
     def there(exchange: Exchange) -> None:
         here = exchange.on(lane)
-        with visit.working():
+        with torch.inference_mode(inference), visit.working():
             job(here)
         exchange.sent_bytes += here.sent_bytes
 

@@ -119,11 +119,12 @@ class TorchTransport:
         # attaching is collective, so all ranks count alike
         number = _MADE[chosen] = _MADE.get(chosen, 0) + 1
         store, prefix = dist.distributed_c10d._get_process_group_store(chosen), f"narrowcast/{number}"
-        meeting = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
+        # to meet is to wait, and with us whoever else uses the connection
+        meeting = dist.PrefixStore(prefix, _connection(chosen, store, "meeting"))  # type: ignore[attr-defined]
         self._backend: Any = dist.ProcessGroupGloo(meeting, self.rank, self.world, self._timeout)
         self._has_nccl, self._meeting = has_nccl(chosen), meeting
         self._carrier: Any = None
-        self._store: Any = dist.PrefixStore(prefix, _connection(chosen, store))  # type: ignore[attr-defined]
+        self._store: Any = dist.PrefixStore(prefix, _connection(chosen, store, "notes"))  # type: ignore[attr-defined]
         self._shared = 0
 
     def isend(self, wire: Tensor, peer: int, tag: int) -> Pending:
@@ -286,15 +287,18 @@ def bounded(ask: Callable[[], Found], seconds: float) -> Found:
     return found[0]
 
 
-def _connection(group: dist.ProcessGroup, store: Any) -> Any:
-    """A connection of our own to the group's store: whoever waits on one (we never do) holds up all that use it."""
-    if group not in _CONNECTIONS:
-        _CONNECTIONS[group] = store.clone()
-    return _CONNECTIONS[group]
+def _connection(group: dist.ProcessGroup, store: Any, use: str) -> Any:
+    """A connection of our own to the group's store: whoever waits on one holds up all that use it. Ranks wait in that
+    where they meet, and never in that for notes.
+    """
+    known = _CONNECTIONS.setdefault(group, {})
+    if use not in known:
+        known[use] = store.clone()
+    return known[use]
 
 
-_CONNECTIONS: weakref.WeakKeyDictionary[dist.ProcessGroup, Any] = weakref.WeakKeyDictionary()
-"""One for each group, since connecting may take seconds where names are looked up."""
+_CONNECTIONS: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, Any]] = weakref.WeakKeyDictionary()
+"""By group and use, since connecting may take seconds where names are looked up."""
 
 _MADE: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
 """How many transports were made on each group: it names their keys in the store."""

@@ -19,18 +19,19 @@ class Work:
 
     def __init__(self, visit: Visit | None = None) -> None:
         self._visit = visit
-        self._done = threading.Event()
+        self.over = threading.Event()
+        """Set when the channel has done with it. Whoever waits for that alone keeps no tensor alive."""
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[Work], None]] = []
         self._lock = threading.Lock()
         self.sent_bytes = 0
 
     def is_completed(self) -> bool:
-        return self._done.is_set() and (self._visit is None or self._visit.is_over())
+        return self.over.is_set() and (self._visit is None or self._visit.is_over())
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until done; raises the error of the call. May be called any number of times."""
-        if not self._done.wait(None if timeout is None else timeout.total_seconds()):
+        if not self.over.wait(None if timeout is None else timeout.total_seconds()):
             raise TimeoutError(f"collective: not done after {timeout}; it goes on, wait again or give up the group")
         if self._error is not None:
             raise self._error
@@ -40,7 +41,7 @@ class Work:
 
     def join(self) -> None:
         """Block until done, whatever came of it."""
-        self._done.wait()
+        self.over.wait()
 
     def exception(self) -> BaseException | None:
         return self._error
@@ -52,7 +53,7 @@ class Work:
         the callbacks after it.
         """
         with self._lock:
-            if not self._done.is_set():
+            if not self.over.is_set():
                 self._callbacks.append(callback)
                 return
         self._call(callback)
@@ -71,7 +72,7 @@ class Work:
         """For the channel: mark as done and call back."""
         with self._lock:
             self._error = error
-            self._done.set()
+            self.over.set()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             self._call(callback)

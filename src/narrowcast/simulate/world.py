@@ -165,10 +165,14 @@ class World:
         if self.n == 1 or out.numel() == 0:
             # nothing travels, so nothing is rounded, and all that is owed can be paid
             total = stack.x_Wn[0].float().clone()
-            if owed is not None:
-                total = Owed(owed.first_Wn[0], owed.second_n, owed.unit).pay(total, 0)
-            store(out, reduction.finish(total))
+            if owed is None:
+                store(out, reduction.finish(total))
+                return
+            ours = Owed(owed.first_Wn[0], owed.second_n, owed.unit)
+            store(out, ours.pay(reduction.finish(ours.pay(total, 0)), 1))
             return
+        if chosen == "one_shot" and owed is not None:
+            owed.fold(reduction.gain)  # before scales are found: it counts too
         scales, unit_n = self.scales(stack, codec, owed)
         job = Job(
             stack.x_Wn,

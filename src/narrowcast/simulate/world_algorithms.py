@@ -132,8 +132,6 @@ class Job:
 
 def one_shot(job: Job) -> None:
     """`narrowcast.collectives.one_shot`."""
-    if job.residuals is not None:
-        job.residuals.fold(job.reduction.gain)
     total = job.sum_of_own([job.whole])
     store(job.out, job.reduction.finish(total))
 

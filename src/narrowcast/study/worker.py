@@ -320,7 +320,9 @@ def end_with_parent() -> None:
         from narrowcast.lab import kernel
 
         kernel.die_with_parent()
-        if os.getppid() != int(parent) and "OMPI_COMM_WORLD_RANK" not in os.environ:
+        # under mpirun the parent is mpirun's; either may have ended before we asked to be killed with it
+        ours = os.getppid() if "OMPI_COMM_WORLD_RANK" not in os.environ else int(parent)
+        if ours != int(parent) or kernel.started(int(parent)) is None:
             sys.exit("the study that started this rank is gone")
 
 
