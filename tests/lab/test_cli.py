@@ -21,7 +21,7 @@ def test_run_passes_output_and_the_first_failing_code_on() -> None:
     done = RUNNER.invoke(app, ["run", *links, "--grace", "5", "--", "sh", "-c", script, "sh", "--help"])
     assert done.exit_code == 5
     assert "[host 2 rank 2] rank 2 of 3 says --help" in done.output
-    assert "failed: rank 1 with 5; ended by the lab: none" in done.output
+    assert "failed: rank 1 with 5; made to end: none" in done.output
 
 
 @pytest.mark.usefixtures("needs_lab")
@@ -55,7 +55,7 @@ def test_clean_says_what_it_removed() -> None:
 )
 def test_a_wrong_option_is_named_without_a_traceback(words: list[str], message: str) -> None:
     done = RUNNER.invoke(app, words)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert done.output.startswith("narrowcast: ")
     assert message in done.output
 

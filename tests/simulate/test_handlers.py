@@ -137,6 +137,9 @@ NOT_LOWERED: dict[str, Function] = {
     "matrix_power": lambda x, w: torch.matrix_power(w, 3),
     "conv_tbc": lambda x, w: torch.conv_tbc(x[:, None], w[None], w[0]),
     "convolution": lambda x, w: torch.convolution(x[:, None], w[:, None], None, [1], [0], [1], False, [0], 1),
+    "grouped_mm": lambda x, w: functional.grouped_mm(*(t.bfloat16().repeat(4, 4)[None] for t in (w, w))),
+    "_int_mm": lambda x, w: torch._int_mm(w.repeat(8, 8).to(torch.int8), w.repeat(8, 8).to(torch.int8)),
+    "sampled_addmm": lambda x, w: torch.sparse.sampled_addmm(torch.eye(4).to_sparse_csr(), w, w).to_dense(),
     "sparse.mm": lambda x, w: torch.sparse.mm(x.to_sparse(), w),
     "native_layer_norm": lambda x, w: torch.native_layer_norm(x, (4,), w[0], w[1], 1e-5)[0],
 }

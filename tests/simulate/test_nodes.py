@@ -241,6 +241,12 @@ def test_a_result_may_be_changed_in_place(name: str, formats: dict[str, object])
     assert all(a is b is None or torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+def test_a_caster_that_has_not_begun_leaves_nothing_that_cannot_be_changed_in_place() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.ReLU(inplace=True))
+    simulate.lower(model, activations=simulate.LayerScale("posit8.1", warmup=5))
+    model(torch.ones(2, 4)).sum().backward()
+
+
 def test_a_quantizer_of_gradients_leaves_its_input_as_it_is() -> None:
     x = pictures()
     before = x.detach().clone()

@@ -237,6 +237,17 @@ def test_a_static_scale_keeps_small_gradients_and_skips_what_is_not_finite() -> 
     assert scaler.get_scale() == 2.0**10
 
 
+def test_a_second_step_before_update_is_refused() -> None:
+    scaler, p = simulate.LossScale(4.0, dynamic=False), torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([p], lr=1.0)
+    scaler.scale(p.sum()).backward()
+    scaler.step(optimizer)
+    with pytest.raises(RuntimeError, match=r"step\(\) was already called"):
+        scaler.step(optimizer)
+    scaler.update()
+    scaler.step(optimizer)
+
+
 def test_a_dynamic_scale_backs_off_and_grows() -> None:
     scaler = simulate.LossScale(2.0**10, interval=3)
     one_step(scaler, 1000.0)

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -155,11 +156,22 @@ def test_an_optimizers_own_precision_makes_another_run(tmp_path: Path) -> None:
     assert run_of(**options(weights="bf16")).finished
 
 
-@pytest.mark.parametrize("content", [b"", b"xx", b"PK\x03\x04 half of a file"])
+@pytest.mark.parametrize("content", [b"", b"xx", b"hello", b"PK\x03\x04 half of a file"])
 def test_a_broken_checkpoint_is_told(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "run.pt").write_bytes(content)
     with pytest.raises(ValueError, match=r"run\.pt is no checkpoint, or a broken one .*resume=False"):
         run_of(checkpoint=tmp_path / "run.pt")
+
+
+@pytest.mark.parametrize(
+    "lr",
+    [np.float32(0.1), torch.tensor(0.1), lambda step: np.interp(step, [0, 10], [0.1, 0.0])],
+    ids=["numpy", "torch", "function"],
+)
+def test_numbers_of_numpy_and_torch_are_numbers(tmp_path: Path, lr: Any) -> None:
+    given = {"lr": lr, "min_values": np.int64(4), "log": tmp_path / "log", "checkpoint": tmp_path / "run.pt"}
+    run_of(steps=1, **given)
+    assert run_of(steps=2, **given).step == 2
 
 
 def test_a_checkpoint_that_fails_half_way_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,6 +192,42 @@ def test_a_folder_with_another_version_of_the_file_is_refused(tmp_path: Path) ->
         run(parse(OWN + "lr = 0.2\n"), options)
 
 
+CLASH = """
+[[grid]]
+kind = "time"
+rates = ["100mbit"]
+[[grid]]
+kind = "time"
+rates = ["1gbit"]
+seconds = 0.7
+"""
+
+
+def test_what_is_refused_leaves_the_folder_to_the_file_that_is_put_right(tmp_path: Path) -> None:
+    options = Options(tmp_path, launcher="local", budget=0.0, quiet=True)
+    with pytest.raises(ValueError, match="seconds"):
+        run(parse(OWN + CLASH), options)
+    assert run(parse(OWN + CLASH.replace("0.7", "0.5")), options).done == 0
+
+
+def test_what_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "x"):
+        with pytest.raises(ValueError, match="cannot be the folder of a study; give --out another one"):
+            run(parse(OWN), Options(folder, launcher="local", budget=0.0, quiet=True))
+
+
+def test_a_process_that_waits_for_its_next_job_hears_signals(tmp_path: Path) -> None:
+    """The first rank never comes to speak."""
+    code = "import torch.distributed as d; from narrowcast.study import torchrun as t; print('up', flush=True); "
+    code += f"t._heard(d.FileStore({str(tmp_path / 'store')!r}, 2), 'never')"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as waiting:
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline() == b"up\n"
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.wait(20) not in (0, None)
+
+
 def test_under_torchrun_rank_0_writes_what_other_ranks_need_is_left_out_and_a_failing_rank_stops_nobody(
     tmp_path: Path,
 ) -> None:

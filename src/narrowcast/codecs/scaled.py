@@ -27,7 +27,7 @@ from narrowcast.kernels.reference.rounding import SR_BITS
 
 MX_NAMES = {"mxfp8": "e4m3fn", "mxfp6": "e2m3fn", "mxfp4": "e2m1fn"}
 MX_BLOCK = 32
-LARGEST = torch.finfo(torch.float32).max
+LARGEST, NORMAL = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
 CUT_ANYWHERE = 16
 """With a constant scale a wire can be cut wherever codes of any width end on a byte."""
 
@@ -130,8 +130,8 @@ class Scaled(PlanCodec):
         return given
 
     def _check_range(self, scale: float) -> None:
-        low, high = torch.finfo(torch.float32).tiny, self.plan.max_scale
-        if not (scale == 0 or low <= scale <= high or math.isnan(scale)):
+        low, high = NORMAL, self.plan.max_scale
+        if not (low <= scale <= high or scale == 0 or math.isnan(scale)):
             raise ValueError(f"encode with {self}: scale={scale:g}; give 0, NaN or a number from {low:g} to {high:g}")
 
     def tensor_scale(self, x: Tensor) -> Tensor:

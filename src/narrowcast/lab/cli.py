@@ -38,7 +38,7 @@ def _plain_errors() -> Iterator[None]:
         yield
     except (LabError, ValueError) as error:
         typer.echo(f"narrowcast: {error}", err=True)
-        raise typer.Exit(1) from None
+        raise typer.Exit(2) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
 

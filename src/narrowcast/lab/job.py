@@ -83,7 +83,7 @@ class Result:
         failed = ", ".join(f"rank {rank} with {self.codes[rank]}" for rank in self.failed)
         failed = failed or (f"mpirun with {self.launcher}" if self.launcher else "no rank")
         late = " when time was up" if self.timed_out else ""
-        return f"failed: {failed}; ended by the lab{late}: {', '.join(map(str, self.ended)) or 'none'}"
+        return f"failed: {failed}; made to end{late}: {', '.join(map(str, self.ended)) or 'none'}"
 
     def check(self) -> Result:
         """Itself if every rank ended with 0; otherwise raise, naming who failed."""

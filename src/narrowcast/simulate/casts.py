@@ -35,7 +35,7 @@ class _Casts(torch.autograd.Function):
         # an unused result has no gradient, rather than one of zeros
         ctx.set_materialize_grads(False)
         results = tuple(
-            x.view_as(x) if how.forward.is_identity else how.forward(x, how.seeds[0], step)
+            x.view_as(x) if how.forward.is_identity else _not_itself(how.forward(x, how.seeds[0], step), x)
             for x, how in zip(tensors, castings, strict=True)
         )
         constant = [y for x, y in zip(tensors, results, strict=True) if not x.requires_grad]
@@ -51,6 +51,11 @@ class _Casts(torch.autograd.Function):
             leave = grad is None or how.backward.is_identity
             back.append(grad if leave else how.backward(grad, how.seeds[1], ctx.step))
         return None, None, *back
+
+
+def _not_itself(y: Tensor, x: Tensor) -> Tensor:
+    """A caster may give back what it got (before it begins), of which autograd would make a view."""
+    return y.clone() if y is x else y
 
 
 class _GradientCast(torch.autograd.Function):

@@ -54,6 +54,7 @@ class LossScale:
         self._skipped = False
         self._unscaled: dict[Optimizer, bool] = {}
         """Whose gradients were divided since the last update, and whether one was not finite."""
+        self._stepped: set[Optimizer] = set()
         self._scale = max(self._scale, self.minimum)
 
     @property
@@ -88,6 +89,9 @@ class LossScale:
 
     def step(self, optimizer: Optimizer) -> Any:
         """The optimizer's step, unless one of its gradients is not finite."""
+        if optimizer in self._stepped:
+            raise RuntimeError("LossScale: step() was already called for this optimizer since the last update()")
+        self._stepped.add(optimizer)
         if optimizer not in self._unscaled:
             self.unscale_(optimizer)
         return None if self._unscaled[optimizer] else optimizer.step()
@@ -98,6 +102,7 @@ class LossScale:
             raise RuntimeError("LossScale: update() comes after step()")
         self._steps += 1
         self._unscaled.clear()
+        self._stepped.clear()
         if not self.dynamic:
             return
         self._good = 0 if self._skipped else self._good + 1

@@ -282,7 +282,9 @@ def _check_dtypes(model: nn.Module, chosen: Chosen) -> None:
     """What accumulators of ours give is float32, which layers of other types would not take."""
     for name, module in model.named_modules():
         for own, parameter in module.named_parameters(name, recurse=False):
-            if parameter.dtype != torch.float32 and not chosen.of(name).sums.is_torch:
+            # integers are indices, which no accumulator meets
+            other = parameter.is_floating_point() and parameter.dtype != torch.float32
+            if other and not chosen.of(name).sums.is_torch:
                 advice = "accumulators give float32, so call model.float() first"
                 raise ValueError(f"lower: {own} is {parameter.dtype}; {advice} and name the formats to round to")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ def load(path: str | os.PathLike[str], device: torch.device, run: Mapping[str, A
 def _read(path: str | os.PathLike[str], device: torch.device) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location=device, weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        told = f"train: {path} is no checkpoint, or a broken one ({type(error).__name__})"
+    except Exception as error:  # whatever a file that is something else makes of torch
+        told = f"train: {path} is no checkpoint, or a broken one ({type(error).__name__}: {str(error)[:200]})"
         raise ValueError(f"{told}; give another path or resume=False") from error
     return state if isinstance(state, dict) else {}

@@ -56,6 +56,11 @@ def device_of(model: nn.Module, device: str | torch.device | None) -> torch.devi
     return first.device if device is None else torch.device(device)
 
 
+def _plain(value: Any) -> Any:
+    """A number of numpy or torch as one of Python: checkpoints and logs hold those alone."""
+    return value.item() if hasattr(value, "item") else value
+
+
 def settings(
     model: nn.Module,
     optimizer: Optimizer,
@@ -71,8 +76,8 @@ def settings(
         "workers": world.n,
         "algorithm": world.algorithm,
         "spec": spelled(spec),
-        **facts,
-        "lr": "a function of the step" if callable(lr) else lr,
+        **{name: _plain(value) for name, value in facts.items()},
+        "lr": "a function of the step" if callable(lr) else _plain(lr),
         "lower": None if lower is None else _texts(lower),
         **{f"world {key}": value for key, value in _of_world(world).items()},
         "optimizer": _of_optimizer(optimizer),

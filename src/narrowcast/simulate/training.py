@@ -250,7 +250,8 @@ class _Trainer:
 
     def _set_rate(self) -> float:
         if self._lr is not None:
-            rate = self._lr(self._run.step) if callable(self._lr) else self._lr
+            # a number of numpy or torch would make a checkpoint that cannot be read
+            rate = float(self._lr(self._run.step) if callable(self._lr) else self._lr)
             for group in self._run.optimizer.param_groups:
                 group["lr"] = rate
         return float(self._run.optimizer.param_groups[0]["lr"])

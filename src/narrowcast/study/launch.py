@@ -178,8 +178,8 @@ class Processes:
     def __exit__(self, *_: object) -> None:
         self._sweep()
 
-    def job(self, output: Output) -> Job:
-        return Job(self._listed, self._send, self._sweep, Policy(LONGEST, GRACE), output)
+    def job(self, output: Output, longest: float = LONGEST) -> Job:
+        return Job(self._listed, self._send, self._sweep, Policy(longest, GRACE), output)
 
     def add(self, rank: int, words: list[str], env: Mapping[str, str]) -> None:
         pairs = [os.pipe() for _ in range(3)]

@@ -53,8 +53,12 @@ class Results:
         self.lines: list[Line] = []
 
     def __enter__(self) -> Results:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("ab+")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("ab+")
+        except OSError as error:
+            told = f"{self.folder}: {error.strerror}, so it cannot be the folder of a study"
+            raise ResultsError(f"{told}; give --out another one") from error
         self._lock()
         self._cut_torn_line()
         self.lines = read(self.folder)

@@ -56,10 +56,15 @@ class Outcome:
 def run(study: StudyFile, options: Options) -> Outcome:
     """Run what is missing; a second call with the same folder goes on."""
     launcher = launch.choose(options.launcher)
-    with Results(options.out) as results:
-        check_same(study, results)
-        results.append(**session(study, launcher.name))
-        return _Runner(study, options, launcher, results).run()
+    try:
+        with Results(options.out) as results:
+            check_same(study, results)
+            grids = expand(study, launcher.name)
+            # from here on the folder is this study's: what can be refused was
+            results.append(**session(study, launcher.name))
+            return _Runner(study, options, launcher, results).run(grids)
+    finally:
+        launcher.end()
 
 
 def check_same(study: StudyFile, results: Results) -> None:
@@ -115,15 +120,12 @@ class _Runner:
     def in_time(self) -> bool:
         return self.deadline is None or time.time() < self.deadline
 
-    def run(self) -> Outcome:
-        grids = [[case for case in grid if self._wanted(case)] for grid in expand(self.study, self.launcher.name)]
+    def run(self, every_grid: Sequence[Sequence[Case]]) -> Outcome:
+        grids = [[case for case in grid if self._wanted(case)] for grid in every_grid]
         every = [case for grid in grids for case in grid]
         with Progress(self.study.name, every, self.results.done(), self.options.quiet) as progress:
             self.record = Recorder(self.results, progress)
-            try:
-                self._all(grids)
-            finally:
-                self.launcher.end()
+            self._all(grids)
             if not self.in_time():
                 progress.note("the budget is used up; run the same command again to go on")
         known = {line["case"]: line["status"] for line in self.results.lines if "case" in line}

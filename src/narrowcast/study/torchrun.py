@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
+import time
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -37,6 +39,8 @@ Store = Any
 LONG = timedelta(days=365)
 """Processes wait for rank 0's word as long as it takes; when one dies, torchrun ends all."""
 LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.1
+HURRIED = 1.0
 GAVE_UP = "gave up: another rank has failed"
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 """Where it is set a rank takes MASTER_PORT for a store that is there; the ranks of a job have one of their own."""
@@ -82,7 +86,7 @@ class TorchrunLauncher:
         given = {"job": {**job, "interface": None}, "port": free_port()}
         self._say(given)
         _take_part(self._store, self._jobs, given, tell)
-        found = [self._store.get(_ended(self._jobs, each)).decode() for each in range(world())]
+        found = [_heard(self._store, _ended(self._jobs, each)).decode() for each in range(world())]
         if errors := [text for text in found if text]:
             raise LaunchError(first_cause(errors))
 
@@ -90,9 +94,11 @@ class TorchrunLauncher:
         """Let the other processes go. They hear it while our store is there, which may end with us."""
         if not self._ended:
             self._ended = True
-            self._say(None)
+            # who stops us, or has ended another process, does not wait long for us either
+            seconds = HURRIED if sys.exc_info()[0] is not None else 2 * GRACE
             with suppress(dist.DistError):  # somebody is gone already
-                self._store.wait([_left(each) for each in range(1, world())], timedelta(seconds=2 * GRACE))
+                self._say(None)
+                self._store.wait([_left(each) for each in range(1, world())], timedelta(seconds=seconds))
 
     def _say(self, given: dict[str, Any] | None) -> None:
         self._jobs += 1
@@ -102,10 +108,21 @@ class TorchrunLauncher:
 def follow() -> None:
     """The other processes: one job after the other, until there is none."""
     store, number = join(), 1
-    while (given := json.loads(store.get(_given(number)))) is not None:
-        _take_part(store, number, given, lambda message: None)
-        number += 1
-    store.set(_left(rank()), "")
+    try:
+        while (given := json.loads(_heard(store, _given(number)))) is not None:
+            _take_part(store, number, given, lambda message: None)
+            number += 1
+    finally:
+        with suppress(dist.DistError):  # the store may be gone
+            store.set(_left(rank()), "")
+
+
+def _heard(store: Store, key: str) -> bytes:
+    """What is said under a key, as soon as it is. To wait in the store itself would be to hear no signal."""
+    while not store.check([key]):
+        time.sleep(POLL_SECONDS)
+    said: bytes = store.get(key)
+    return said
 
 
 def _can_travel(transport: str) -> bool:
@@ -135,9 +152,9 @@ def _take_part(store: Store, number: int, given: dict[str, Any], tell: Tell) -> 
     """This rank of a job, from beginning to end; all processes are told how it went."""
     error, watch = "", _Watch(store, number)
     with job_file(given["job"]) as file, Processes() as processes:
-        processes.add(0, [*WORKER, str(file)], _environment(given["port"]))
+        processes.add(rank(), [*WORKER, str(file)], _environment(given["port"]))
         try:
-            listen(lambda output: watch.over(processes.job(output)), tell)
+            listen(lambda output: watch.over(processes.job(output, LONG.total_seconds())), tell)
         except LaunchError as failure:
             error = GAVE_UP if watch.gave_up else str(failure)
             store.set(_failed(number), error)
