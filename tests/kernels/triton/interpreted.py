@@ -45,7 +45,14 @@ FUSED += ("int8/128+sbf16",)
 WIDE = ("int8/8192", "sign/8192", "onebit/5008", "qsgd4/8192+l2", "uint8/5008", "int4/6000+sr")
 BY_WORDS = ("int4/128", "mxfp4", "nvfp4", "int3/64", "int6/64", "onebit/64", "sign/64", "nf4/64", "qsgd4/512", "int3")
 BY_WORDS += ("uint4/64", "e2m3fn/64", "e3m0", "int4/8192", "int6/64+sr", "int2/64", "int8/256", "uint8/64+sr")
-BY_WORDS += ("e2m1fn/64+se8m0", "e2m1fn/16+se8m0", "fixed4.4/64")
+BY_WORDS += (
+    "e2m1fn/64+se8m0",
+    "e2m1fn/16+se8m0",
+    "e2m1fn/8192+se8m0",
+    "e3m0fn/64+se8m0",
+    "e1m2fn/32+se8m0",
+    "fixed4.4/64",
+)
 faults: list[str] = []
 
 
