@@ -96,7 +96,8 @@ def test_when_a_rank_stops_the_others_raise_after_the_timeout_and_can_shut_down(
     with Crew(3, training, "stop", timeout=TIMEOUT) as crew:
         for rank in (0, 2):
             error, seconds = crew.outcome(rank).value
-            assert "Timed out" in error or "Connection" in error
+            # they wait for its bytes, or already for it to agree to the next bucket's call
+            assert any(text in error for text in ("Timed out", "Connection", "ranks [1] made no such call"))
             assert TIMEOUT - 0.5 < seconds < TIMEOUT + PROMPT
             assert ends_well(crew, rank)
         crew.signal(1, signal.SIGCONT)

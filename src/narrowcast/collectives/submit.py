@@ -23,13 +23,15 @@ def submit(channel: Channel, signature: Signature, job: Job, tensors: Sequence[T
     lane = lane_of(channel.transport, tensors[0].device)
     # of each thread: what the caller may write, the channel's must be allowed to
     inference = torch.is_inference_mode_enabled()
+    if lane is HOST and not inference:
+        return channel.submit(signature, job, tensors=tensors)
     if lane is HOST:
 
-        def at_once(exchange: Exchange) -> None:
-            with torch.inference_mode(inference):
+        def inferring(exchange: Exchange) -> None:
+            with torch.inference_mode():
                 job(exchange)
 
-        return channel.submit(signature, at_once, tensors=tensors)
+        return channel.submit(signature, inferring, tensors=tensors)
     visit = Visit(lane, tensors)
 
     def there(exchange: Exchange) -> None:

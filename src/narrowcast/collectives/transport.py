@@ -9,8 +9,9 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -22,15 +23,20 @@ class TransportError(RuntimeError):
     """A message did not get through: the fault is the connection's or a peer's, not that of whoever waited for it."""
 
 
-@contextlib.contextmanager
-def underway() -> Iterator[None]:
-    """What a backend raises in here is the transport's: everything else that a call raises is its own fault."""
-    try:
-        yield
-    except TransportError:
-        raise
-    except RuntimeError as error:
-        raise TransportError(str(error)) from error
+class _Underway:
+    """What a backend raises in here is the transport's: everything else that a call raises is its own fault.
+
+    A class, since it stands around every message, and a generator costs several times as much.
+    """
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if isinstance(error, RuntimeError) and not isinstance(error, TransportError):
+            raise TransportError(str(error)) from error
+
+
+underway = _Underway()
 
 
 class Pending(Protocol):
@@ -47,7 +53,7 @@ class Message:
         self._work = work
 
     def wait(self) -> None:
-        with underway():
+        with underway:
             self._work.wait()
 
 
@@ -129,11 +135,11 @@ class TorchTransport:
 
     def isend(self, wire: Tensor, peer: int, tag: int) -> Pending:
         TorchTransport.messages += 1
-        with underway():
+        with underway:
             return Message(self._open().send([wire], peer, tag))
 
     def irecv(self, wire: Tensor, peer: int, tag: int) -> Pending:
-        with underway():
+        with underway:
             return Message(self._open().recv([wire], peer, tag))
 
     def carries(self, device: torch.device) -> bool:
@@ -150,7 +156,7 @@ class TorchTransport:
         return self._carrier
 
     def swap(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
-        with underway():
+        with underway:
             backend = self._nccl()
             backend._start_coalescing()
             for wire, peer in receives:
@@ -168,13 +174,13 @@ class TorchTransport:
     def _reduce(self, values: Tensor, op: Any) -> None:
         options = dist.AllreduceOptions()
         options.reduceOp = op
-        with underway():
+        with underway:
             backend = self._nccl() if values.is_cuda else self._open()
             backend.allreduce([values], options).wait()
 
     def share(self, text: str) -> list[str]:
         number, self._shared = self._shared, self._shared + 1
-        with underway():
+        with underway:
             return bounded(lambda: self._share(f"call/{number}", text), self._timeout.total_seconds() + STORE_GRACE)
 
     def _share(self, name: str, text: str) -> list[str]:
