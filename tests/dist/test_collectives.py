@@ -572,6 +572,8 @@ def test_a_group_that_is_gone_takes_its_thread_along(pool: Pool) -> None:
 def crossed(group: dist.ProcessGroup) -> None:
     """New calls on two channels at once, on different ranks in different order: neither waits for the other's store."""
     other = dist.new_group(range(8))
+    for made in (group, other):  # the first call of a group is collective
+        nc.all_reduce(torch.ones(1), "fp32", group=made)
     x, y = torch.ones(10), torch.ones(10)
     for n in range(8):
         order = [(x[n:], group), (y[n:], other)]

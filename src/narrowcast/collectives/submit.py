@@ -21,23 +21,26 @@ def submit(channel: Channel, signature: Signature, job: Job, tensors: Sequence[T
     What it reads has been given to the current stream; what it writes is there for any stream that waited for the work.
     """
     lane = lane_of(channel.transport, tensors[0].device)
-    # of each thread: what the caller may write, the channel's must be allowed to
-    inference = torch.is_inference_mode_enabled()
-    if lane is HOST and not inference:
-        return channel.submit(signature, job, tensors=tensors)
+    if torch.is_inference_mode_enabled():
+        job = _inferring(job)
     if lane is HOST:
-
-        def inferring(exchange: Exchange) -> None:
-            with torch.inference_mode():
-                job(exchange)
-
-        return channel.submit(signature, inferring, tensors=tensors)
+        return channel.submit(signature, job, tensors=tensors)
     visit = Visit(lane, tensors)
 
     def there(exchange: Exchange) -> None:
         here = exchange.on(lane)
-        with torch.inference_mode(inference), visit.working():
+        with visit.working():
             job(here)
         exchange.sent_bytes += here.sent_bytes
 
     return channel.submit(signature, there, Work(visit), tensors)
+
+
+def _inferring(job: Job) -> Job:
+    """The mode is each thread's own: what the caller may write, the channel's thread must be allowed to."""
+
+    def within(exchange: Exchange) -> None:
+        with torch.inference_mode():
+            job(exchange)
+
+    return within

@@ -186,11 +186,8 @@ class TorchTransport:
     def _share(self, name: str, text: str) -> list[str]:
         self._store.set(f"{name}/{self.rank}", text)
         keys = [f"{name}/{peer}" for peer in range(self.world)]
-        pause, until, probe_at = (
-            0.0005,
-            time.monotonic() + self._timeout.total_seconds(),
-            time.monotonic() + PROBE_EVERY,
-        )
+        pause, began = 0.0005, time.monotonic()
+        until, probe_at = began + self._timeout.total_seconds(), began + PROBE_EVERY
         # no store.wait: a rank that gives up must be heard while we wait
         while not self._store.check(keys):
             missing = [peer for peer, key in enumerate(keys) if not self._store.check([key])]

@@ -8,6 +8,7 @@
 | planes.py | codes and scales in the bytes of a wire |
 | scales.py | the scale of a block |
 | packing.py words.py | codes to whole words, and sums of wires word by word |
+| halves.py | sums of wires of 4-bit floats |
 | encode.py decode.py rounding.py matmul.py | the kernels |
 | shapes.py | how large tiles are, and which ways through a kernel they allow |
 | launch.py | what the ops call: grids, scratch memory, launches |
