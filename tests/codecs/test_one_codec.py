@@ -14,6 +14,7 @@ from torch import Tensor
 import narrowcast as nc
 from narrowcast.codecs import Codec, all_specs, registry
 from narrowcast.codecs.spec import Spec
+from narrowcast.kernels.noise import Noise
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class TopBytes(Codec):
     def nbytes(self, n: int, dtype: torch.dtype = torch.float32) -> int:
         return 2 * n
 
-    def _encode(self, x: Tensor, wire: Tensor, seed: int, stream: int, offset: int, scale: Tensor | None) -> None:
+    def _encode(self, x: Tensor, wire: Tensor, noise: Noise, scale: Tensor | None) -> None:
         wire.view(-1, 2).copy_(x.float().view(torch.uint8).view(-1, 4)[:, 2:])
 
     def _decode(self, wire: Tensor, n: int, out: Tensor, accumulate: bool) -> None:

@@ -27,6 +27,25 @@ def cut(n: int, parts: int, align: int, begin: int = 0) -> list[Range]:
     return [(cuts[p], cuts[p + 1]) for p in range(parts)]
 
 
+def stream_of(*path: int, start: int = 0) -> int:
+    """The stream of a path of numbers, as docs/wire-format.md defines it."""
+    state = start
+    for word in (0, *path):
+        state = (state + word + 0x9E3779B97F4A7C15) % 2**64
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        state = (state ^ state >> 27) * 0x94D049BB133111EB % 2**64
+        state ^= state >> 31
+    return state
+
+
+def noise_at(low: int, seed: int, step: int, *path: int) -> dict[str, int]:
+    """The noise of a part that begins at value `low` of the tensor; path: of the encoding inside the call."""
+    stream = stream_of(*path, start=stream_of(step))
+    if low % 16 == 0:
+        return {"seed": seed, "stream": stream, "offset": low}
+    return {"seed": seed, "stream": stream_of(low, start=stream)}
+
+
 @dataclass
 class Setting:
     """All that a call fixes for every rank."""
@@ -43,6 +62,8 @@ class Setting:
     low: bool = False
     streams: tuple[int | None, int] = (None, 0)
     """A rank and a first phase for the noise, instead of the rank at hand and 0."""
+    to: tuple[int, ...] = ()
+    """The receiver and the tag of a message, for its noise."""
     sent: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -85,10 +106,8 @@ class Setting:
         for number, (low, high) in self.pieces(part):
             wire = self.codec.encode(
                 values[low - part[0] : high - part[0]],
-                seed=self.seed,
-                stream=(self.step << 24) + (rank << 4) + first + phase,
-                offset=math.ceil(low / 16) * 16,
                 scale=scales[number] if scales else None,
+                **noise_at(low, self.seed, self.step, rank, first + phase, *self.to),
             )
             out[low - part[0] : high - part[0]] = self.codec.decode(wire, high - low, dtype=out.dtype)
         return out

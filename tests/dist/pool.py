@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from narrowcast.parallel import probe
+from narrowcast.parallel import probe, seeds
 
 WORLDS = (1, 2, 3, 4, 7, 8)
 LARGEST = max(WORLDS)
@@ -94,6 +94,7 @@ def _serve(rank: int, port: int, pipe: Connection) -> None:
     pipe.send("ready")
     while (task := pipe.recv()) is not None:
         function, world, args = task
+        seeds._MADE.clear()  # what a test sends is a run by itself, whatever this process did before
         pipe.send(_attempt(function, groups[world], *args))
     groups.clear()
     dist.destroy_process_group()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from dist.emulation import noise_at
 from dist.models import batch, mlp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -63,9 +64,11 @@ def tensors_of(rows: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return found
 
 
-def through(codec: nc.Codec, values: Tensor, stream: int = 0, offset: int = 0, seed: int = 0) -> Tensor:
-    """What comes back of a run of values."""
-    wire = codec.encode(values, seed=seed, stream=stream, offset=-(-offset // 16) * 16)
+def through(
+    codec: nc.Codec, values: Tensor, offset: int = 0, seed: int = 0, path: tuple[int, int, int] = (0, 0, 0)
+) -> Tensor:
+    """What comes back of a run of values. path: step, rank and phase."""
+    wire = codec.encode(values, **noise_at(offset, seed, *path))
     return codec.decode(wire, values.numel())
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from dist.emulation import Setting, summed
+from dist.emulation import Setting, noise_at, summed
 from dist.models import error_of
 from dist.pool import WORLDS, Pool
 from torch import Tensor
@@ -34,13 +34,12 @@ def lengths_of(world: int) -> list[int]:
     return [(37 * rank) % 90 for rank in range(world)]
 
 
-def passage(spec: str, x: Tensor, rank: int, phase: int, offset: int, step: int, scale: Tensor | None = None) -> Tensor:
+def passage(spec: str, x: Tensor, rank: int, phase: int, offset: int, step: int, to: tuple[int, ...] = ()) -> Tensor:
     """What comes back of a part that is encoded by itself, in its own type."""
     setting = Setting(nc.codec(spec), [x.numel()], x.dtype)
     if not x.numel():
         return x.clone()
-    stream = (step << 24) + (rank << 4) + phase
-    wire = setting.codec.encode(x, stream=stream, offset=-(-offset // 16) * 16, scale=scale)
+    wire = setting.codec.encode(x, **noise_at(offset, 0, step, rank, phase, *to))
     return setting.codec.decode(wire, x.numel(), dtype=x.dtype)
 
 
@@ -206,8 +205,9 @@ def test_what_is_sent_arrives_as_the_codec_brings_it_back(pool: Pool, world: int
             left = (rank - 1) % world
             whole, parts = ranks[rank][number]
             if rank % 2 == 1:
-                assert torch.equal(whole.flatten(), passage(spec, values(left, 66), left, 0, 0, 1)), f"{spec} {rank}"
-            setting = Setting(nc.codec(spec), [3, 0, 50], step=1)
+                expected = passage(spec, values(left, 66), left, 0, 0, 1, to=(rank, 0))
+                assert torch.equal(whole.flatten(), expected), f"{spec} {rank}"
+            setting = Setting(nc.codec(spec), [3, 0, 50], step=1, to=(rank, 7))
             x = torch.cat([values(left, 3), values(left, 50)])
             assert torch.equal(parts, setting.passage(x, (0, 53), left, 0, setting.own_scales(x)))
 
@@ -293,7 +293,7 @@ WRONG = {
     ),
     "half a step": (
         lambda g: nc.all_reduce(torch.ones(40), "int4/16+sr", group=g, step=1.5),
-        "step is the number of the call, an integer, got 1.5",
+        "step is the number of the call, an integer or a tuple of integers, got 1.5",
     ),
     "seed": (lambda g: nc.all_reduce(torch.ones(40), "int4/16+sr", group=g, step=1, seed=-5), "got -5"),
     "expanded": (

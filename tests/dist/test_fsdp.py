@@ -81,12 +81,13 @@ def against_the_codec(group: dist.ProcessGroup, spec: str, dim: int) -> None:
         with torch.no_grad():
             for p, value in zip(twin.parameters(), initial, strict=True):
                 p.copy_(value)
-        expected = by_hand(local_gradients(twin, world, step, loss), codec, world, step, dim)
+        local, seed = local_gradients(twin, world, step, loss), seed_of(handle.seed, "gradient")
+        expected = by_hand(local, codec, world, step, dim, seed)
         assert same(full(model), expected)
     handle.detach()
 
 
-def by_hand(local: list[list[Tensor]], codec: nc.Codec, world: int, step: int, dim: int) -> list[Tensor]:
+def by_hand(local: list[list[Tensor]], codec: nc.Codec, world: int, step: int, dim: int, seed: int) -> list[Tensor]:
     """The weight's part of each row in one run, which begins where the row begins; sums in rank order."""
     total = None
     swapped = [[g.transpose(0, dim) if i == 0 else g for i, g in enumerate(gs)] for gs in local] if dim else local
@@ -99,8 +100,8 @@ def by_hand(local: list[list[Tensor]], codec: nc.Codec, world: int, step: int, d
         weights = parts.shape[1] if dim else -(-40 // world) * 24
         sent = parts.clone()
         for row in range(world):
-            stream, offset = (step << 24) + (rank << 4), row * parts.shape[1]
-            sent[row, :weights] = through(codec, parts[row, :weights], stream, offset, seed_of(7, "gradient"))
+            offset = row * parts.shape[1]
+            sent[row, :weights] = through(codec, parts[row, :weights], offset, seed, (step, rank, 0))
         total = sent if total is None else total + sent
     mean = total / world
     if dim:
@@ -153,7 +154,7 @@ def gathered(group: dist.ProcessGroup, spec: str) -> None:
     rows, codec = rows_of([weight], world), nc.codec(spec)
     length = rows.shape[1] + -(-40 // world)
     for row in range(world):
-        rows[row] = through(codec, rows[row], (row << 4) + 1, row * length, seed_of(0, "parameter"))
+        rows[row] = through(codec, rows[row], row * length, seed_of(handle.seed, "parameter"), (0, row, 1))
     expected = tensors_of(rows, [weight])[0]
     x = batch(0, 0).requires_grad_()
     y = model(x)

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import narrowcast as nc
 from narrowcast.collectives.coder import Coder
+from narrowcast.kernels.noise import Noise
 from narrowcast.parallel import fsdp_comm
 
 # ---- error feedback --------------------------------------------------------------------------------------------------
@@ -230,9 +231,9 @@ def noises(group: dist.ProcessGroup) -> tuple[dict[str, list[tuple[int, ...]]], 
     used: dict[str, list[tuple[int, ...]]] = {"int4/64+sr": [], "int8/64+sr": []}
     original = Coder._places
 
-    def noted(self: Coder, part: tuple[int, int], stream: int, *more: object) -> object:
-        places = list(original(self, part, stream, *more))
-        used[str(self.codec)] += [(p.options["seed"], stream, p.options["offset"]) for p in places]
+    def noted(self: Coder, part: tuple[int, int], noise: Noise, *more: object) -> object:
+        places = list(original(self, part, noise, *more))
+        used[str(self.codec)] += [p.options["noise"] for p in places]
         return places
 
     Coder._places = noted

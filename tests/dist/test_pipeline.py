@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 import narrowcast as nc
-from narrowcast.parallel import wires
+from narrowcast.parallel import seeds, wires
 from narrowcast.parallel.pipeline import Boundary, attach_stage, boundaries_of
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -224,7 +225,8 @@ def test_shapes_are_found_without_values_and_on_the_meta_device() -> None:
     assert boundary.open(envelope).shape == SHAPE
 
 
-def test_no_two_messages_share_their_noise() -> None:
+def test_no_two_messages_share_their_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seeds, "_MADE", Counter())
     x = torch.linspace(-1, 1, 64)
     boundaries = [Boundary((64,), "int4/64+sr", number=n, seed=s) for n in (0, 1) for s in (0, 1)]
     wires_ = []
@@ -235,6 +237,9 @@ def test_no_two_messages_share_their_noise() -> None:
             wires_ += [leaf.detach(), leaf.grad]
     # less the last word, which is the boundary's and not the message's
     assert len({wire[:-1].view(torch.int32).numpy().tobytes() for wire in wires_}) == len(wires_) == 24
+    other = Boundary((64,), "int4/64+sr", number=0, seed=0)
+    assert not torch.equal(other.seal(x)[:-1], wires_[0][:-1]), "nor do two pipelines of one run"
+    seeds._MADE.clear()
     again = Boundary((64,), "int4/64+sr", number=0, seed=0)
     assert torch.equal(again.seal(x).view(torch.int32), wires_[0].view(torch.int32)), (
         "and a second run repeats the first"

@@ -78,7 +78,7 @@ def state_bits(module: nn.Module) -> dict[str, bytes]:
 
 def real(
     group: dist.ProcessGroup, spec: object, algorithm: str, lower: dict[str, Any] | None = None
-) -> tuple[dict[str, bytes], dict[str, Tensor]]:
+) -> tuple[dict[str, bytes], dict[str, Tensor], int]:
     rank, world, examples = dist.get_rank(group), dist.get_world_size(group), data()
     batches = Batches(len(examples.x_train), BATCH, world, SEED)
     plain = net()
@@ -98,7 +98,7 @@ def real(
         optimizer.step()
     owed = handle.state_dict()
     handle.detach()
-    return state_bits(model.module), owed
+    return state_bits(model.module), owed, handle.seed
 
 
 @pytest.fixture
@@ -111,14 +111,13 @@ def one_thread() -> object:
 
 
 def simulated(
-    world: int, spec: object, algorithm: str, lower: dict[str, Any] | None = None
+    world: int, spec: object, algorithm: str, lower: dict[str, Any] | None = None, noise: int = SEED
 ) -> tuple[dict[str, bytes], dict[str, Tensor]]:
     run = train(
         net(),
         data(),
-        workers=world,
+        workers=World(world, algorithm, seed=noise),
         spec=spec,
-        algorithm=algorithm,
         steps=STEPS,
         batch=BATCH,
         optimizer=adam,
@@ -133,10 +132,10 @@ def simulated(
 
 def check(pool: Pool, world: int, spec: object, algorithm: str, lower: dict[str, Any] | None = None) -> None:
     ranks = pool.run(world, real, spec, algorithm, lower)
-    ours, owed = simulated(world, spec, algorithm, lower)
+    ours, owed = simulated(world, spec, algorithm, lower, noise=ranks[0][2])
     # buffers are those of rank 0, which DDP hands on before the next forward pass
     assert ours == ranks[0][0]
-    for theirs, their_debt in ranks:
+    for theirs, their_debt, _ in ranks:
         weights = {name for name, _ in net().named_parameters()}
         assert {name: theirs[name] for name in weights} == {name: ours[name] for name in weights}
         assert sorted(their_debt) == sorted(owed)

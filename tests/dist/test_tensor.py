@@ -19,6 +19,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.distributed.tensor.parallel import style as theirs
 
 import narrowcast as nc
+from narrowcast.kernels.noise import Noise
 from narrowcast.parallel import tensor, wires
 from narrowcast.parallel import tensor_styles as ours
 from narrowcast.parallel.wires import Wires
@@ -331,8 +332,6 @@ def test_8_bits_forward_change_the_weights_gradient_by_the_error_of_the_output_a
 
 def noises(group: dist.ProcessGroup) -> list[tuple[str, int, int]]:
     """The key and the stream of every encoding of a step with several places, microbatches and directions."""
-    from narrowcast.collectives.coder import Noise
-
     used, rank = [], dist.get_rank(group)
     for seed in (0, 1):
         for _ in range(3):
@@ -340,7 +339,7 @@ def noises(group: dist.ProcessGroup) -> list[tuple[str, int, int]]:
             for direction in wires.Direction:
                 for _ in range(4):
                     turn = place.turn(direction)
-                    used += [(turn.seed, Noise(turn.seed, turn.step).stream(rank, phase)) for phase in range(2)]
+                    used += [Noise(turn.seed).derive(turn.step, rank, phase) for phase in range(2)]
     return used
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import narrowcast as nc
 from narrowcast.formats.floats import FloatFormat, Specials
-from narrowcast.kernels.reference.philox import noise
+from narrowcast.kernels.reference.philox import random_bits
 
 # the reference; that native equals it is another test, and ml_dtypes is compared with both
 pytestmark = pytest.mark.usefixtures("reference_only")
@@ -109,6 +109,6 @@ def test_directed_roundings_are_those_of_gfloat(exp: int, variant: str, rounding
 def test_stochastic_rounding_is_that_of_gfloat_given_the_same_bits(exp: int, variant: str) -> None:
     for fmt in formats_with(exp, variant):
         x = sampled_points(fmt)
-        random = noise(len(x), seed=5, stream=0).numpy()
+        random = random_bits(len(x), seed=5, stream=0).numpy()
         for overflow in dict.fromkeys([fmt.default_overflow, "saturate"]):
             agrees(fmt, x, "stochastic", overflow, srbits=random, srnumbits=16)

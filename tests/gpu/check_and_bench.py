@@ -35,6 +35,7 @@ from narrowcast.bench import cuda as bench
 from narrowcast.codecs import Codec, all_specs
 from narrowcast.formats import all_formats
 from narrowcast.kernels import accelerator, composed, native, ops, reference
+from narrowcast.kernels.noise import Noise
 from narrowcast.kernels.plan import CastPlan, Plan
 from narrowcast.kernels.reference import cast
 
@@ -74,14 +75,14 @@ def like_wire(plan: Plan | CastPlan, n: int) -> Tensor:
     return torch.full((plan.layout(n).nbytes,), 0xA5, dtype=torch.uint8)
 
 
-def check_encode(found: Found, plan: Plan | CastPlan, x: Tensor, what: str, noise: tuple[int, int, int]) -> Tensor:
+def check_encode(found: Found, plan: Plan | CastPlan, x: Tensor, what: str, noise: Noise) -> Tensor:
     found.stage = f"encode {what}"
     wanted = like_wire(plan, x.numel())
-    oracle(plan).encode(plan, x, wanted, *noise)
+    oracle(plan).encode(plan, x, wanted, noise)
     got, there = like_wire(plan, x.numel()).cuda(), x.cuda()
     if "unaligned" in what:
         got, there = torch.empty(len(got) + 1, dtype=torch.uint8, device="cuda")[1:], shifted(there)
-    ops.encode(plan, there, got, *noise)
+    ops.encode(plan, there, got, noise)
     got = got.clone()
     if isinstance(plan, CastPlan):
         # a NaN has no one pattern in a plain cast
@@ -112,8 +113,8 @@ def check_owed(found: Found, plan: Plan | CastPlan, x: Tensor, unit: float) -> N
     n = x.numel()
     wanted, owed = like_wire(plan, n), 0.01 * normal(n, 9)
     got, kept = wanted.cuda(), owed.cuda()
-    composed.encode(oracle(plan), plan, x, wanted, (7, 8, 128), None, owed, unit)
-    ops.encode(plan, x.cuda(), got, 7, 8, 128, None, kept, unit)
+    composed.encode(oracle(plan), plan, x, wanted, Noise(7, 8, 128), None, owed, unit)
+    ops.encode(plan, x.cuda(), got, Noise(7, 8, 128), None, kept, unit)
     if not isinstance(plan, CastPlan):
         found.same(got, wanted, f"wire with residual, unit {unit}")
     found.same(kept, owed, f"residual, unit {unit}")
@@ -124,14 +125,14 @@ def check_reduce(found: Found, plan: Plan | CastPlan, n: int, world: int, dtype:
     block = plan.block if isinstance(plan, Plan) else 0
     rows = ops.aligned_rows(world, plan.layout(n).nbytes)
     for rank, row in enumerate(rows):
-        oracle(plan).encode(plan, hard_values(block, n) if rank == 1 else normal(n, rank), row, rank)
+        oracle(plan).encode(plan, hard_values(block, n) if rank == 1 else normal(n, rank), row, Noise(rank))
     wanted, owed, out = like_wire(plan, n), 0.01 * normal(n, 9), torch.empty(n, dtype=dtype)
     got, kept, there = wanted.cuda(), owed.cuda(), out.cuda()
     on_gpu = ops.aligned_rows(world, rows.shape[1], "cuda")
     on_gpu.copy_(rows)
     factors = (1.0, divide, 0.3 if divide != 1 else 1.0)
-    composed.reduce(oracle(plan), plan, rows.unbind(), n, wanted, (1, 2, 0), None, owed, *factors, out)
-    ops.reduce(plan, on_gpu, n, got, 1, 2, 0, None, kept, *factors, there)
+    composed.reduce(oracle(plan), plan, rows.unbind(), n, wanted, Noise(1, 2, 0), None, owed, *factors, out)
+    ops.reduce(plan, on_gpu, n, got, Noise(1, 2), None, kept, *factors, there)
     found.same(got, wanted, "reduce")
     found.same(kept, owed, "residual of reduce")
     found.same(there, out, "decoded by reduce")
@@ -145,7 +146,7 @@ def check_wires(found: Found, plan: Plan) -> None:
         wanted = like_wire(plan, n)
         got, on_gpu = wanted.cuda(), ops.aligned_rows(8, rows.shape[1], "cuda")
         on_gpu.copy_(rows)
-        composed.reduce(reference, plan, rows.unbind(), n, wanted, (0, 0, 0), None, None, 1.0, 1.0, 1.0, None)
+        composed.reduce(reference, plan, rows.unbind(), n, wanted, Noise(0, 0, 0), None, None, 1.0, 1.0, 1.0, None)
         ops.reduce(plan, on_gpu, n, got)
         found.same(got, wanted, found.stage)
 
@@ -153,14 +154,14 @@ def check_wires(found: Found, plan: Plan) -> None:
 def check_plan(found: Found, plan: Plan | CastPlan) -> None:
     block = plan.block if isinstance(plan, Plan) else 0
     x = hard_values(block, N)
-    wire = check_encode(found, plan, x, "hard values", (5, 6, 48))
-    check_encode(found, plan, with_specials(x, 900), "NaN and Inf", (5, 6, 0))
+    wire = check_encode(found, plan, x, "hard values", Noise(5, 6, 48))
+    check_encode(found, plan, with_specials(x, 900), "NaN and Inf", Noise(5, 6, 0))
     check_encode(found, plan, normal(N, 3), "normal values", (2**63, 2**40, 2**33))
-    check_encode(found, plan, normal(16384, 3), "a whole number of tiles", (1, 2, 0))
+    check_encode(found, plan, normal(16384, 3), "a whole number of tiles", Noise(1, 2, 0))
     small = (normal(4099, 7) * torch.exp(2 * normal(4099, 8))).bfloat16()
-    check_encode(found, plan, small, "bfloat16", (3, 0, 0))
-    check_encode(found, plan, normal(4099, 5).half(), "unaligned float16", (3, 0, 0))
-    check_encode(found, plan, normal(1), "one value", (3, 0, 0))
+    check_encode(found, plan, small, "bfloat16", Noise(3, 0, 0))
+    check_encode(found, plan, normal(4099, 5).half(), "unaligned float16", Noise(3, 0, 0))
+    check_encode(found, plan, normal(1), "one value", Noise(3, 0, 0))
     codes = wire[: plan.code_bytes(N)]
     if isinstance(plan, Plan):
         codes.copy_(torch.randint(0, 256, codes.shape, generator=torch.Generator().manual_seed(4)))

@@ -11,6 +11,7 @@ import narrowcast as nc
 from narrowcast.codecs import all_specs
 from narrowcast.codecs.base import PlanCodec
 from narrowcast.kernels import composed, native, reference
+from narrowcast.kernels.noise import Noise
 
 pytestmark = pytest.mark.usefixtures("native_library")
 
@@ -34,8 +35,8 @@ def bits(x: Tensor) -> Tensor:
     return torch.where(x.isnan(), -1, x.view({2: torch.int16, 4: torch.int32}[x.element_size()]))
 
 
-def noise_of(spec: str) -> tuple[int, int, int]:
-    return (5, 3, 32) if nc.codec(spec).stochastic else (0, 0, 0)
+def noise_of(spec: str) -> Noise:
+    return Noise(5, 3, 32) if nc.codec(spec).stochastic else Noise()
 
 
 def cases(spec: str, n: int) -> tuple[list[Tensor], Tensor]:
@@ -73,7 +74,7 @@ def test_a_reduction_equals_the_separate_steps(spec: str) -> None:
         pytest.skip("the reference alone has it")
     for n, dtype, owing in ((1, torch.float32, False), (1000, torch.bfloat16, True), (20_011, torch.float32, True)):
         ranks, owed = cases(spec, n)
-        wires = [codec.encode(x, seed=noise[0], stream=rank) for rank, x in enumerate(ranks)]
+        wires = [codec.encode(x, seed=noise.seed, stream=rank) for rank, x in enumerate(ranks)]
         found = []
         for kernels in (reference, *instruction_sets()):
             if isinstance(kernels, str):
@@ -106,8 +107,8 @@ def test_threads_make_no_difference() -> None:
     for threads in (1, 3):
         torch.set_num_threads(threads)
         wire, residual = torch.empty(plan.layout(n).nbytes, dtype=torch.uint8), owed.clone()
-        composed.encode(native, plan, x, wire, (0, 0, 0), None, residual, 1.0)
+        composed.encode(native, plan, x, wire, Noise(), None, residual, 1.0)
         out = torch.empty(n)
-        composed.reduce(native, plan, [wire, wire], n, wire.clone(), (0, 0, 0), None, residual, 1.0, 2.0, 1.0, out)
+        composed.reduce(native, plan, [wire, wire], n, wire.clone(), Noise(), None, residual, 1.0, 2.0, 1.0, out)
         found.append((wire, residual, out))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

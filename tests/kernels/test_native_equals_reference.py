@@ -17,6 +17,7 @@ from narrowcast.codecs.base import PlanCodec
 from narrowcast.formats import Format, all_formats
 from narrowcast.formats.codebooks import TableFormat
 from narrowcast.kernels import native, reference
+from narrowcast.kernels.noise import Noise
 from narrowcast.kernels.plan import Method, Plan, Rule, Store
 
 pytestmark = pytest.mark.usefixtures("native_library")
@@ -70,10 +71,10 @@ def wires(plan: Plan, x: Tensor, what: str, **noise: Any) -> Tensor:
     """The reference's wire, after every way of the native kernel has given the same."""
     nbytes = plan.layout(x.numel()).nbytes
     wanted = torch.empty(nbytes, dtype=torch.uint8)
-    reference.encode(plan, x, wanted, **noise)
+    reference.encode(plan, x, wanted, Noise(**noise))
     for way in ways():
         got = torch.empty(nbytes, dtype=torch.uint8)
-        native.encode(plan, x, got, **noise)
+        native.encode(plan, x, got, Noise(**noise))
         assert_equal(got, wanted, f"encode {what} ({way})")
     return wanted
 
@@ -243,7 +244,7 @@ def test_a_scale_that_is_given_is_used(spec: str) -> None:
 def test_every_code_is_decoded_to_every_type_and_added_to_what_is_there(spec: str) -> None:
     plan, n = PLANS[spec], 4099
     wire = torch.empty(plan.layout(n).nbytes, dtype=torch.uint8)
-    reference.encode(plan, hard_values(plan.block, n), wire, seed=1)
+    reference.encode(plan, hard_values(plan.block, n), wire, Noise(1))
     codes = wire[: plan.code_bytes(n)]
     codes.copy_(torch.randint(0, 256, codes.shape, generator=torch.Generator().manual_seed(4)))
     start = normal(n, seed=9) * 100

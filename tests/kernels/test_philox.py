@@ -75,30 +75,30 @@ def bits_of_element(index: int, seed: int, stream: int) -> int:
 @pytest.mark.parametrize("offset", [0, 16, 112, 128, 4096, 2**34 + 48])
 def test_each_element_has_the_bits_that_its_index_says(seed: int, stream: int, offset: int) -> None:
     wanted = [bits_of_element(offset + i, seed, stream) for i in range(300)]
-    assert ours.noise(300, seed, stream, offset).tolist() == wanted
+    assert ours.random_bits(300, seed, stream, offset).tolist() == wanted
 
 
 def test_a_part_has_the_noise_of_the_whole() -> None:
-    whole = ours.noise(5000, 3, 4)
+    whole = ours.random_bits(5000, 3, 4)
     for start, count in ((0, 1), (16, 100), (112, 32), (128, 128), (1008, 3992)):
-        assert torch.equal(ours.noise(count, 3, 4, offset=start), whole[start : start + count])
+        assert torch.equal(ours.random_bits(count, 3, 4, offset=start), whole[start : start + count])
 
 
 def test_seed_and_stream_both_matter_and_nothing_else_does() -> None:
-    first = ours.noise(1000, 1, 2)
+    first = ours.random_bits(1000, 1, 2)
     torch.manual_seed(99)
     torch.rand(10)
-    assert torch.equal(ours.noise(1000, 1, 2), first)
-    assert not torch.equal(ours.noise(1000, 2, 1), first)
-    assert not torch.equal(ours.noise(1000, 1, 3), first)
-    assert not torch.equal(ours.noise(1000, 0, 2), first)
+    assert torch.equal(ours.random_bits(1000, 1, 2), first)
+    assert not torch.equal(ours.random_bits(1000, 2, 1), first)
+    assert not torch.equal(ours.random_bits(1000, 1, 3), first)
+    assert not torch.equal(ours.random_bits(1000, 0, 2), first)
 
 
 # ---- what rounding makes of it ---------------------------------------------------------------------------------------
 
 
 def test_all_sixteen_bits_are_evenly_distributed() -> None:
-    bits = ours.noise(2**20, 5, 0)
+    bits = ours.random_bits(2**20, 5, 0)
     assert int(bits.min()) >= 0
     assert int(bits.max()) < 2**16
     expected = 2**20 / 256
@@ -109,7 +109,7 @@ def test_all_sixteen_bits_are_evenly_distributed() -> None:
 
 
 def test_neighbouring_elements_are_uncorrelated() -> None:
-    u = ours.noise(2**20, 5, 0).double() / 2**16 - 0.5
+    u = ours.random_bits(2**20, 5, 0).double() / 2**16 - 0.5
     for distance in (1, 2, 15, 16, 17, 128):
         correlation = float((u[distance:] * u[:-distance]).mean()) * 12
         assert abs(correlation) < 5 / math.sqrt(2**20)

@@ -243,11 +243,11 @@ def idempotent(codec: Codec) -> None:
 def with_noise(value: int) -> Iterator[None]:
     """Every random number is `value`; the reference runs, since only there can that be arranged."""
 
-    def noise(n: int, *_: object) -> Tensor:
+    def random_bits(n: int, *_: object) -> Tensor:
         return torch.full((n,), value)
 
     given = mock.patch.object(native, "why_not", return_value="the noise is given")
-    with mock.patch.object(reference, "noise", noise), given:
+    with mock.patch.object(reference, "random_bits", random_bits), given:
         yield
 
 

@@ -10,10 +10,10 @@ import torch
 
 import narrowcast as nc
 from narrowcast import simulate
+from narrowcast.kernels.noise import derive
 from narrowcast.simulate import compat
 from narrowcast.simulate.caster import caster
 from narrowcast.simulate.casts import Casting, apply_together
-from narrowcast.simulate.seeds import derive
 
 
 def values() -> torch.Tensor:

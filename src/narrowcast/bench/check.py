@@ -8,6 +8,7 @@ from torch import Tensor
 from narrowcast.codecs import Codec
 from narrowcast.codecs.base import PlanCodec
 from narrowcast.kernels import reference
+from narrowcast.kernels.noise import Noise
 
 
 def hard_values(n: int = 20_011) -> Tensor:
@@ -32,7 +33,7 @@ def failure(codec: Codec, device: torch.device | None = None) -> str | None:
     x = hard_values()
     n = x.numel()
     wire, expected = codec.encode(x.to(device), seed=3, stream=5), torch.empty(codec.nbytes(n), dtype=torch.uint8)
-    reference.encode(codec.plan, x, expected, seed=3, stream=5)
+    reference.encode(codec.plan, x, expected, Noise(3, 5))
     if not torch.equal(wire.cpu(), expected):
         return f"{int((wire.cpu() != expected).sum())} of {n} bytes differ from the reference"
     out, plain = codec.decode(wire, n).cpu(), torch.empty(n)
@@ -49,10 +50,10 @@ def _failure_of_sums(codec: PlanCodec, x: Tensor, device: torch.device | None) -
     wires = [torch.empty(codec.nbytes(n), dtype=torch.uint8) for _ in ranks]
     total, expected = torch.zeros(n), torch.empty(codec.nbytes(n), dtype=torch.uint8)
     for rank, (values, wire) in enumerate(zip(ranks, wires, strict=True)):
-        reference.encode(codec.plan, values, wire, seed=3, stream=rank)
+        reference.encode(codec.plan, values, wire, Noise(3, rank))
         plain = torch.empty(n)
         reference.decode(codec.plan, wire, n, plain)
         total = plain if rank == 0 else total + plain
-    reference.encode(codec.plan, total / 3, expected, seed=3, stream=9)
+    reference.encode(codec.plan, total / 3, expected, Noise(3, 9))
     found = codec.reduce([wire.to(device) for wire in wires], n, seed=3, stream=9, divide=3.0).cpu()
     return None if torch.equal(found, expected) else f"{int((found != expected).sum())} of {n} bytes of a sum differ"

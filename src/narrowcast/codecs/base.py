@@ -16,11 +16,9 @@ from narrowcast.codecs import compiled
 from narrowcast.codecs.memory import described, flat, lies_plainly, write_back
 from narrowcast.codecs.spec import Spec
 from narrowcast.kernels import ops
+from narrowcast.kernels.noise import ALIGNMENT, NO_NOISE, Noise
 from narrowcast.kernels.plan import AnyPlan, OwnPlan, Plan
 from narrowcast.kernels.reference.packing import pack
-
-NO_NOISE = 0, 0, 0
-"""seed, stream and offset of whoever gives none."""
 
 
 class Law:
@@ -73,7 +71,7 @@ class Codec(abc.ABC):
         """What kernels do with values of this type."""
         return OwnPlan(self._encode, self._decode)
 
-    def _encode(self, x: Tensor, wire: Tensor, seed: int, stream: int, offset: int, scale: Tensor | None) -> None:
+    def _encode(self, x: Tensor, wire: Tensor, noise: Noise, scale: Tensor | None) -> None:
         """Fill `wire` with the bytes of x, which is not empty."""
         raise NotImplementedError(f"{type(self).__name__} has neither a plan nor code of its own")
 
@@ -127,6 +125,7 @@ class Codec(abc.ABC):
         seed: int = 0,
         stream: int = 0,
         offset: int = 0,
+        noise: Noise | None = None,
         scale: Tensor | None = None,
         residual: Tensor | None = None,
         unit: float = 1.0,
@@ -135,16 +134,16 @@ class Codec(abc.ABC):
         """The wire (uint8) of the values of `x` in row-major order, on x's device.
 
         seed, stream, offset: where stochastic rounding takes its bits, see docs/wire-format.md; `offset` is the index
-        of x's first value in the whole tensor, when x is a part of it. scale: one float32, used instead of the tensor's
-        own by codecs with one scale for the tensor: 0, NaN or a normal number that turns no level infinite (looked at
-        on the CPU only, since a GPU would have to be waited for). residual: error feedback: n float32 that are added,
-        times `unit`, and then hold what rounding removed, in units; where that is not finite they stay as they were.
-        out: a uint8 tensor of `nbytes(x.numel())` to write into.
+        of x's first value in the whole tensor, when x is a part of it. noise: the three as one value. scale: one
+        float32, used instead of the tensor's own by codecs with one scale for the tensor: 0, NaN or a normal number
+        that turns no level infinite (looked at on the CPU only, since a GPU would have to be waited for). residual:
+        error feedback: n float32 that are added, times `unit`, and then hold what rounding removed, in units; where
+        that is not finite they stay as they were. out: a uint8 tensor of `nbytes(x.numel())` to write into.
         """
         if torch.compiler.is_compiling():
-            return self._traced_encode(x, seed, stream, offset, scale, residual, unit, out)
+            return self._traced_encode(x, noise or Noise(seed, stream, offset), scale, residual, unit, out)
         ops.check_floats(self, x)
-        noise = NO_NOISE if (seed, stream, offset) == NO_NOISE else self._checked_noise(seed, stream, offset)
+        noise = self._checked_noise(seed, stream, offset) if noise is None else noise
         if scale is not None:
             scale = self._checked_scale(scale, x)
         n, dtype = x.numel(), x.dtype
@@ -153,25 +152,23 @@ class Codec(abc.ABC):
             dtype = torch.float32
         wire = self._checked_wire(self.nbytes(n, dtype), out, x)
         if n:
-            ops.encode(self.plan_for(dtype), flat(x), wire, *noise, scale, residual, unit)
+            ops.encode(self.plan_for(dtype), flat(x), wire, noise, scale, residual, unit)
         return wire
 
     def _traced_encode(
         self,
         x: Tensor,
-        seed: int,
-        stream: int,
-        offset: int,
+        noise: Noise,
         scale: Tensor | None,
         residual: Tensor | None,
         unit: float,
         out: Tensor | None,
     ) -> Tensor:
-        noise = compiled.signed(seed), compiled.signed(stream), offset, scale
+        words = *compiled.words(noise), scale
         if residual is None:
-            wire = torch.ops.narrowcast.encode(x, self.spec, *noise)
+            wire = torch.ops.narrowcast.encode(x, self.spec, *words)
         else:
-            wire = torch.ops.narrowcast.encode_owed(x, residual, self.spec, unit, *noise)
+            wire = torch.ops.narrowcast.encode_owed(x, residual, self.spec, unit, *words)
         return wire if out is None else out.copy_(wire)
 
     def reduce(
@@ -182,6 +179,7 @@ class Codec(abc.ABC):
         seed: int = 0,
         stream: int = 0,
         offset: int = 0,
+        noise: Noise | None = None,
         scale: Tensor | None = None,
         residual: Tensor | None = None,
         unit: float = 1.0,
@@ -198,14 +196,14 @@ class Codec(abc.ABC):
         for one scale a tensor.
         """
         if torch.compiler.is_compiling():
-            traced = compiled.signed(seed), compiled.signed(stream), offset, scale
+            words = *compiled.words(noise or Noise(seed, stream, offset)), scale
             if not isinstance(wires, Tensor) or residual is not None or decoded is not None:
                 raise TypeError("reduce inside torch.compile: give wires as one tensor, without residual= and decoded=")
-            wire = torch.ops.narrowcast.reduce(wires, self.spec, n, divide, multiply, *traced)
+            wire = torch.ops.narrowcast.reduce(wires, self.spec, n, divide, multiply, *words)
             return wire if out is None else out.copy_(wire)
         n = ops.check_count(self, n)
         first = self._checked_wires(wires, n)
-        noise = NO_NOISE if (seed, stream, offset) == NO_NOISE else self._checked_noise(seed, stream, offset)
+        noise = self._checked_noise(seed, stream, offset) if noise is None else noise
         if scale is not None:
             scale = self._checked_scale(scale, first)
         if residual is not None:
@@ -216,7 +214,7 @@ class Codec(abc.ABC):
         if n:
             values = None if decoded is None else flat(decoded)
             plan = self.plan_for(torch.float32)
-            ops.reduce(plan, wires, n, wire, *noise, scale, residual, unit, divide, multiply, values)
+            ops.reduce(plan, wires, n, wire, noise, scale, residual, unit, divide, multiply, values)
             write_back(values, decoded)
         return wire
 
@@ -290,13 +288,15 @@ class Codec(abc.ABC):
         ops.check_same_device(self, "scale", scale, like)
         return scale.resolve_neg()
 
-    def _checked_noise(self, seed: int, stream: int, offset: int) -> tuple[int, int, int]:
+    def _checked_noise(self, seed: int, stream: int, offset: int) -> Noise:
+        if (seed, stream, offset) == NO_NOISE:
+            return NO_NOISE
         seed, stream = ops.check_seed(self, seed), ops.check_seed(self, stream)
-        rule = f"cut between blocks, at a multiple of {ops.NOISE_ALIGNMENT}"
+        rule = f"cut between blocks, at a multiple of {ALIGNMENT}"
         offset = ops.check_integer(self, f"offset: {rule}", offset)
-        if offset < 0 or offset % ops.NOISE_ALIGNMENT:
+        if offset < 0 or offset % ALIGNMENT:
             raise ValueError(f"encode with {self}: offset={offset}; {rule}")
-        return seed, stream, offset
+        return Noise(seed, stream, offset)
 
     def _checked_wire(self, nbytes: int, out: Tensor | None, like: Tensor) -> Tensor:
         if out is None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.kernels import ops
+from narrowcast.kernels.noise import Noise
 
 if TYPE_CHECKING:
     from narrowcast.codecs.base import Codec
@@ -32,8 +33,12 @@ _lib.define(f"reduce(Tensor wires, str codec, int n, float divide, float multipl
 _lib.define("round_to(Tensor x, str format, str rounding, str? overflow, str rules, int? seed) -> Tensor")
 
 
-def signed(word: int) -> int:
-    """A 64-bit number as an op takes it."""
+def words(noise: Noise) -> tuple[int, int, int]:
+    """As an op takes them: its integers are signed."""
+    return _signed(noise.seed), _signed(noise.stream), noise.offset
+
+
+def _signed(word: int) -> int:
     return word - 2**64 if word >= 2**63 else word
 
 
@@ -41,19 +46,19 @@ def _unsigned(word: int) -> int:
     return word % 2**64
 
 
-def _noise(seed: int, stream: int, offset: int, scale: Tensor | None) -> dict[str, object]:
-    return {"seed": _unsigned(seed), "stream": _unsigned(stream), "offset": offset, "scale": scale}
+def _noise(seed: int, stream: int, offset: int) -> Noise:
+    return Noise(_unsigned(seed), _unsigned(stream), offset)
 
 
 def _encode(x: Tensor, codec: str, seed: int, stream: int, offset: int, scale: Tensor | None) -> Tensor:
-    return KNOWN[codec].encode(x, **_noise(seed, stream, offset, scale))  # type: ignore[arg-type]
+    return KNOWN[codec].encode(x, noise=_noise(seed, stream, offset), scale=scale)
 
 
 def _encode_owed(
     x: Tensor, residual: Tensor, codec: str, unit: float, seed: int, stream: int, offset: int, scale: Tensor | None
 ) -> Tensor:
-    noise = _noise(seed, stream, offset, scale)
-    return KNOWN[codec].encode(x, residual=residual, unit=unit, **noise)  # type: ignore[arg-type]
+    noise = _noise(seed, stream, offset)
+    return KNOWN[codec].encode(x, noise=noise, scale=scale, residual=residual, unit=unit)
 
 
 def _decode(wire: Tensor, codec: str, n: int, dtype: torch.dtype) -> Tensor:
@@ -68,8 +73,8 @@ def _reduce(
     wires: Tensor, codec: str, n: int, divide: float, multiply: float, seed: int, stream: int, offset: int,
     scale: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    noise = _noise(seed, stream, offset, scale)
-    return KNOWN[codec].reduce(wires, n, divide=divide, multiply=multiply, **noise)  # type: ignore[arg-type]
+    noise = _noise(seed, stream, offset)
+    return KNOWN[codec].reduce(wires, n, divide=divide, multiply=multiply, noise=noise, scale=scale)
 
 
 def _round_to(x: Tensor, format: str, rounding: str, overflow: str | None, rules: str, seed: int | None) -> Tensor:

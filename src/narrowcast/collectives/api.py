@@ -14,7 +14,7 @@ from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives import agreement, algorithms, arguments, phases, point
 from narrowcast.collectives.call import Call, Reduction
 from narrowcast.collectives.channel import Channel, channel_of
-from narrowcast.collectives.coder import Coder, Noise, Times, segment_ranges
+from narrowcast.collectives.coder import Coder, Times, segment_ranges
 from narrowcast.collectives.exchange import Exchange
 from narrowcast.collectives.feedback import Residuals
 from narrowcast.collectives.flat import Flat
@@ -22,10 +22,13 @@ from narrowcast.collectives.lane import Visit, lane_of
 from narrowcast.collectives.one_shot import store
 from narrowcast.collectives.submit import submit
 from narrowcast.collectives.work import Work
+from narrowcast.kernels.noise import Noise
 from narrowcast.kernels.ops import check_integer, check_seed
 
 Tensors: TypeAlias = arguments.Tensors
 Spec: TypeAlias = arguments.Spec
+Step: TypeAlias = int | tuple[int, ...]
+"""The number of a call, or several numbers where there are several calls a step: no two calls may have the same."""
 
 
 def reduction_of(op: Any, world: int) -> Reduction:
@@ -40,14 +43,16 @@ def reduction_of(op: Any, world: int) -> Reduction:
     raise ValueError(f"collectives: op {op} is not a sum; take SUM, AVG or PREMUL_SUM")
 
 
-def noise_of(what: str, codec: Codec, seed: int, step: int | None) -> Noise:
+def noise_of(what: str, codec: Codec, seed: int, step: Step | None) -> Noise:
+    """The noise of a call."""
     if codec.stochastic and step is None:
         raise ValueError(
             f"{what} with {codec}: stochastic rounding needs step=, the number of this call; "
             "the same noise every time would be a bias"
         )
-    rule = "step is the number of the call, an integer"
-    return Noise(check_seed(what, seed), 0 if step is None else check_integer(what, rule, step))
+    rule = "step is the number of the call, an integer or a tuple of integers"
+    path = step if isinstance(step, tuple) else (step or 0,)
+    return Noise(check_seed(what, seed)).derive(*(check_integer(what, rule, number) for number in path))
 
 
 def _signature(what: str, codec: Codec, flat: Flat, **more: object) -> dict[str, object]:
@@ -85,7 +90,7 @@ def all_reduce(
     async_op: bool = False,
     *,
     algorithm: str = "auto",
-    step: int | None = None,
+    step: Step | None = None,
     seed: int = 0,
     nodes: Sequence[Sequence[int]] | None = None,
     inner: Spec = "as-is",
@@ -133,7 +138,7 @@ def reduce_scatter(
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
     *,
-    step: int | None = None,
+    step: Step | None = None,
     seed: int = 0,
 ) -> Work | None:
     """Rank r gets the sum of everybody's part r: of a list with one tensor a rank, or of W equal parts of a tensor."""
@@ -159,7 +164,7 @@ def all_gather(
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
     *,
-    step: int | None = None,
+    step: Step | None = None,
     seed: int = 0,
 ) -> Work | None:
     """Everybody gets everybody's `input`, in rank order: into a list with one tensor a rank, or into one tensor."""
@@ -186,7 +191,7 @@ def all_to_all(
     *,
     output_split_sizes: Sequence[int] | None = None,
     input_split_sizes: Sequence[int] | None = None,
-    step: int | None = None,
+    step: Step | None = None,
     seed: int = 0,
 ) -> Work | None:
     """Part p of our input goes to rank p, each encoded by itself; parts may differ in size (lists, or split sizes)."""
@@ -215,7 +220,7 @@ def broadcast(
     async_op: bool = False,
     *,
     group_src: int | None = None,
-    step: int | None = None,
+    step: Step | None = None,
     seed: int = 0,
 ) -> Work | None:
     """Everybody gets what rank `src` has, as the codec brings it back: `src` itself, too."""
@@ -238,7 +243,7 @@ def send(
     tag: int = 0,
     *,
     group_dst: int | None = None,
-    step: int | None = None,
+    step: Step | None = None,
     seed: int = 0,
 ) -> None:
     """Send to one rank, which calls `recv` with the same spec, size and tag."""
@@ -267,7 +272,7 @@ def isend(
     tag: int = 0,
     *,
     group_dst: int | None = None,
-    step: int | None = None,
+    step: Step | None = None,
     seed: int = 0,
 ) -> Work:
     """`send` without waiting. The tensor is encoded before this returns."""
@@ -275,9 +280,9 @@ def isend(
     channel = channel_of(group)
     peer, noise = arguments.peer_rank("send", channel, group, dst, group_dst), noise_of("send", codec, seed, step)
     point.check_tag(tag)
-    coder = Coder(codec, flat.lengths, flat.dtype, noise)
+    coder = Coder(codec, flat.lengths, flat.dtype)
     lane = lane_of(channel.transport, flat.device)
-    wire, there = lane.to_host(point.outgoing(coder, flat.x, noise.stream(channel.rank, 0)))
+    wire, there = lane.to_host(point.outgoing(coder, flat.x, noise.derive(channel.rank, 0, peer, tag)))
 
     def job() -> int:
         lane.hold(there)
@@ -300,7 +305,7 @@ def irecv(
     channel = channel_of(group)
     peer = arguments.peer_rank("recv", channel, group, src, group_src)
     point.check_tag(tag)
-    coder, whole = Coder(codec, flat.lengths, flat.dtype, Noise()), (0, flat.numel)
+    coder, whole = Coder(codec, flat.lengths, flat.dtype), (0, flat.numel)
     lane = lane_of(channel.transport, flat.device)
     visit, inference = Visit(lane, flat.memory), torch.is_inference_mode_enabled()
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import Codec
-from narrowcast.collectives.coder import Coder, Noise, Range, Times
+from narrowcast.collectives.coder import Coder, Range, Times
 from narrowcast.collectives.exchange import Exchange
 from narrowcast.collectives.feedback import Residuals
+from narrowcast.kernels.noise import NO_NOISE, Noise
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class Call:
     exchange: Exchange
     segments: Sequence[int]
     reduction: Reduction = field(default_factory=Reduction)
-    noise: Noise = field(default_factory=Noise)
+    noise: Noise = NO_NOISE
+    """Of the call; each rank and phase derives its own."""
     residuals: Residuals | None = None
     accumulator: str = "float32"
     nodes: Sequence[Sequence[int]] | None = None
@@ -53,11 +55,12 @@ class Call:
     """The rank in the whole group and the first phase, for noise: a part of a larger call must not repeat its noise."""
 
     def coder(self, codec: Codec | None = None, dtype: torch.dtype | None = None) -> Coder:
-        return Coder(codec or self.codec, self.segments, dtype or self.x.dtype, self.noise, self.times)
+        return Coder(codec or self.codec, self.segments, dtype or self.x.dtype, self.times)
 
-    def stream(self, phase: int) -> int:
+    def noise_in(self, phase: int) -> Noise:
+        """What this rank draws in a phase."""
         rank, first = self.origin or (self.exchange.rank, 0)
-        return self.noise.stream(rank, first + phase)
+        return self.noise.derive(rank, first + phase)
 
 
 Algorithm = Callable[[Call], None]

@@ -19,22 +19,11 @@ from torch import Tensor
 from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
 from narrowcast.codecs.scaled import Scaled
-from narrowcast.kernels.ops import NOISE_ALIGNMENT
+from narrowcast.kernels.noise import ALIGNMENT, Noise
 
 Range = tuple[int, int]
 Owed = tuple[Tensor, float]
 """A residual and its unit: added to what is encoded, and renewed."""
-
-
-@dataclass(frozen=True)
-class Noise:
-    """Where stochastic rounding takes its bits: only the same seed, step, rank and phase give the same noise."""
-
-    seed: int = 0
-    step: int = 0
-
-    def stream(self, rank: int, phase: int) -> int:
-        return ((self.step << 24) + (rank << 4) + phase) % 2**64
 
 
 @dataclass
@@ -75,16 +64,14 @@ class _Piece(NamedTuple):
 class Coder:
     """One codec on one flat tensor of `numel` values of type `dtype`, cut into `segments`."""
 
-    def __init__(
-        self, codec: Codec, segments: Sequence[int], dtype: torch.dtype, noise: Noise, times: Times | None = None
-    ) -> None:
+    def __init__(self, codec: Codec, segments: Sequence[int], dtype: torch.dtype, times: Times | None = None) -> None:
         self.times = times or Times()
-        self.codec, self.noise = concrete(codec, dtype), noise
+        self.codec = concrete(codec, dtype)
         self.segments = segment_ranges(segments)
         self.numel = sum(segments)
         self.whole_segments = codec.block == 0
         # blocks of 1 (plain casts) are cut at the same places as others, for whole vectors
-        self.align = max(codec.block, NOISE_ALIGNMENT) if codec.block else NOISE_ALIGNMENT
+        self.align = max(codec.block, ALIGNMENT)
 
     def pieces(self, part: Range) -> Iterator[tuple[int, Range]]:
         """The parts of segments inside a range, each with its segment's number; the range itself for block codecs."""
@@ -107,13 +94,16 @@ class Coder:
         values: Tensor,
         part: Range,
         wire: Tensor,
-        stream: int,
+        noise: Noise,
         scales: Sequence[Tensor | None] | None = None,
         owed: Owed | None = None,
     ) -> None:
-        """Write the message of `part`; `values` and `owed` hold that part alone. scales: one for each segment."""
+        """Write the message of `part`; `values` and `owed` hold that part alone.
+
+        noise: that of the whole tensor in this phase. scales: one for each segment.
+        """
         start = time.perf_counter()
-        for piece in self._places(part, stream, scales, owed):
+        for piece in self._places(part, noise, scales, owed):
             self.codec.encode(values[piece.values], out=wire[piece.bytes], **piece.options)
         self.times.encode += time.perf_counter() - start
 
@@ -122,7 +112,7 @@ class Coder:
         wires: Tensor,
         part: Range,
         wire: Tensor,
-        stream: int,
+        noise: Noise,
         scales: Sequence[Tensor | None] | None = None,
         owed: Owed | None = None,
         divide: float = 1.0,
@@ -131,7 +121,7 @@ class Coder:
     ) -> None:
         """Add the messages of all ranks, one a row, in their order, and write that of the sum. out: its values."""
         start = time.perf_counter()
-        for piece in self._places(part, stream, scales, owed):
+        for piece in self._places(part, noise, scales, owed):
             self.codec.reduce(
                 wires[:, piece.bytes],
                 piece.values.stop - piece.values.start,
@@ -144,15 +134,12 @@ class Coder:
         self.times.decode += time.perf_counter() - start
 
     def _places(
-        self, part: Range, stream: int, scales: Sequence[Tensor | None] | None, owed: Owed | None
+        self, part: Range, noise: Noise, scales: Sequence[Tensor | None] | None, owed: Owed | None
     ) -> Iterator[_Piece]:
         at = 0
         for number, (low, high) in self.pieces(part):
             size, values = self.codec.nbytes(high - low), slice(low - part[0], high - part[0])
-            # the noise of a message is that of its place in the whole
-            options: dict[str, Any] = {"seed": self.noise.seed, "stream": stream}
-            options["offset"] = -(-low // NOISE_ALIGNMENT) * NOISE_ALIGNMENT
-            options["scale"] = scales[number] if scales else None
+            options: dict[str, Any] = {"noise": noise.part(low), "scale": scales[number] if scales else None}
             if owed is not None:
                 options |= {"residual": owed[0][values], "unit": owed[1]}
             yield _Piece(values, slice(at, at + size), options)

@@ -22,7 +22,7 @@ def one_shot(call: Call, scales: list[Tensor | None] | None = None) -> None:
     incoming = {peer: exchange.receive(size, peer, 0) for peer in exchange.others()}
     wire = exchange.wire(size)
     owed = None if call.residuals is None else call.residuals.owed(0, whole)
-    coder.encode(call.x, whole, wire, call.stream(0), scales, owed)
+    coder.encode(call.x, whole, wire, call.noise_in(0), scales, owed)
     for peer in exchange.others():
         exchange.send(wire, peer, 0)
     total = exchange.floats(call.x.numel())

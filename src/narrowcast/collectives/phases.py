@@ -25,7 +25,7 @@ def reduce_scatter(call: Call, parts: Sequence[Range], scales: list[Tensor | Non
     wires = {}
     for peer in [*exchange.others(), exchange.rank]:
         wires[peer] = exchange.wire(coder.nbytes(parts[peer]))
-        coder.encode(take(call.x, parts[peer]), parts[peer], wires[peer], call.stream(0), scales)
+        coder.encode(take(call.x, parts[peer]), parts[peer], wires[peer], call.noise_in(0), scales)
         if peer != exchange.rank:
             exchange.send(wires[peer], peer, REDUCE_SCATTER)
     total = exchange.floats(mine[1] - mine[0])
@@ -42,7 +42,7 @@ def all_gather(call: Call, parts: Sequence[Range], own: Tensor, scales: list[Ten
     incoming = {p: exchange.receive(coder.nbytes(parts[p]), p, ALL_GATHER) for p in exchange.others()}
     mine = parts[exchange.rank]
     wire = exchange.wire(coder.nbytes(mine))
-    coder.encode(own, mine, wire, call.stream(1), scales)
+    coder.encode(own, mine, wire, call.noise_in(1), scales)
     for peer in exchange.others():
         exchange.send(wire, peer, ALL_GATHER)
     coder.decode(wire, mine, take(call.x, mine))
@@ -59,7 +59,7 @@ def all_to_all(sending: Call, receiving: Call) -> None:
     incoming = {p: exchange.receive(in_coder.nbytes(arriving[p]), p, ALL_TO_ALL) for p in exchange.others()}
     for peer in [*exchange.others(), exchange.rank]:
         wire = exchange.wire(out_coder.nbytes(leaving[peer]))
-        out_coder.encode(take(sending.x, leaving[peer]), leaving[peer], wire, sending.stream(0))
+        out_coder.encode(take(sending.x, leaving[peer]), leaving[peer], wire, sending.noise_in(0))
         if peer != exchange.rank:
             exchange.send(wire, peer, ALL_TO_ALL)
             continue
@@ -85,7 +85,7 @@ def broadcast(call: Call, root: int) -> None:
     exchange, coder, whole = call.exchange, call.coder(), (0, call.x.numel())
     wire = exchange.wire(coder.nbytes(whole))
     if exchange.rank == root:
-        coder.encode(call.x, whole, wire, call.stream(0))
+        coder.encode(call.x, whole, wire, call.noise_in(0))
         for peer in exchange.others():
             exchange.send(wire, peer, BROADCAST)
     else:

@@ -15,6 +15,7 @@ from narrowcast.collectives.agreement import DisagreementError
 from narrowcast.collectives.coder import Coder
 from narrowcast.collectives.transport import Transport
 from narrowcast.collectives.work import Work
+from narrowcast.kernels.noise import Noise
 
 POINT_TAGS = 1 << 30
 """Tags of point-to-point messages, apart from those of collectives."""
@@ -38,11 +39,11 @@ def _tags(tag: int) -> tuple[int, int, int]:
     return first, first + 1, first + 2
 
 
-def outgoing(coder: Coder, x: Tensor, stream: int) -> Tensor:
+def outgoing(coder: Coder, x: Tensor, noise: Noise) -> Tensor:
     """The bytes of a message."""
     whole = (0, x.numel())
     wire = torch.empty(coder.nbytes(whole), dtype=torch.uint8, device=x.device)
-    coder.encode(x, whole, wire, stream, coder.scales(x))
+    coder.encode(x, whole, wire, noise, coder.scales(x))
     return wire
 
 

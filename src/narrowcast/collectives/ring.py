@@ -57,7 +57,7 @@ def is_shared(call: Call) -> bool:
 def _encoded(call: Call, values: Tensor, part: Range, scales: list[Tensor | None] | None, phase: int = 0) -> Tensor:
     coder = call.coder()
     wire = call.exchange.wire(coder.nbytes(part))
-    coder.encode(values, part, wire, call.stream(phase), scales)
+    coder.encode(values, part, wire, call.noise_in(phase), scales)
     return wire
 
 

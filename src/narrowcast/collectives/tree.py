@@ -83,5 +83,5 @@ def _span(shards: list[Range], kept: range) -> Range:
 def _encoded(call: Call, values: Tensor, part: Range, scales: list[Tensor | None] | None, phase: int = 0) -> Tensor:
     coder = call.coder()
     wire = call.exchange.wire(coder.nbytes(part))
-    coder.encode(values, part, wire, call.stream(phase), scales)
+    coder.encode(values, part, wire, call.noise_in(phase), scales)
     return wire

@@ -42,8 +42,8 @@ class TwoShot:
         for peer in [*self.exchange.others(), self.exchange.rank]:
             part, is_own = self.chunks[peer][c], peer == self.exchange.rank
             wire = self.rows[c][peer] if is_own else self.exchange.wire(self.coder.nbytes(part))
-            values, stream = take(self.call.x, part), self.call.stream(FIRST)
-            self.coder.encode(values, part, wire, stream, self.scales, self._owed(FIRST, part))
+            values, noise = take(self.call.x, part), self.call.noise_in(FIRST)
+            self.coder.encode(values, part, wire, noise, self.scales, self._owed(FIRST, part))
             if not is_own:
                 self.exchange.send(wire, peer, first_index(c))
 
@@ -60,7 +60,7 @@ class TwoShot:
             self.rows[c],
             part,
             wire,
-            self.call.stream(SECOND),
+            self.call.noise_in(SECOND),
             self.scales if self.agreed else None,
             self._owed(SECOND, part),
             finish.divide,

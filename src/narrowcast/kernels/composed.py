@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from narrowcast.kernels import native
+from narrowcast.kernels.noise import Noise
 from narrowcast.kernels.plan import AnyPlan, Plan
-
-Noise = tuple[int, int, int]
-"""seed, stream, offset"""
 
 
 def encode(
@@ -27,19 +25,19 @@ def encode(
 ) -> None:
     """Encode x, or x + residual * unit; then the residual is what was wanted and not sent, in units."""
     if residual is None:
-        kernels.encode(plan, x, wire, *noise, scale)
+        kernels.encode(plan, x, wire, noise, scale)
         return
     # the native library does this in one pass over memory, where no scale of the whole tensor is needed
     if (
         kernels is native
         and isinstance(plan, Plan)
         and scale is None
-        and native.encode_owed(plan, x, wire, residual, unit, *noise)
+        and native.encode_owed(plan, x, wire, residual, unit, noise)
     ):
         return
     owed = residual if unit == 1.0 else residual * unit
     wanted = x.float() + owed
-    kernels.encode(plan, wanted, wire, *noise, scale)
+    kernels.encode(plan, wanted, wire, noise, scale)
     sent = torch.empty_like(wanted)
     kernels.decode(plan, wire, wanted.numel(), sent)
     lost = torch.sub(wanted, sent, out=sent)
@@ -65,7 +63,7 @@ def reduce(
     """Decode all wires into one float32 sum, in order; encode that."""
     if kernels is native and isinstance(plan, Plan) and scale is None:
         listed = list(wires)
-        if native.reduce(plan, listed, n, wire, residual, unit, divide, multiply, out, *noise):
+        if native.reduce(plan, listed, n, wire, residual, unit, divide, multiply, out, noise):
             return
     total = torch.empty(n)
     for number, one in enumerate(wires):

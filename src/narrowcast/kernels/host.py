@@ -10,6 +10,7 @@ from torch import Tensor
 
 from narrowcast.formats import Format
 from narrowcast.kernels import composed
+from narrowcast.kernels.noise import Noise
 from narrowcast.kernels.plan import AnyPlan
 
 
@@ -26,11 +27,11 @@ def encode(kernels: ModuleType) -> Callable[..., None]:
     """`encode` of `kernels` on copies."""
 
     def run(
-        plan: AnyPlan, x: Tensor, wire: Tensor, seed: int, stream: int, offset: int, scale: Tensor | None,
+        plan: AnyPlan, x: Tensor, wire: Tensor, noise: Noise, scale: Tensor | None,
         residual: Tensor | None, unit: float,
     ) -> None:  # fmt: skip
         bytes_, owed = torch.empty(wire.shape, dtype=torch.uint8), _here(residual)
-        composed.encode(kernels, plan, x.cpu(), bytes_, (seed, stream, offset), _here(scale), owed, unit)
+        composed.encode(kernels, plan, x.cpu(), bytes_, noise, _here(scale), owed, unit)
         _back(wire, bytes_)
         _back(residual, owed)
 
@@ -48,11 +49,10 @@ def decode(kernels: ModuleType) -> Callable[..., None]:
 
 def reduce(kernels: ModuleType) -> Callable[..., None]:
     def run(
-        plan: AnyPlan, wires: Tensor, n: int, wire: Tensor, seed: int, stream: int, offset: int,
+        plan: AnyPlan, wires: Tensor, n: int, wire: Tensor, noise: Noise,
         scale: Tensor | None, residual: Tensor | None, unit: float, divide: float, multiply: float, out: Tensor | None,
     ) -> None:  # fmt: skip
         bytes_, owed, values = torch.empty(wire.shape, dtype=torch.uint8), _here(residual), _here(out)
-        noise = seed, stream, offset
         composed.reduce(
             kernels, plan, wires.cpu().unbind(), n, bytes_, noise, _here(scale), owed, unit, divide, multiply, values
         )

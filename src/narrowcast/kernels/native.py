@@ -30,6 +30,7 @@ from narrowcast.formats import Format, Kind
 from narrowcast.formats.floats import FloatFormat
 from narrowcast.formats.integers import Coding, UniformFormat
 from narrowcast.kernels import search_table
+from narrowcast.kernels.noise import NO_NOISE, Noise
 from narrowcast.kernels.plan import NVFP4_BLOCK_SCALE, Layout, Method, Plan, Rule, Store
 
 ABI = 3
@@ -267,9 +268,7 @@ def _clear_padding(plan: Plan, layout: Layout, wire: Tensor, n: int) -> None:
         wire[scales_end : layout.tensor_scale] = 0
 
 
-def encode(
-    plan: Plan, x: Tensor, wire: Tensor, seed: int = 0, stream: int = 0, offset: int = 0, scale: Tensor | None = None
-) -> None:
+def encode(plan: Plan, x: Tensor, wire: Tensor, noise: Noise = NO_NOISE, scale: Tensor | None = None) -> None:
     """See `kernels.ops.encode`."""
     n, codes = x.numel(), wire.data_ptr()
     layout = plan.layout(n)
@@ -278,7 +277,7 @@ def encode(
     given = None if scale is None else scale.data_ptr()
     status = _library().nc_encode(
         ctypes.byref(_native_plan(plan)), x.data_ptr(), DTYPES[x.dtype], n, codes, scales, codes + layout.tensor_scale,
-        given, seed, stream, offset, torch.get_num_threads(),
+        given, *noise, torch.get_num_threads(),
     )  # fmt: skip
     assert status == 0, f"nc_encode refused {plan} with {status}"
 
@@ -293,14 +292,12 @@ def decode(plan: Plan, wire: Tensor, n: int, out: Tensor, accumulate: bool = Fal
     assert status == 0, f"nc_decode refused {plan} with {status}"
 
 
-def encode_owed(
-    plan: Plan, x: Tensor, wire: Tensor, residual: Tensor, unit: float, seed: int = 0, stream: int = 0, offset: int = 0
-) -> bool:
+def encode_owed(plan: Plan, x: Tensor, wire: Tensor, residual: Tensor, unit: float, noise: Noise = NO_NOISE) -> bool:
     """Encode with error feedback in one pass; False where this plan needs separate ones."""
     n, codes, layout = x.numel(), wire.data_ptr(), plan.layout(x.numel())
     status = _library().nc_encode_owed(
         ctypes.byref(_native_plan(plan)), x.data_ptr(), DTYPES[x.dtype], n, residual.data_ptr(), unit, codes,
-        codes + layout.scales, seed, stream, offset, torch.get_num_threads(),
+        codes + layout.scales, *noise, torch.get_num_threads(),
     )  # fmt: skip
     if status == 0:
         _clear_padding(plan, layout, wire, n)
@@ -317,9 +314,7 @@ def reduce(
     divide: float,
     multiply: float,
     out: Tensor | None,
-    seed: int = 0,
-    stream: int = 0,
-    offset: int = 0,
+    noise: Noise = NO_NOISE,
 ) -> bool:
     """Sum wires and encode the sum in one pass; False where this plan needs separate ones."""
     codes, layout = wire.data_ptr(), plan.layout(n)
@@ -328,7 +323,7 @@ def reduce(
         ctypes.byref(_native_plan(plan)), starts, len(wires), layout.scales, n,
         None if residual is None else residual.data_ptr(), unit, divide, multiply, codes, codes + layout.scales,
         None if out is None else out.data_ptr(), DTYPES[torch.float32 if out is None else out.dtype],
-        seed, stream, offset, torch.get_num_threads(),
+        *noise, torch.get_num_threads(),
     )  # fmt: skip
     if status == 0:
         _clear_padding(plan, layout, wire, n)

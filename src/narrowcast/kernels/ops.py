@@ -15,13 +15,12 @@ from narrowcast.formats import Format
 from narrowcast.formats import format as format_named
 from narrowcast.formats.floats import FloatFormat, Specials
 from narrowcast.kernels import accelerator, composed, host, native, own, reference
+from narrowcast.kernels.noise import NO_NOISE, Noise
 from narrowcast.kernels.plan import AnyPlan, CastPlan, OwnPlan
 from narrowcast.kernels.reference import cast
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 ROUNDINGS = ("nearest", "stochastic", "nearest-away", "toward-zero", "up", "down")
-NOISE_ALIGNMENT = 16
-"""`offset` is a multiple of this, as blocks are."""
 
 
 @dataclass(frozen=True)
@@ -113,16 +112,14 @@ def encode(
     plan: AnyPlan,
     x: Tensor,
     wire: Tensor,
-    seed: int = 0,
-    stream: int = 0,
-    offset: int = 0,
+    noise: Noise = NO_NOISE,
     scale: Tensor | None = None,
     residual: Tensor | None = None,
     unit: float = 1.0,
 ) -> None:
     """Turn the values of contiguous `x` into the `plan.layout(n).nbytes` bytes of `wire`.
 
-    Random bits are those of elements offset .. offset + n - 1 under (seed, stream). `scale` (one float32) replaces the
+    `noise` is where random bits come from. `scale` (one float32) replaces the
     tensor's own scale where the plan has one scale for the tensor. With `residual` (n float32, contiguous) what is
     encoded is x + residual * unit, in float32, and afterwards residual holds (that - what comes back) / unit; where
     this is not finite it stays as it was.
@@ -130,9 +127,9 @@ def encode(
     if x.is_cuda:
         found = _on_cuda(accelerator.why_not(plan))[0]
         run = host.encode(_kernels(plan)) if found is None else found.encode
-        run(plan, x, wire, seed, stream, offset, scale, residual, unit)
+        run(plan, x, wire, noise, scale, residual, unit)
         return
-    composed.encode(_kernels(plan), plan, x, wire, (seed, stream, offset), scale, residual, unit)
+    composed.encode(_kernels(plan), plan, x, wire, noise, scale, residual, unit)
 
 
 def decode(plan: AnyPlan, wire: Tensor, n: int, out: Tensor, accumulate: bool = False) -> None:
@@ -150,9 +147,7 @@ def reduce(
     wires: Tensor | Sequence[Tensor],
     n: int,
     wire: Tensor,
-    seed: int = 0,
-    stream: int = 0,
-    offset: int = 0,
+    noise: Noise = NO_NOISE,
     scale: Tensor | None = None,
     residual: Tensor | None = None,
     unit: float = 1.0,
@@ -163,7 +158,7 @@ def reduce(
     """Decode W wires of n values each, add them in float32 in their order, encode the sum into `wire`.
 
     The sum starts as the first wire's values. Before it is encoded it is divided by `divide` and multiplied by
-    `multiply`, where these are not 1. seed to unit: as in `encode`. out (n values of any float type) gets what `wire`
+    `multiply`, where these are not 1. noise to unit: as in `encode`. out (n values of any float type) gets what `wire`
     decodes to. `wires` is a uint8 tensor with one wire in each row, or a list of wires; on a CUDA device rows that are
     a multiple of 16 bytes apart are read fastest (`aligned_rows`), and a list is copied into one first.
     """
@@ -171,9 +166,8 @@ def reduce(
         rows = wires if isinstance(wires, Tensor) else _stacked(wires)
         found = _on_cuda(accelerator.why_not(plan))[0]
         run = host.reduce(_kernels(plan)) if found is None else found.reduce
-        run(plan, rows, n, wire, seed, stream, offset, scale, residual, unit, divide, multiply, out)
+        run(plan, rows, n, wire, noise, scale, residual, unit, divide, multiply, out)
         return
-    noise = seed, stream, offset
     composed.reduce(_kernels(plan), plan, wires, n, wire, noise, scale, residual, unit, divide, multiply, out)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from narrowcast.formats import Format
 from narrowcast.formats import format as format_named
+from narrowcast.kernels.noise import Noise
 
 PLANE_ALIGNMENT = 4
 """Every plane of a wire starts at a multiple of this many bytes, so that scales can be loaded as float32."""
@@ -186,7 +187,7 @@ class CastPlan:
 class OwnPlan:
     """A codec that brings code of its own, for CPU tensors, instead of a plan."""
 
-    encode: Callable[[Tensor, Tensor, int, int, int, Tensor | None], None]
+    encode: Callable[[Tensor, Tensor, Noise, Tensor | None], None]
     decode: Callable[[Tensor, int, Tensor, bool], None]
 
 

@@ -49,6 +49,8 @@ class Watch:
     steps: list[tuple[Any, list[tuple[Any, int]]]] = field(default_factory=list)
     """The mark at which each began, and its buckets."""
     step: int = 0
+    seed: int = 0
+    """Nothing is rounded while it watches."""
     channel: Channel | None = None
     """Made for the moment in which one is needed."""
 

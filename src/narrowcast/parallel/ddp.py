@@ -25,6 +25,7 @@ from narrowcast.parallel import policy
 from narrowcast.parallel.memory import Memory
 from narrowcast.parallel.policies.watch import Watch
 from narrowcast.parallel.probe import probe
+from narrowcast.parallel.seeds import model_seed, seed_of
 from narrowcast.parallel.stats import Row, Stats
 from narrowcast.parallel.telling import telling
 
@@ -63,7 +64,7 @@ class DDPState:
         policy.check(gradients)
         self.model, self.group = model, group or model.process_group
         self.policy, self.nodes, self.algorithm = gradients, nodes, algorithm
-        self.min_values, self.seed, self.step = min_values, seed, 0
+        self.min_values, self.seed, self.step = min_values, model_seed(seed, self.group), 0
         self.parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
         self.names = {id(p): name for name, p in self.parameters.items()}
         self._sparse = _with_sparse_gradients(model.module)
@@ -190,8 +191,8 @@ class DDPState:
         if self.sample_every and self.step % self.sample_every == 0:
             self._sample(groups)
         pending = _Pending(len(groups), settle)
-        for group in groups:
-            self._start(group, buffer, pending)
+        for number, group in enumerate(groups):
+            self._start(group, buffer, pending, (self.step, bucket.index(), number))
         return future
 
     def _show(self, groups: list[Group], step: int, at: str) -> None:
@@ -218,7 +219,7 @@ class DDPState:
         rescale = self._share.rescale
         return plain(buffer, self.group).then(lambda done: rescale(done.value()))
 
-    def _start(self, group: Group, buffer: Tensor, pending: _Pending) -> None:
+    def _start(self, group: Group, buffer: Tensor, pending: _Pending, call: tuple[int, ...]) -> None:
         times, began = Times(), time.perf_counter()
         numel = sum(gradient.numel() for gradient in group.gradients)
         work = all_reduce(
@@ -227,7 +228,7 @@ class DDPState:
             op=dist.ReduceOp.AVG,
             async_op=True,
             algorithm=self.algorithm,
-            step=self.step,
+            step=call,
             seed=self.seed,
             nodes=self.nodes,
             residuals=self.memory.residuals(group.names, group.gradients) if group.codec.feedback else None,
@@ -253,7 +254,8 @@ class DDPState:
         for group in groups:
             for name, gradient in zip(group.names, group.gradients, strict=True):
                 if not group.codec.lossless:
-                    self.stats.sampled[name] = error_report(gradient, group.codec, stream=self.step)
+                    seed = seed_of(f"sample {self.seed} {self.channel.rank} {name}")
+                    self.stats.sampled[name] = error_report(gradient, group.codec, seed=seed, stream=self.step)
 
     def _count(self, sent: int, values: int, plain_bytes: int, times: Times, seconds: float) -> None:
         self.stats.count("all_reduce of gradients", values, sent, plain_bytes, times, seconds)

@@ -32,6 +32,7 @@ from narrowcast.parallel.memory import Memory
 from narrowcast.parallel.policies.watch import Watch
 from narrowcast.parallel.probe import probe
 from narrowcast.parallel.rows import Rows, reduce_scatter
+from narrowcast.parallel.seeds import own_seed, seed_of
 from narrowcast.parallel.stats import Row, Stats
 from narrowcast.parallel.telling import telling
 
@@ -57,7 +58,8 @@ class FSDPState:
         self.policies = {GRADIENT: gradients, BETWEEN: gradients if between is None else between}
         if parameters is not None:
             self.policies[PARAMETER] = parameters
-        self.min_values, self.seed, self.sample_every = min_values, seed, sample_every
+        self.min_values, self.sample_every = min_values, sample_every
+        self.seed = own_seed("FSDP", seed, self.units[0].mesh.mesh.mesh.flatten().tolist())
         self.stats = {role: Stats() for role in (GRADIENT, PARAMETER, BETWEEN)}
         self.notes: dict[tuple[int, str], str] = {}
         shard, replicas = layout.groups_of(self.units)
@@ -205,7 +207,8 @@ class FSDPState:
         x_WL = x.view(self.channel.world, -1)
         for name, codec, (low, high) in zip(names, plan.codecs, segment_ranges(plan.lengths), strict=True):
             if not codec.lossless:
-                report = error_report(x_WL[:, low:high].reshape(-1), codec, stream=self.step)
+                seed = seed_of(f"sample {self.seed} {self.channel.rank} {name}")
+                report = error_report(x_WL[:, low:high].reshape(-1), codec, seed=seed, stream=self.step)
                 self.stats[GRADIENT].sampled[name] = report
 
     # ---- attach and detach -------------------------------------------------------------------------------------------

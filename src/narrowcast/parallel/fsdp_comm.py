@@ -15,16 +15,17 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 from narrowcast.codecs import Codec
 from narrowcast.collectives import agreement
 from narrowcast.collectives.api import all_reduce, reduction_of
-from narrowcast.collectives.coder import Noise, Times, segment_ranges
+from narrowcast.collectives.coder import Times, segment_ranges
 from narrowcast.collectives.exchange import Exchange
 from narrowcast.collectives.one_shot import store
 from narrowcast.collectives.submit import submit
 from narrowcast.collectives.work import Work
+from narrowcast.kernels.noise import Noise
 from narrowcast.kernels.ops import FLOATS
 from narrowcast.parallel import rows
 from narrowcast.parallel.fsdp_layout import Sharded, Unit
+from narrowcast.parallel.seeds import seed_of
 from narrowcast.parallel.telling import telling
-from narrowcast.parallel.wires import seed_of
 
 if TYPE_CHECKING:
     from narrowcast.parallel.fsdp import FSDPState
@@ -68,7 +69,7 @@ class _Comm:
         return seed_of(f"FSDP {state.seed} {role} {self.unit.number} {group}")
 
     def _rows(self, role: str, lengths: list[int], codecs: list[Codec], dtype: torch.dtype) -> rows.Rows:
-        noise = Noise(self._seed(role), self.state.step)
+        noise = Noise(self._seed(role)).derive(self.state.step)
         return rows.Rows(self.state.channel.world, lengths, codecs, dtype, noise, Times())
 
     def _signature(self, call: str, plan: rows.Rows, names: Sequence[str], **more: object) -> dict[str, object]:
@@ -227,11 +228,11 @@ class Between(_Comm):
         parts: dict[Codec, list[tuple[str, Tensor]]] = {}
         for tensor, codec, (low, high) in zip(tensors, codecs, ranges, strict=True):
             parts.setdefault(codec, []).append((tensor.name, flat[low:high]))
-        works = [self._start(codec, members, flat) for codec, members in parts.items()]
+        works = [self._start(i, codec, members, flat) for i, (codec, members) in enumerate(parts.items())]
         for work in works:
             work.wait()
 
-    def _start(self, codec: Codec, members: list[tuple[str, Tensor]], flat: Tensor) -> Work:
+    def _start(self, number: int, codec: Codec, members: list[tuple[str, Tensor]], flat: Tensor) -> Work:
         state, times = self.state, Times()
         channel = state.replicas
         assert channel is not None
@@ -245,7 +246,7 @@ class Between(_Comm):
             # FSDP divides by its own factor where it was given one
             dist.ReduceOp.AVG if self.unit.private.gradient_divide_factor is None else dist.ReduceOp.SUM,
             async_op=True,
-            step=state.step,
+            step=(state.step, number),
             seed=self._seed(BETWEEN),
             residuals=state.between_memory.residuals(names, tensors) if codec.feedback else None,
             times=times,

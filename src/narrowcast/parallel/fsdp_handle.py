@@ -26,6 +26,11 @@ class ShardedHandle(Handle):
         """Backward passes that communicated."""
         return self._sharded.step
 
+    @property
+    def seed(self) -> int:
+        """Of the noise."""
+        return self._sharded.seed
+
     def stats(self) -> dict[str, float]:
         """Bytes, effective ratio and milliseconds of this rank, in all and by role, summed since attach."""
         self._sharded.settle()

@@ -48,6 +48,14 @@ class Handle:
         """Backward passes so far."""
         return self._state.step
 
+    @property
+    def seed(self) -> int:
+        """Of the noise: the one that was given, or for a further model in a run one that follows from it.
+
+        A `simulate.World` with this seed draws the same noise.
+        """
+        return self._state.seed
+
     def stats(self) -> dict[str, float]:
         """Bytes, effective ratio and milliseconds of this rank, summed since attach."""
         return self._state.stats.as_dict()

@@ -28,6 +28,7 @@ from narrowcast.parallel import local_state, policy
 from narrowcast.parallel.digest import differing, digest
 from narrowcast.parallel.local_state import State, local_part
 from narrowcast.parallel.memory import Memory
+from narrowcast.parallel.seeds import default_group, own_seed
 from narrowcast.parallel.stale import parameters_of
 from narrowcast.parallel.stats import Row, Stats, render
 from narrowcast.parallel.telling import telling
@@ -74,7 +75,7 @@ class LocalSGD:
             )
         self._model = model.module if isinstance(model, DistributedDataParallel) else model
         self.every, self.steps, self.exchanges = every, 0, 0
-        self._policy, self._min_values, self._seed = spec, min_values, seed
+        self._policy, self._min_values = spec, min_values
         self._parameters = _trainable(self._model)
         self._unhook: Callable[[], None] = lambda: None
         _check_optimizer(optimizer, self._parameters)
@@ -82,6 +83,7 @@ class LocalSGD:
         self._anchors = {name: local_part(p).float().clone() for name, p in self._parameters.items()}
         self._outer = outer(list(self._anchors.values()))
         self._channel = Channel(TorchTransport(group))
+        self._seed = own_seed("LocalSGD", seed, group or default_group())
         self._memory, self._stats = Memory(self._channel.world), Stats()
         self._agree_on_the_start()
         # last: what fails above leaves the optimizer alone
@@ -112,7 +114,10 @@ class LocalSGD:
         """Exchange now (collective)."""
         moved = {name: self._anchors[name] - local_part(p).float() for name, p in self._parameters.items()}
         with telling(self._channel):
-            works = [self._start(codec, names, moved) for codec, names in self._by_codec().items()]
+            works = [
+                self._start(number, codec, names, moved)
+                for number, (codec, names) in enumerate(self._by_codec().items())
+            ]
             works += self._start_buffers()
         for work in works:
             work.wait()
@@ -125,10 +130,10 @@ class LocalSGD:
         self.exchanges += 1
         self._stats.steps = self.exchanges
 
-    def _start(self, codec: Codec, names: tuple[str, ...], moved: Mapping[str, Tensor]) -> Work:
+    def _start(self, number: int, codec: Codec, names: tuple[str, ...], moved: Mapping[str, Tensor]) -> Work:
         tensors = [moved[name] for name in names]
         residuals = self._memory.residuals(names, tensors) if codec.feedback else None
-        return self._all_reduce("all_reduce of outer gradients", tensors, codec, residuals=residuals)
+        return self._all_reduce("all_reduce of outer gradients", tensors, codec, number, residuals=residuals)
 
     def _start_buffers(self) -> list[Work]:
         """Running statistics are averaged as they are; counters stay each worker's own."""
@@ -136,11 +141,11 @@ class LocalSGD:
         by_type = [[b for b in buffers if b.dtype == dtype] for dtype in dict.fromkeys(b.dtype for b in buffers)]
         return [self._all_reduce("all_reduce of buffers", same, policy.AS_IS) for same in by_type]
 
-    def _all_reduce(self, name: str, tensors: Sequence[Tensor], codec: Codec, **more: Any) -> Work:
+    def _all_reduce(self, name: str, tensors: Sequence[Tensor], codec: Codec, number: int = 0, **more: Any) -> Work:
         times, world, began = Times(), self._channel.world, time.perf_counter()
         values = sum(tensor.numel() for tensor in tensors)
         plain = 2 * (world - 1) * values * tensors[0].element_size() // world
-        more |= {"step": self.exchanges, "seed": self._seed, "times": times, "channel": self._channel}
+        more |= {"step": (self.exchanges, number), "seed": self._seed, "times": times, "channel": self._channel}
         work = all_reduce(tensors, codec, dist.ReduceOp.AVG, async_op=True, **more)
         assert work is not None
 

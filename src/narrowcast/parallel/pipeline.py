@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from narrowcast.codecs import Codec
 from narrowcast.collectives import agreement
-from narrowcast.collectives.coder import Noise, concrete
+from narrowcast.collectives.coder import concrete
+from narrowcast.kernels.noise import Noise
 from narrowcast.kernels.ops import FLOATS
+from narrowcast.parallel.seeds import made_before, seed_of
 from narrowcast.parallel.wires import (
     Direction,
     Route,
@@ -26,7 +28,6 @@ from narrowcast.parallel.wires import (
     explain,
     forget,
     remember,
-    seed_of,
     stats,
 )
 
@@ -53,13 +54,14 @@ class Boundary(Route):
         if dtype not in FLOATS:
             raise TypeError(f"Boundary: dtype {dtype}; codecs take float32, float16 and bfloat16")
         there, back = (concrete(codec, dtype) for codec in activation_codecs("Boundary", forward, backward))
-        super().__init__(there, back, f"boundary {seed} {number}", f"boundary {number}")
+        key = f"boundary {seed} {number}"
+        super().__init__(there, back, f"{key} {made_before(key)}", f"boundary {number}")
         self.shape, self.dtype, self.numel = torch.Size(shape), dtype, torch.Size(shape).numel()
         # autograd wants the gradient to be as large as what it belongs to: the larger wire decides
         nbytes = max(self.codec(direction).nbytes(self.numel, dtype) for direction in Direction)
         self.words = -(-nbytes // CARRIER.itemsize) + 1
         # the last word says what the others mean
-        text = f"{agreement.VERSION} {self.key} {tuple(self.shape)} {dtype} {there} {back}"
+        text = f"{agreement.VERSION} {key} {tuple(self.shape)} {dtype} {there} {back}"
         self._mark = seed_of(text) % 2**31
         self._strange: dict[Direction, int | None] = dict.fromkeys(Direction, 0)
         """How many envelopes without our mark came in a row; None once one had it."""
@@ -92,8 +94,8 @@ class Boundary(Route):
             return x.new_empty(self.words, dtype=CARRIER)
         turn = self.turn(direction)
         carrier = torch.zeros(self.words, dtype=CARRIER, device=x.device)
-        stream = Noise(turn.seed, turn.step).stream(dist.get_rank() if dist.is_initialized() else 0, 0)
-        turn.codec.encode(x.detach(), seed=turn.seed, stream=stream, out=self._wire(carrier, turn.codec))
+        noise = Noise(turn.seed).derive(turn.step, dist.get_rank() if dist.is_initialized() else 0)
+        turn.codec.encode(x.detach(), noise=noise, out=self._wire(carrier, turn.codec))
         carrier.view(torch.int32)[-1] = self._mark
         self.traffic[direction].count(self.nbytes, x.numel() * x.element_size(), x.numel())
         return carrier

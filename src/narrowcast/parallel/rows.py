@@ -17,10 +17,11 @@ from narrowcast.codecs import Codec
 from narrowcast.codecs.scaled import Scaled, largest_finite
 from narrowcast.collectives.aps import exponents, scales_of
 from narrowcast.collectives.call import Reduction
-from narrowcast.collectives.coder import Coder, Noise, Range, Times, segment_ranges
+from narrowcast.collectives.coder import Coder, Range, Times, segment_ranges
 from narrowcast.collectives.exchange import Exchange
 from narrowcast.collectives.feedback import Residuals
 from narrowcast.collectives.phases import ALL_GATHER, REDUCE_SCATTER
+from narrowcast.kernels.noise import NO_NOISE, Noise
 
 Scales = list[Tensor | None]
 
@@ -33,13 +34,13 @@ class Rows:
     lengths: Sequence[int]
     codecs: Sequence[Codec]
     dtype: torch.dtype
-    noise: Noise = field(default_factory=Noise)
+    noise: Noise = NO_NOISE
     times: Times = field(default_factory=Times)
 
     def __post_init__(self) -> None:
         whole = list(self.lengths) * self.world
         distinct = dict.fromkeys(self.codecs)
-        self._coders = {codec: Coder(codec, whole, self.dtype, self.noise, self.times) for codec in distinct}
+        self._coders = {codec: Coder(codec, whole, self.dtype, self.times) for codec in distinct}
         self._runs = list(runs(self.lengths, self.codecs))
         self.length = sum(self.lengths)
 
@@ -51,7 +52,7 @@ class Rows:
         return sum(self._coders[codec].nbytes(self.range(row, run)) for codec, run in self._runs)
 
     def encode(
-        self, values: Tensor, row: int, stream: int, scales: Scales | None = None, residuals: Residuals | None = None
+        self, values: Tensor, row: int, noise: Noise, scales: Scales | None = None, residuals: Residuals | None = None
     ) -> Tensor:
         """The message of a row; `values` holds that row alone."""
         wire, at = torch.empty(self.nbytes(row), dtype=torch.uint8, device=values.device), 0
@@ -59,7 +60,7 @@ class Rows:
             part, coder = self.range(row, run), self._coders[codec]
             out = wire[at : at + coder.nbytes(part)]
             owed = residuals.owed(0, part) if residuals is not None and codec.feedback else None
-            coder.encode(values[run[0] : run[1]], part, out, stream, scales if is_aps(codec) else None, owed)
+            coder.encode(values[run[0] : run[1]], part, out, noise, scales if is_aps(codec) else None, owed)
             at += out.numel()
         return wire
 
@@ -105,12 +106,12 @@ def reduce_scatter(
     rows: Rows, exchange: Exchange, x: Tensor, reduction: Reduction, residuals: Residuals | None = None
 ) -> Tensor:
     """Row p of `x` goes to rank p, encoded once; returns the float32 sum of our row, added in rank order."""
-    mine, stream = exchange.rank, rows.noise.stream(exchange.rank, 0)
+    mine, noise = exchange.rank, rows.noise.derive(exchange.rank, 0)
     size = rows.nbytes(mine)
     incoming = {peer: exchange.receive(size, peer, REDUCE_SCATTER) for peer in exchange.others()}
     scales, own = rows.agreed_scales(exchange, x, residuals), torch.empty(0)
     for peer in [*exchange.others(), mine]:
-        wire = rows.encode(x[slice(*rows.range(peer, (0, rows.length)))], peer, stream, scales, residuals)
+        wire = rows.encode(x[slice(*rows.range(peer, (0, rows.length)))], peer, noise, scales, residuals)
         if peer == mine:
             own = wire
         else:
@@ -126,7 +127,7 @@ def all_gather(rows: Rows, exchange: Exchange, own: Tensor, out: Tensor) -> None
     """Every rank gets every rank's row; all of them, the sender too, decode the same bytes. `own` may lie in `out`."""
     mine = exchange.rank
     incoming = {peer: exchange.receive(rows.nbytes(peer), peer, ALL_GATHER) for peer in exchange.others()}
-    wire = rows.encode(own, mine, rows.noise.stream(mine, 1))
+    wire = rows.encode(own, mine, rows.noise.derive(mine, 1))
     for peer in exchange.others():
         exchange.send(wire, peer, ALL_GATHER)
     for rank in [mine, *exchange.others()]:

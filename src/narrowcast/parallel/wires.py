@@ -7,9 +7,7 @@ Gradients have `attach`. Activations cross at many places of a model, forward an
 from __future__ import annotations
 
 import enum
-import hashlib
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,6 +19,7 @@ from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives.channel import channel_of
 from narrowcast.collectives.work import Work
+from narrowcast.parallel.seeds import key_of, made_before, seed_of
 
 Spec = str | Codec
 
@@ -99,11 +98,6 @@ def activation_codecs(what: str, forward: Spec, backward: Spec | None) -> tuple[
     return there, back
 
 
-def seed_of(key: str) -> int:
-    """A seed that no other key has, for noise."""
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little")
-
-
 @dataclass(eq=False)
 class Route:
     """A place's codecs, noise and counters, without a group: what pipelines and collectives share."""
@@ -140,15 +134,11 @@ class Route:
         return found
 
 
-_MADE: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
-"""How many wires were made on each group. Making them is collective, so all ranks count alike."""
-
-
 class Wires(Route):
     """Specs for activations and for their gradients between the ranks of a group.
 
-    All ranks of the group make theirs in the same order: the number is part of the noise's key, as are `seed` and the
-    group's ranks, so that no two places of a model and no two groups share random bits.
+    All ranks of the group make theirs in the same order: the number is part of the noise's key, as are `seed`, the
+    group's name and its ranks, so that no two places of a model and no two groups share random bits.
     """
 
     def __init__(
@@ -180,8 +170,8 @@ class Wires(Route):
 
 
 def _key(group: dist.ProcessGroup, seed: int) -> str:
-    number = _MADE[group] = _MADE.get(group, 0) + 1
-    return f"wires {seed} {dist.get_process_group_ranks(group)} {number}"
+    key = key_of("wires", seed, group)
+    return f"{key} {made_before(key)}"
 
 
 def gathered(mine: Tensor, group: dist.ProcessGroup | None, what: str, **alike: object) -> list[Tensor]:

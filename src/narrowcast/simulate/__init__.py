@@ -22,7 +22,7 @@ HOMES = {
     "optim": "optim",
     "LossScale": "loss_scale",
     "compat": "compat",
-    "derive": "seeds",
+    "derive": ".kernels.noise",
     "Batches": "train_batches",
     "World": "world",
     "train": "training",
@@ -35,7 +35,7 @@ __all__ = list(HOMES)
 def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
+    return getattr(import_module(f".{HOMES[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

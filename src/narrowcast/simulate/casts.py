@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from narrowcast.kernels.noise import derive
 from narrowcast.simulate.caster import Caster, What, caster
-from narrowcast.simulate.seeds import derive
 
 GRADIENTS = ("straight-through", "quantised")
 FORWARD, BACKWARD = 0, 1

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from narrowcast.kernels.accumulator import Accumulator, accumulator
 from narrowcast.kernels.matmul import matmul as plain_matmul
-from narrowcast.simulate.seeds import derive
+from narrowcast.kernels.noise import derive
 
 FORWARD, GRAD_A, GRAD_B = 0, 1, 2
 

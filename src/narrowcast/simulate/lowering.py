@@ -184,7 +184,7 @@ class Lowered:
 
 
 def _master_seed(clock: Clock, index: int) -> int:
-    from narrowcast.simulate.seeds import derive
+    from narrowcast.kernels.noise import derive
 
     return derive(clock.seed, clock.step, 2**32 + index)
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import codec
+from narrowcast.kernels.noise import derive
 from narrowcast.simulate.caster import Caster, What, caster
 from narrowcast.simulate.moves import Line, Move, Quotient
-from narrowcast.simulate.seeds import derive
 
 UPDATES = ("nearest", "stochastic", "kahan")
 WEIGHT, MASTER, STATE = 0, 1, 2

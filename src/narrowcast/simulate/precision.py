@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from narrowcast.kernels.accumulator import Accumulator, accumulator
+from narrowcast.kernels.noise import derive
 from narrowcast.simulate.caster import Caster, What, caster
 from narrowcast.simulate.casts import Casting, apply_to_result, apply_together
 from narrowcast.simulate.gemm import Sums
-from narrowcast.simulate.seeds import derive
 
 ROLES = ("weights", "activations", "gradients", "accumulate", "accumulate_backward")
 NOTHING = Caster()

@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from narrowcast.simulate.seeds import derive
+from narrowcast.kernels.noise import derive
 
 USES = ("noise", "order", "augment")
 

@@ -27,6 +27,8 @@ class Group:
     """The tensors of a bucket that travel with one codec, and their gradients: one row a worker."""
 
     codec: Codec
+    call: tuple[int, int]
+    """The numbers of the bucket and, in it, of the codec."""
     names: tuple[str, ...]
     stack_Wn: Tensor
     likes: tuple[Tensor, ...]
@@ -142,13 +144,14 @@ class Exchange:
     def _place(self, layout: list[list[Planned]]) -> None:
         used: dict[torch.dtype, int] = {}
         self.groups = []
-        for codec, names in (group for bucket in layout for group in bucket):
+        calls = [(i, j) for i, bucket in enumerate(layout) for j in range(len(bucket))]
+        for call, (codec, names) in zip(calls, (group for bucket in layout for group in bucket), strict=True):
             likes = tuple(self.parameters[name] for name in names)
             dtype, numel = likes[0].dtype, sum(like.numel() for like in likes)
             flat, first = self._buffer(likes[0]), used.get(dtype, 0)
             used[dtype] = first + self.world.n * numel
             stack_Wn = flat[first : used[dtype]].view(self.world.n, numel)
-            self.groups.append(Group(codec, names, stack_Wn, likes))
+            self.groups.append(Group(codec, call, names, stack_Wn, likes))
 
     def _buffer(self, like: Tensor) -> Tensor:
         """Room for the gradients of all workers, of one dtype."""
@@ -179,7 +182,12 @@ class Exchange:
         errors: list[LayerError] = []
         for group in self.groups:
             result_Wn = self.world.all_reduce(
-                group.stack_Wn, "avg", step=step, spec=group.codec, segments=group.lengths, names=group.names
+                group.stack_Wn,
+                "avg",
+                step=(step, *group.call),
+                spec=group.codec,
+                segments=group.lengths,
+                names=group.names,
             )
             if self.watch.active:
                 self._show(group, result_Wn[0], step)

@@ -13,16 +13,16 @@ from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
 from narrowcast.codecs.scaled import Scaled
 from narrowcast.collectives import algorithms
-from narrowcast.collectives.api import Spec, noise_of, reduction_of
+from narrowcast.collectives.api import Spec, Step, noise_of, reduction_of
 from narrowcast.collectives.call import Reduction
-from narrowcast.collectives.coder import Noise, concrete
+from narrowcast.collectives.coder import concrete
 from narrowcast.collectives.feedback import Residuals as Owed
 from narrowcast.collectives.hierarchical import checked_nodes
 from narrowcast.collectives.one_shot import store
 from narrowcast.formats import Format
 from narrowcast.formats import format as format_named
+from narrowcast.kernels.noise import derive
 from narrowcast.simulate import world_bytes, world_phases
-from narrowcast.simulate.seeds import derive
 from narrowcast.simulate.world_algorithms import SIMULATED, Job
 from narrowcast.simulate.world_memory import Memory, Residuals
 from narrowcast.simulate.world_stack import Stack, Tensors, stacked
@@ -78,7 +78,7 @@ class World:
         tensors: Tensors,
         op: object = "sum",
         *,
-        step: int | None = None,
+        step: Step | None = None,
         spec: Spec | None = None,
         segments: Sequence[int] | None = None,
         names: Sequence[str] | None = None,
@@ -96,20 +96,20 @@ class World:
         self._reduce(stack, codec, self._reduction(op), step, self._residuals(codec, stack, names, unit), row)
         return stack.for_all(row)
 
-    def reduce_scatter(self, tensors: Tensors, op: object = "sum", *, step: int | None = None) -> list[Tensor]:
+    def reduce_scatter(self, tensors: Tensors, op: object = "sum", *, step: Step | None = None) -> list[Tensor]:
         """Worker r gets the sum of everybody's part r: of a list of W tensors, or of W equal parts of a tensor."""
         stack = stacked("World.reduce_scatter", tensors, self.n)
         return world_phases.reduce_scatter(self, stack, self._reduction(op), step)
 
-    def all_gather(self, tensors: Sequence[Tensor] | Tensor, *, step: int | None = None) -> list[list[Tensor]]:
+    def all_gather(self, tensors: Sequence[Tensor] | Tensor, *, step: Step | None = None) -> list[list[Tensor]]:
         """By worker: everybody's tensor as the codec brings it back; sizes may differ."""
         return world_phases.all_gather(self, list(tensors), step)
 
-    def all_to_all(self, tensors: Sequence[Sequence[Tensor]], *, step: int | None = None) -> list[list[Tensor]]:
+    def all_to_all(self, tensors: Sequence[Sequence[Tensor]], *, step: Step | None = None) -> list[list[Tensor]]:
         """By worker: what each worker sent to it. tensors[r][p] goes from worker r to worker p."""
         return world_phases.all_to_all(self, [list(row) for row in tensors], step)
 
-    def broadcast(self, tensors: Tensors, src: int = 0, *, step: int | None = None) -> Any:
+    def broadcast(self, tensors: Tensors, src: int = 0, *, step: Step | None = None) -> Any:
         """What worker `src` has, as the codec brings it back, for every worker."""
         stack = stacked("World.broadcast", tensors, self.n)
         return stack.for_all(world_phases.broadcast(self, stack, src, step))
@@ -157,7 +157,7 @@ class World:
         return found
 
     def _reduce(
-        self, stack: Stack, codec: Codec, reduction: Reduction, step: int | None, owed: Residuals | None, out: Tensor
+        self, stack: Stack, codec: Codec, reduction: Reduction, step: Step | None, owed: Residuals | None, out: Tensor
     ) -> None:
         chosen = self.algorithm_for(codec, stack.x_Wn.shape[1])
         noise = noise_of("World.all_reduce", codec, self.seed, step)
@@ -177,28 +177,29 @@ class World:
         job = Job(
             stack.x_Wn,
             out,
-            self.wire(codec, stack, noise),
+            self.wire(codec, stack),
             self.seats(step),
-            noise.stream,
+            noise.derive,
             scales,
             reduction,
             Sums(self.sums.format, self.sums.kahan, self.sums.pairwise, unit_n),
             owed,
             self.nodes or (),
-            self.wire(self.inner, stack, noise) if chosen == "hierarchical" else None,
+            self.wire(self.inner, stack) if chosen == "hierarchical" else None,
             self.low,
         )
         SIMULATED[chosen](job)
 
-    def wire(self, codec: Codec, stack: Stack, noise: Noise) -> Wire:
-        return Wire(codec, stack.lengths, stack.x_Wn.dtype, noise, stack.x_Wn.device)
+    def wire(self, codec: Codec, stack: Stack) -> Wire:
+        return Wire(codec, stack.lengths, stack.x_Wn.dtype, stack.x_Wn.device)
 
-    def seats(self, step: int | None) -> list[int]:
+    def seats(self, step: Step | None) -> list[int]:
         """The worker at each rank."""
         if not isinstance(self.order, str):
             return self.order
         if self.order == "random":
-            made = torch.Generator().manual_seed(derive(self.seed, step or 0))
+            path = step if isinstance(step, tuple) else (step or 0,)
+            made = torch.Generator().manual_seed(derive(self.seed, *path))
             return torch.randperm(self.n, generator=made).tolist()
         return list(range(self.n))[:: -1 if self.order == "reversed" else 1]
 

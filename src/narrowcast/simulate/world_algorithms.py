@@ -19,6 +19,7 @@ from narrowcast.collectives.call import Reduction
 from narrowcast.collectives.coder import Range, split
 from narrowcast.collectives.one_shot import store
 from narrowcast.collectives.two_shot import FIRST, SECOND, chunks_of
+from narrowcast.kernels.noise import Noise
 from narrowcast.kernels.plan import TINY
 from narrowcast.kernels.reference import blocks
 from narrowcast.simulate.world_memory import Residuals
@@ -39,7 +40,7 @@ class Job:
     out: Tensor
     wire: Wire
     seats: Sequence[int]
-    stream: Callable[[int, int], int]
+    noise: Callable[[int, int], Noise]
     """Of a worker and a phase."""
     scales: list[Scales]
     """Of each worker's own values."""
@@ -76,11 +77,11 @@ class Job:
         align = self.wire.coder.align
         return [p for low, high in parts for p in split((low, high), -(-(high - low) // CACHED_VALUES) or 1, align)]
 
-    def repaid(self, values: Tensor, part: Range, stream: int, scales: Scales, owed: Tensor) -> Tensor:
+    def repaid(self, values: Tensor, part: Range, noise: Noise, scales: Scales, owed: Tensor) -> Tensor:
         """What arrives of the values and what is owed; what is lost is owed from now on."""
         assert self.residuals is not None
         wanted, sent = self.residuals.wanted(values, owed), self.new(part)
-        self.wire.through(wanted, part, stream, scales, sent)
+        self.wire.through(wanted, part, noise, scales, sent)
         self.residuals.owe(owed, wanted, sent)
         return sent
 
@@ -88,14 +89,14 @@ class Job:
 
     def own(self, worker: int, parts: Sequence[Range], total: Tensor, accumulate: bool) -> None:
         """What arrives of a worker's values, written or added into `total`; what is lost goes into the residual."""
-        stream, scales = self.stream(worker, FIRST), self.scales[worker]
+        noise, scales = self.noise(worker, FIRST), self.scales[worker]
         for part in self.pieces(parts):
             low, high = part
             values, place = self.x_Wn[worker, low:high], total[low:high]
             if self.residuals is None:
-                self.wire.through(values, part, stream, scales, place, accumulate)
+                self.wire.through(values, part, noise, scales, place, accumulate)
                 continue
-            sent = self.repaid(values, part, stream, scales, self.residuals.first_Wn[worker, low:high])
+            sent = self.repaid(values, part, noise, scales, self.residuals.first_Wn[worker, low:high])
             _ = place.add_(sent) if accumulate else place.copy_(sent)
 
     def sum_of_own(self, parts: Sequence[Range]) -> Tensor:
@@ -116,14 +117,14 @@ class Job:
     def publish(self, total: Tensor, parts: Sequence[Part]) -> None:
         """Finished sums through the wire of whoever owns them, into `out`."""
         for worker, wide in parts:
-            stream, scales = self.stream(worker, SECOND), self.shared(worker)
+            noise, scales = self.noise(worker, SECOND), self.shared(worker)
             for part in self.pieces([wide]):
                 low, high = part
                 if self.residuals is None:
-                    self.wire.through(total[low:high], part, stream, scales, self.out[low:high])
+                    self.wire.through(total[low:high], part, noise, scales, self.out[low:high])
                     continue
                 owed = self.residuals.second_n[low:high]
-                store(self.out[low:high], self.repaid(total[low:high], part, stream, scales, owed))
+                store(self.out[low:high], self.repaid(total[low:high], part, noise, scales, owed))
 
     def joined(self, parts: Sequence[Part]) -> Sequence[Part]:
         """Neighbouring parts that give the same bytes encoded in one go: blocks, where no noise tells who encoded."""
@@ -181,7 +182,7 @@ def _take_own(job: Job, at: Sequence[Part], total: Tensor, add: bool) -> None:
         if job.low and add:
             cast = job.new(part)
             # noise of its own: the sum is rounded with the other one
-            job.wire.through(own.float(), part, job.stream(worker, 1), job.scales[worker], cast)
+            job.wire.through(own.float(), part, job.noise(worker, 1), job.scales[worker], cast)
             own = cast
         _ = torch.add(own, place, out=place) if add else place.copy_(own)
 
@@ -212,7 +213,7 @@ def _send(job: Job, values: Tensor, at: Sequence[Part], out: Tensor, first: bool
     for worker, part in job.joined(at):
         low, high = part
         scales = job.scales[worker] if first else job.shared(worker)
-        job.wire.through(values[low:high], part, job.stream(worker, 0), scales, out[low:high])
+        job.wire.through(values[low:high], part, job.noise(worker, 0), scales, out[low:high])
 
 
 def tree(job: Job) -> None:
@@ -238,7 +239,7 @@ def _halved(
     theirs, (begin, _) = held[place ^ distance]
     scales = job.scales[partner] if first else job.shared(partner)
     arrived = job.new((low, high))
-    job.wire.through(theirs[low - begin : high - begin], (low, high), job.stream(partner, 0), scales, arrived)
+    job.wire.through(theirs[low - begin : high - begin], (low, high), job.noise(partner, 0), scales, arrived)
     own, (begin, _) = held[place]
     return job.sums.rounded(own[low - begin : high - begin] + arrived, (low, high)), (low, high)
 
@@ -257,7 +258,7 @@ def hierarchical(job: Job) -> None:
         column = [job.seats[node[place]] for node in job.nodes]
         total = _across(job, column, totals, part)
         # every node encodes the same sum, with the noise of the first node's member
-        inner.through(total, part, job.stream(column[0], 1), None, job.out[low:high])
+        inner.through(total, part, job.noise(column[0], 1), None, job.out[low:high])
 
 
 def _inside(job: Job, inner: Wire, node: Sequence[int], part: Range) -> Tensor:
@@ -266,7 +267,7 @@ def _inside(job: Job, inner: Wire, node: Sequence[int], part: Range) -> Tensor:
     for number, place in enumerate(node):
         worker = job.seats[place]
         values, plain = job.x_Wn[worker, part[0] : part[1]], job.sums.is_plain
-        inner.through(values, part, job.stream(worker, 0), None, total, accumulate=plain and number > 0)
+        inner.through(values, part, job.noise(worker, 0), None, total, accumulate=plain and number > 0)
         if not plain:
             running.add(total)
     return total if job.sums.is_plain else running.result()
@@ -283,9 +284,9 @@ def _across(job: Job, column: Sequence[int], totals: Tensor, part: Range) -> Ten
     between = Job(
         totals,
         torch.empty_like(totals[0]),
-        Wire(job.wire.codec, lengths, torch.float32, job.wire.coder.noise, totals.device),
+        Wire(job.wire.codec, lengths, torch.float32, totals.device),
         seats=range(len(column)),
-        stream=lambda row, phase: job.stream(column[row], 2 + phase),
+        noise=lambda row, phase: job.noise(column[row], 2 + phase),
         scales=[scales] * len(column),
         reduction=job.reduction,
         sums=job.sums.over(part),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from narrowcast.collectives.coder import Coder, Noise, Range, split
+from narrowcast.collectives.coder import Coder, Range, split
 from narrowcast.collectives.two_shot import chunks_of
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def sent_bytes(algorithm: str, world: World, segments: Sequence[int], dtype: tor
     n, numel = world.n, sum(segments)
     if n == 1 or numel == 0:
         return [0] * n
-    coder = Coder(world.codec, segments, dtype, Noise())
+    coder = Coder(world.codec, segments, dtype)
     if algorithm == "hierarchical":
         sent = _hierarchical(world, coder, dtype)
     elif algorithm == "shared_scale":
@@ -68,13 +68,13 @@ def _span_bytes(coder: Coder, shards: list[Range], rank: int, size: int) -> int:
 
 def _hierarchical(world: World, outer: Coder, dtype: torch.dtype) -> list[int]:
     assert world.nodes
-    inner = Coder(world.inner, [high - low for low, high in outer.segments], dtype, Noise())
+    inner = Coder(world.inner, [high - low for low, high in outer.segments], dtype)
     parts = split((0, outer.numel), len(world.nodes[0]), math.lcm(inner.align, outer.align))
     sent = [0] * world.n
     sizes = [inner.nbytes(part) for part in parts]
     for place, part in enumerate(parts):
         lengths = [min(b, part[1]) - max(a, part[0]) for a, b in outer.segments if max(a, part[0]) < min(b, part[1])]
-        between = _two_shot(Coder(outer.codec, lengths, torch.float32, Noise()), len(world.nodes)) if lengths else None
+        between = _two_shot(Coder(outer.codec, lengths, torch.float32), len(world.nodes)) if lengths else None
         for number, node in enumerate(world.nodes):
             inside = sum(sizes) + (len(node) - 2) * sizes[place]
             sent[node[place]] = inside + (between[number] if between else 0)

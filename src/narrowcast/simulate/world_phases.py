@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import Codec
-from narrowcast.collectives.api import noise_of
+from narrowcast.collectives.api import Step, noise_of
 from narrowcast.collectives.call import Reduction
-from narrowcast.collectives.coder import Noise, segment_ranges
+from narrowcast.collectives.coder import segment_ranges
 from narrowcast.collectives.one_shot import store
+from narrowcast.kernels.noise import Noise
 from narrowcast.kernels.ops import FLOATS
 from narrowcast.simulate.world_algorithms import Job
 from narrowcast.simulate.world_stack import Stack, flat_row
@@ -23,21 +24,21 @@ if TYPE_CHECKING:
     from narrowcast.simulate.world import World
 
 
-def _plain(what: str, world: World, step: int | None) -> tuple[Codec, Noise]:
+def _plain(what: str, world: World, step: Step | None) -> tuple[Codec, Noise]:
     """The codec and noise of a call that keeps nothing from one to the next."""
     if world.codec.feedback:
         raise ValueError(f"World.{what} with {world.codec}: only all_reduce has error feedback; leave out +ef")
     return world.codec, noise_of(f"World.{what}", world.codec, world.seed, step)
 
 
-def reduce_scatter(world: World, stack: Stack, reduction: Reduction, step: int | None) -> list[Tensor]:
+def reduce_scatter(world: World, stack: Stack, reduction: Reduction, step: Step | None) -> list[Tensor]:
     codec, noise = _plain("reduce_scatter", world, step)
     stack = _with_a_part_for_each(stack, world.n)
     x_Wn, ranges = stack.x_Wn, segment_ranges(stack.lengths)
     scales, unit_n = world.scales(stack, codec, None)
     sums = Sums(world.sums.format, world.sums.kahan, world.sums.pairwise, unit_n)
-    wire, seats = world.wire(codec, stack, noise), world.seats(step)
-    job = Job(x_Wn, torch.empty_like(x_Wn[0]), wire, seats, noise.stream, scales, reduction, sums)
+    wire, seats = world.wire(codec, stack), world.seats(step)
+    job = Job(x_Wn, torch.empty_like(x_Wn[0]), wire, seats, noise.derive, scales, reduction, sums)
     store(job.out, reduction.finish(job.sum_of_own(ranges)))
     parts = stack.shaped(job.out) if not stack.is_one_tensor else None
     # a list of tensors gives back tensors of their shapes, one tensor flat parts of it
@@ -57,41 +58,41 @@ def _with_a_part_for_each(stack: Stack, world: int) -> Stack:
     return Stack(stack.x_Wn, [numel // world] * world, stack.shaped, is_one_tensor=world > 1 or stack.is_one_tensor)
 
 
-def all_gather(world: World, tensors: Sequence[Tensor], step: int | None) -> list[list[Tensor]]:
+def all_gather(world: World, tensors: Sequence[Tensor], step: Step | None) -> list[list[Tensor]]:
     codec, noise = _plain("all_gather", world, step)
     _check_each("all_gather", tensors, world.n)
-    arrived = _parts(codec, noise, tensors, [noise.stream(worker, 1) for worker in range(world.n)])
+    arrived = _parts(codec, tensors, [noise.derive(worker, 1) for worker in range(world.n)])
     return [list(arrived) for _ in range(world.n)]
 
 
-def all_to_all(world: World, tensors: Sequence[Sequence[Tensor]], step: int | None) -> list[list[Tensor]]:
+def all_to_all(world: World, tensors: Sequence[Sequence[Tensor]], step: Step | None) -> list[list[Tensor]]:
     codec, noise = _plain("all_to_all", world, step)
     if len(tensors) != world.n or any(len(row) != world.n for row in tensors):
         raise ValueError(f"World.all_to_all: give a list of {world.n} tensors for each of the {world.n} workers")
     sent = []
     for worker, row in enumerate(tensors):
         _check_each("all_to_all", row, world.n)
-        sent.append(_parts(codec, noise, row, [noise.stream(worker, 0)] * world.n))
+        sent.append(_parts(codec, row, [noise.derive(worker, 0)] * world.n))
     return [[sent[source][target] for source in range(world.n)] for target in range(world.n)]
 
 
-def broadcast(world: World, stack: Stack, src: int, step: int | None) -> Tensor:
+def broadcast(world: World, stack: Stack, src: int, step: Step | None) -> Tensor:
     codec, noise = _plain("broadcast", world, step)
     if not 0 <= src < world.n:
         raise ValueError(f"World.broadcast: there is no worker {src} among {world.n}")
     whole, out = (0, stack.x_Wn.shape[1]), torch.empty_like(stack.x_Wn[src])
-    world.wire(codec, stack, noise).through(stack.x_Wn[src], whole, noise.stream(src, 0), None, out)
+    world.wire(codec, stack).through(stack.x_Wn[src], whole, noise.derive(src, 0), None, out)
     return out
 
 
-def _parts(codec: Codec, noise: Noise, tensors: Sequence[Tensor], streams: Sequence[int]) -> list[Tensor]:
+def _parts(codec: Codec, tensors: Sequence[Tensor], noises: Sequence[Noise]) -> list[Tensor]:
     """Each tensor through the wire by itself, at its place in the whole."""
     lengths, like = [t.numel() for t in tensors], tensors[0]
-    wire, flat = Wire(codec, lengths, like.dtype, noise, like.device), flat_row(tensors)
+    wire, flat = Wire(codec, lengths, like.dtype, like.device), flat_row(tensors)
     out = torch.empty_like(flat)
     ranges = segment_ranges(lengths)
-    for part, stream in zip(ranges, streams, strict=True):
-        wire.through(flat[part[0] : part[1]], part, stream, None, out[part[0] : part[1]])
+    for part, noise in zip(ranges, noises, strict=True):
+        wire.through(flat[part[0] : part[1]], part, noise, None, out[part[0] : part[1]])
     return [out[low:high].view(t.shape) for t, (low, high) in zip(tensors, ranges, strict=True)]
 
 

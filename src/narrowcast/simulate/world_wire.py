@@ -14,7 +14,8 @@ from narrowcast.codecs import Codec
 from narrowcast.codecs.cast import Cast
 from narrowcast.codecs.scaled import Scaled, largest_finite
 from narrowcast.collectives.aps import NOTHING
-from narrowcast.collectives.coder import Coder, Noise, Range, segment_ranges
+from narrowcast.collectives.coder import Coder, Range, segment_ranges
+from narrowcast.kernels.noise import Noise
 from narrowcast.kernels.plan import TINY, Plan
 from narrowcast.kernels.reference.scaled import find_scales
 
@@ -25,10 +26,8 @@ Scales = list[Tensor | None] | None
 class Wire:
     """A codec on flat tensors of `sum(segments)` values; the messages live in one buffer that is used again."""
 
-    def __init__(
-        self, codec: Codec, segments: Sequence[int], dtype: torch.dtype, noise: Noise, device: torch.device
-    ) -> None:
-        self.coder = Coder(codec, segments, dtype, noise)
+    def __init__(self, codec: Codec, segments: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+        self.coder = Coder(codec, segments, dtype)
         self.codec = self.coder.codec
         self._bytes = torch.empty(0, dtype=torch.uint8, device=device)
 
@@ -43,14 +42,14 @@ class Wire:
         return bool(getattr(self.codec, "aps", False))
 
     def through(
-        self, values: Tensor, part: Range, stream: int, scales: Scales, out: Tensor, accumulate: bool = False
+        self, values: Tensor, part: Range, noise: Noise, scales: Scales, out: Tensor, accumulate: bool = False
     ) -> None:
         """Encode and decode `values`, which are those of `part`, into `out`; or add them to it."""
         if self._is_identity(values.dtype):
             _ = out.add_(values) if accumulate else out.copy_(values)
             return
         wire = self._message(self.coder.nbytes(part))
-        self.coder.encode(values, part, wire, stream, scales)
+        self.coder.encode(values, part, wire, noise, scales)
         self.coder.decode(wire, part, out, accumulate)
 
     def _is_identity(self, dtype: torch.dtype) -> bool:

@@ -23,6 +23,7 @@ import narrowcast as nc
 from narrowcast.codecs import all_specs
 from narrowcast.formats import all_formats
 from narrowcast.kernels import accelerator, composed, ops, reference
+from narrowcast.kernels.noise import Noise
 from narrowcast.kernels.plan import CastPlan, Plan
 from narrowcast.kernels.reference import cast
 from narrowcast.kernels.triton import launch
@@ -88,10 +89,10 @@ def inputs(plan: Plan | CastPlan, n: int, dtype: torch.dtype = torch.float32) ->
     return torch.cat([x[: 2 * n // 3], with_specials(x[2 * n // 3 :], every=90)]) if n > 1000 else x
 
 
-def check_encode(plan: Plan | CastPlan, x: Tensor, noise: tuple[int, int, int], what: str) -> Tensor:
+def check_encode(plan: Plan | CastPlan, x: Tensor, noise: Noise, what: str) -> Tensor:
     wanted, got = poisoned(plan, x.numel()), poisoned(plan, x.numel())
-    oracle(plan).encode(plan, x, wanted, *noise)
-    launch.encode(plan, x, got, *noise)
+    oracle(plan).encode(plan, x, wanted, noise)
+    launch.encode(plan, x, got, noise)
     if isinstance(plan, CastPlan):
         same(got.view(plan.dtype), wanted.view(plan.dtype), f"encode {what}")
     else:
@@ -111,8 +112,8 @@ def check_owed(plan: Plan | CastPlan, x: Tensor, unit: float, what: str) -> None
     n = x.numel()
     wanted, got, left = poisoned(plan, n), poisoned(plan, n), 0.01 * normal(n, 9)
     kept = left.clone()
-    composed.encode(oracle(plan), plan, x, wanted, (7, 8, 128), None, left, unit)
-    launch.encode(plan, x, got, 7, 8, 128, None, kept, unit)
+    composed.encode(oracle(plan), plan, x, wanted, Noise(7, 8, 128), None, left, unit)
+    launch.encode(plan, x, got, Noise(7, 8, 128), None, kept, unit)
     if not isinstance(plan, CastPlan):
         same(got, wanted, f"wire of {what} with residual, unit {unit}")
     same(kept, left, f"residual of {what}, unit {unit}")
@@ -122,22 +123,21 @@ def check_reduce(plan: Plan | CastPlan, n: int, world: int, number: int, what: s
     block = plan.block if isinstance(plan, Plan) else 0
     rows = ops.aligned_rows(world, plan.layout(n).nbytes)
     for rank, row in enumerate(rows):
-        oracle(plan).encode(plan, hard_values(block, n) if rank == 1 else normal(n, rank), row, rank)
+        oracle(plan).encode(plan, hard_values(block, n) if rank == 1 else normal(n, rank), row, Noise(rank))
     unit, divide, multiply = ((1.0, 1.0, 1.0), (1024.0, 3.0, 1.0), (3.0, 1.0, 0.3))[number % 3]
     dtype, keeps = DTYPES[number % 3], number % 2 == 0
     found = []
     for run in (composed_reduce, launch.reduce):
         wire, out = poisoned(plan, n), torch.zeros(n, dtype=dtype)
         owed = 0.01 * normal(n, 9) if keeps else None
-        run(plan, rows, n, wire, 1, 2, 0, None, owed, unit, divide, multiply, out)
+        run(plan, rows, n, wire, Noise(1, 2), None, owed, unit, divide, multiply, out)
         found.append((wire, out, owed if owed is not None else torch.zeros(1)))
     for wanted, got, name in zip(*found, ("wire", "values", "residual"), strict=True):
         same(got, wanted, f"{name} of reduce {what}")
 
 
 def composed_reduce(plan: Plan | CastPlan, rows: Tensor, n: int, wire: Tensor, *rest: Any) -> None:
-    seed, stream, offset, *more = rest
-    composed.reduce(oracle(plan), plan, rows.unbind(), n, wire, (seed, stream, offset), *more)
+    composed.reduce(oracle(plan), plan, rows.unbind(), n, wire, *rest)
 
 
 # ---- groups ----------------------------------------------------------------------------------------------------------
@@ -150,10 +150,10 @@ def codecs(specs: list[str]) -> None:
         if accelerator.why_not(plan) is not None:
             continue
         n = SIZES[number % len(SIZES)]
-        noise = (2**64 - 1, 2**63 + 1, 16 * number) if number % 2 else (5, 6, 0)
+        noise = Noise(2**64 - 1, 2**63 + 1, 16 * number) if number % 2 else Noise(5, 6)
         wire = check_encode(plan, inputs(plan, n), noise, f"{spec}, {n} values")
         dtype = DTYPES[number % 3]
-        check_encode(plan, inputs(plan, 300, dtype), (3, 0, 2**35), f"{spec}, 300 of {dtype}")
+        check_encode(plan, inputs(plan, 300, dtype), Noise(3, 0, 2**35), f"{spec}, 300 of {dtype}")
         if isinstance(plan, Plan):
             codes = wire[: plan.code_bytes(n)]
             codes.copy_(torch.randint(0, 256, codes.shape, generator=torch.Generator().manual_seed(4)))
@@ -169,7 +169,7 @@ def fused() -> None:
 
 def check_wires(plan: Plan, rows: Tensor, n: int, what: str) -> None:
     wanted, got = poisoned(plan, n), poisoned(plan, n)
-    composed.reduce(reference, plan, rows.unbind(), n, wanted, (0, 0, 0), None, None, 1.0, 1.0, 1.0, None)
+    composed.reduce(reference, plan, rows.unbind(), n, wanted, Noise(), None, None, 1.0, 1.0, 1.0, None)
     launch.reduce(plan, rows, n, got)
     same(got, wanted, f"reduce of {what}")
 
@@ -178,7 +178,7 @@ def by_words() -> None:
     """Full tiles of narrow codes are summed and packed word by word, the rest as other tiles are."""
     for number, spec in enumerate(BY_WORDS):
         plan, n = nc.codec(spec).plan, 8192 + 100 * (number % 2)
-        check_encode(plan, inputs(plan, n), (5, 6, 0), f"{spec} by words")
+        check_encode(plan, inputs(plan, n), Noise(5, 6), f"{spec} by words")
         check_reduce(plan, n, (3, 2, 17)[number % 3], number, f"{spec} by words")
         for what, rows in hard_wires(plan, 8192, 3):
             check_wires(plan, rows, 8192, f"{spec}, {what}")
@@ -188,7 +188,7 @@ def casts() -> None:
     for stored in DTYPES:
         for dtype in DTYPES:
             plan = CastPlan(stored)
-            wire = check_encode(plan, inputs(plan, 1001, dtype), (0, 0, 0), f"{stored} from {dtype}")
+            wire = check_encode(plan, inputs(plan, 1001, dtype), Noise(), f"{stored} from {dtype}")
             check_decode(plan, wire, 1001, dtype, stored is dtype, f"{stored}")
         check_owed(plan, inputs(plan, 1001), 1024.0, str(stored))
         check_reduce(plan, 1001, 3, 1, str(stored))
@@ -198,7 +198,7 @@ def wide() -> None:
     """Blocks larger than a tile, scales that are given, and addresses that are multiples of nothing."""
     for number, spec in enumerate(WIDE):
         plan = nc.codec(spec).plan
-        wire = check_encode(plan, inputs(plan, 20_011), (5, 6, 48), spec)
+        wire = check_encode(plan, inputs(plan, 20_011), Noise(5, 6, 48), spec)
         check_decode(plan, wire, 20_011, torch.float32, False, spec)
         check_owed(plan, inputs(plan, 20_011), 3.0, spec)
         if number % 2:

@@ -5,23 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from narrowcast.kernels.noise import NO_NOISE, Noise
 from narrowcast.kernels.plan import Method, Plan
 from narrowcast.kernels.reference import affine, nvfp4, scaled, signs
 from narrowcast.kernels.reference.blocks import read_scales, write_scales
 from narrowcast.kernels.reference.packing import pack, unpack
-from narrowcast.kernels.reference.philox import noise
+from narrowcast.kernels.reference.philox import random_bits
 from narrowcast.kernels.reference.rounding import round_to as round_to
 
 
-def encode(
-    plan: Plan, x: Tensor, wire: Tensor, seed: int = 0, stream: int = 0, offset: int = 0, scale: Tensor | None = None
-) -> None:
+def encode(plan: Plan, x: Tensor, wire: Tensor, noise: Noise = NO_NOISE, scale: Tensor | None = None) -> None:
     """See `kernels.ops.encode`."""
     n = x.numel()
     if n == 0:
         return
     x, layout = x.flatten().float(), plan.layout(n)
-    random = noise(n, seed, stream, offset) if plan.stochastic else None
+    random = random_bits(n, *noise) if plan.stochastic else None
     wire.zero_()  # padding between planes is zero
     scale_plane = wire[layout.scales : layout.scales + plan.n_scales(n) * plan.store.value]
     if plan.method is Method.NVFP4:

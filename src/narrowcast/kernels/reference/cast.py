@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from narrowcast.kernels.noise import NO_NOISE, Noise
 from narrowcast.kernels.plan import CastPlan
 
 
@@ -18,15 +19,7 @@ def saturating(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(x.isinf(), x.float(), cut)
 
 
-def encode(
-    plan: CastPlan,
-    x: Tensor,
-    wire: Tensor,
-    seed: int = 0,
-    stream: int = 0,
-    offset: int = 0,
-    scale: Tensor | None = None,
-) -> None:
+def encode(plan: CastPlan, x: Tensor, wire: Tensor, noise: Noise = NO_NOISE, scale: Tensor | None = None) -> None:
     """See `kernels.ops.encode`."""
     dtype = plan.dtype
     aligned = wire if wire.data_ptr() % dtype.itemsize == 0 else torch.empty_like(wire)

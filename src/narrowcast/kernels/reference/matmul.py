@@ -15,7 +15,7 @@ from torch import Tensor
 
 from narrowcast.kernels.accumulator import Accumulator
 from narrowcast.kernels.number import Number
-from narrowcast.kernels.reference.philox import LANES, PIECES, noise
+from narrowcast.kernels.reference.philox import LANES, PIECES, random_bits
 from narrowcast.kernels.reference.rounding import SR_BITS, Grid
 
 PRODUCT, TERM, SUM, GAIN, CARRY = range(5)
@@ -115,7 +115,7 @@ class Steps:
         span = LANES * PIECES
         batch, rows, columns = self.shape
         padded = -(-columns // span) * span
-        bits = noise(batch * rows * padded, self.seed, SLOTS * step + slot)
+        bits = random_bits(batch * rows * padded, self.seed, SLOTS * step + slot)
         return bits.view(batch, rows, padded)[:, :, :columns]
 
     def product(self, a_BM: Tensor, b_BN: Tensor, k: int) -> Tensor:

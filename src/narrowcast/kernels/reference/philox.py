@@ -39,7 +39,7 @@ def philox(counters: Tensor, seed: int, stream: int) -> tuple[Tensor, Tensor, Te
     return c0, c1, c2, c3
 
 
-def noise(n: int, seed: int, stream: int, offset: int = 0, device: torch.device | None = None) -> Tensor:
+def random_bits(n: int, seed: int, stream: int, offset: int = 0, device: torch.device | None = None) -> Tensor:
     """The 16 random bits (int64, 0 to 65535) of elements offset .. offset + n - 1."""
     span = LANES * PIECES
     first = offset // span

@@ -10,7 +10,7 @@ from torch import Tensor
 from narrowcast.formats import Format, Kind
 from narrowcast.formats.floats import FloatFormat
 from narrowcast.kernels.reference.cpd import round_cpd
-from narrowcast.kernels.reference.philox import noise
+from narrowcast.kernels.reference.philox import random_bits
 
 SR_BITS = 17
 """A stochastic rounding compares 17 bits: the 16 random ones and a half, so that it has no bias."""
@@ -147,7 +147,7 @@ def round_to(x: Tensor, fmt: Format, rounding: str, overflow: str, rules: str, s
     if rules == "cpd":
         assert isinstance(fmt, FloatFormat)
         return out.copy_(round_cpd(wide, fmt.exp_bits, fmt.man_bits))
-    random = noise(x.numel(), seed, 0).view(x.shape) if rounding == "stochastic" else None
+    random = random_bits(x.numel(), seed, 0).view(x.shape) if rounding == "stochastic" else None
     finite = torch.isfinite(wide)
     value = _finite_values(torch.where(finite, wide, 0.0), fmt, rounding, overflow, random).float()
     if fmt.negative_zero_code is not None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from narrowcast.formats import Format, Kind
 from narrowcast.formats.integers import UniformFormat
+from narrowcast.kernels.noise import NO_NOISE, Noise
 from narrowcast.kernels.plan import CastPlan, Layout, Plan
 from narrowcast.kernels.triton import decode as decoding
 from narrowcast.kernels.triton import encode as encoding
@@ -209,9 +210,7 @@ def encode(
     plan: Plan | CastPlan,
     x: Tensor,
     wire: Tensor,
-    seed: int = 0,
-    stream: int = 0,
-    offset: int = 0,
+    noise: Noise = NO_NOISE,
     scale: Tensor | None = None,
     residual: Tensor | None = None,
     unit: float = 1.0,
@@ -219,9 +218,9 @@ def encode(
     """See `kernels.ops.encode`."""
     want = Want(
         wire.data_ptr() % 4 == 0, 0, DTYPES[x.dtype], -1, residual is not None, _unit_kind(unit),
-        False, False, scale is not None, offset % 128,
+        False, False, scale is not None, noise.offset % 128,
     )  # fmt: skip
-    _run(plan, x, x.numel(), wire, want, (seed, stream, offset), scale, residual, None, (1.0, 1.0, unit, 1.0 / unit))
+    _run(plan, x, x.numel(), wire, want, noise, scale, residual, None, (1.0, 1.0, unit, 1.0 / unit))
 
 
 def reduce(
@@ -229,9 +228,7 @@ def reduce(
     wires: Tensor,
     n: int,
     wire: Tensor,
-    seed: int = 0,
-    stream: int = 0,
-    offset: int = 0,
+    noise: Noise = NO_NOISE,
     scale: Tensor | None = None,
     residual: Tensor | None = None,
     unit: float = 1.0,
@@ -242,10 +239,10 @@ def reduce(
     """See `kernels.ops.reduce`."""
     want = Want(
         _is_aligned(wire, wires), wires.shape[0], 0, DTYPES[out.dtype] if out is not None else -1, residual is not None,
-        _unit_kind(unit), divide != 1.0, multiply != 1.0, scale is not None, offset % 128,
+        _unit_kind(unit), divide != 1.0, multiply != 1.0, scale is not None, noise.offset % 128,
     )  # fmt: skip
     factors = divide, multiply, unit, 1.0 / unit
-    _run(plan, wires, n, wire, want, (seed, stream, offset), scale, residual, out, factors)
+    _run(plan, wires, n, wire, want, noise, scale, residual, out, factors)
 
 
 Factors = tuple[float, float, float, float]
@@ -258,7 +255,7 @@ def _run(
     n: int,
     wire: Tensor,
     want: Want,
-    noise: tuple[int, int, int],
+    noise: Noise,
     scale: Tensor | None,
     residual: Tensor | None,
     out: Tensor | None,
@@ -281,8 +278,8 @@ def _run(
         args = (
             x, wire, wire if residual is None else residual, wire if out is None else out, table, parts, sums,
             wire if scale is None else scale, n, stride, layout.scales, layout.tensor_scale, plan.code_bytes(n),
-            scales_end, prepared.tiles, prepared.chunks, prepared.blocks, prepared.count, _signed(noise[0]),
-            _signed(noise[1]), noise[2], *factors,
+            scales_end, prepared.tiles, prepared.chunks, prepared.blocks, prepared.count, _signed(noise.seed),
+            _signed(noise.stream), noise.offset, *factors,
         )  # fmt: skip
         _launch(encoding.encode_kernel, prepared.programs, args, recipe, prepared.last, prepared.tuning)
 
