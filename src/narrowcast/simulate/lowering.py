@@ -20,7 +20,8 @@ from narrowcast.kernels.accumulator import Accumulator
 from narrowcast.simulate import multihead as _registers_itself  # noqa: F401
 from narrowcast.simulate.caster import Caster, What, caster
 from narrowcast.simulate.handlers import HANDLERS, REFUSED
-from narrowcast.simulate.precision import Chosen, Clock, Overrides, Precision, Site, precision
+from narrowcast.simulate.precision import WEIGHT, Chosen, Clock, Overrides, Precision, Site, precision
+from narrowcast.simulate.roles import follow, mark
 
 CONVOLUTIONS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.MultiheadAttention, nn.Embedding)
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
@@ -29,6 +30,8 @@ NOT_LOWERED = (
     *(nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Bilinear, nn.EmbeddingBag),
     *(nn.RNNBase, nn.RNNCellBase),
 )
+NAMES = {func: func.__name__ for func in (*HANDLERS, *REFUSED)}
+"""Looked up, since a compiler makes no string of a function's own name."""
 
 
 class Interception(TorchFunctionMode):
@@ -43,15 +46,18 @@ class Interception(TorchFunctionMode):
     ) -> Any:
         handler = HANDLERS.get(func)
         if handler is not None:
-            self.site.seen[func.__name__] = "lowered"
+            self.site.seen[NAMES[func]] = "lowered"
             with torch._C.DisableTorchFunction():
                 return _stored(handler, self.site, *args, **(kwargs or {}))
         if func in REFUSED:
             self._refuse(func)
-        return func(*args, **(kwargs or {}))
+            return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        follow(func, args, kwargs or {}, result)
+        return result
 
     def _refuse(self, func: Callable[..., Any]) -> None:
-        name, advice = func.__name__, REFUSED[func]
+        name, advice = NAMES[func], REFUSED[func]
         if self.unsupported == "raise":
             what = f"lower: {self.site.name or 'the model'} calls {name}, which is not lowered"
             raise NotImplementedError(f"{what}; {advice + ', or ' if advice else ''}give unsupported='float32'")
@@ -74,6 +80,9 @@ class LoweredModule(nn.Module):
             # so that a module that is left alone inside a lowered one is left alone
             with torch._C.DisableTorchFunction():
                 return super().forward(*args, **kwargs)
+        for parameter in self._parameters.values():
+            if parameter is not None:  # of another kind where torch.func.functional_call puts it there
+                mark(parameter, WEIGHT)
         with self._interception:
             return super().forward(*args, **kwargs)
 
@@ -112,6 +121,8 @@ class Row:
     """What multiplies matrices here, or why nothing is lowered."""
     seen: tuple[str, ...]
     """Torch functions that were met when the model ran, and what became of them."""
+    operands: tuple[str, ...] = ()
+    """What the operands of its products were taken for: "activation @ weight"."""
 
 
 class Lowered:
@@ -160,7 +171,7 @@ class Lowered:
             else:
                 seen = tuple(f"{func}: {what}" for func, what in sorted(site.seen.items()))
                 runs = self._left.get(name) or _runs(site.precision)
-                rows.append(Row(name, kind, str(site.precision), runs, seen))
+                rows.append(Row(name, kind, str(site.precision), runs, seen, tuple(sorted(site.operands))))
         return rows
 
     def state_dict(self) -> dict[str, Any]:
@@ -227,8 +238,9 @@ def lower(
 ) -> Lowered:
     """Change `model`, in place, so that it computes in the given formats; `.restore()` of the result undoes it.
 
-    weights: parameters are cast at each use; what the optimizer holds stays as it is. activations: operands of each
-    lowered operation, and outputs of norms. gradients: what comes back to each operation, and the gradient of each
+    weights: parameters, and what is computed from parameters alone (`w.t().contiguous()`, `w * 0.5`), are cast at each
+    use in a lowered operation; what the optimizer holds stays as it is. activations: all other operands, buffers among
+    them, and outputs of norms. gradients: what comes back to each operation, and the gradient of each
     weight. accumulate: how matrix products and convolutions sum ("fp32" is torch's own); accumulate_backward: in the
     gradients. master: parameters themselves are rounded to this format now, and by `keep_master(optimizer)` after each
     step.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from narrowcast.kernels.accumulator import Accumulator, accumulator
 from narrowcast.simulate.caster import Caster, What, caster
@@ -139,6 +139,8 @@ class Site:
     calls: int = 0
     seen: dict[str, str] = field(default_factory=dict)
     """Function -> what became of it."""
+    operands: set[str] = field(default_factory=set)
+    """What was multiplied: "activation @ weight"."""
 
     def new_call(self) -> Call:
         """The noise of one operation: of (seed, step, module, how many operations of this step came before)."""
@@ -179,8 +181,3 @@ class Call:
     def sums(self) -> Sums:
         how = self.site.precision.sums
         return replace(how, seed=self._slot()) if self.seed else how
-
-
-def role_of(x: Tensor) -> str:
-    """A weight where x is a parameter or a view of one, else an activation."""
-    return WEIGHT if isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter) else ACTIVATION
