@@ -272,6 +272,8 @@ def lower(
 
 
 def _check_model(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"lower: got {type(model).__name__}; give a torch.nn.Module")
     for name, module in model.named_modules():
         what = f"{name or 'the model'} ({type(module).__name__})"
         if isinstance(module, LoweredModule):

@@ -18,7 +18,7 @@ from narrowcast.simulate import train_checkpoint
 from narrowcast.simulate.train_batches import Batches, seed_of
 from narrowcast.simulate.train_exchange import Exchange
 from narrowcast.simulate.train_log import Log, Record
-from narrowcast.simulate.train_settings import Rate, device_of, settings, total_steps, world_of
+from narrowcast.simulate.train_settings import Rate, check_data, device_of, settings, total_steps, world_of
 from narrowcast.simulate.world import World
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ def train(
     which makes the model compute in low precision; every worker draws the same noise, as ranks with one seed do.
     """
     world, spec = world_of(workers, spec, algorithm, seed)
+    check_data(data)
     device = device_of(model, device)
     lowered = _lowered(model.to(device), lower)
     source = _Source(data, device, Batches(len(data.x_train), batch, world.n, seed), augment)
