@@ -22,6 +22,7 @@ from narrowcast.simulate.caster import Caster, What, caster
 from narrowcast.simulate.handlers import HANDLERS, REFUSED
 from narrowcast.simulate.precision import WEIGHT, Chosen, Clock, Overrides, Precision, Site, precision
 from narrowcast.simulate.roles import follow, mark
+from narrowcast.simulate.seeds import MASTER, derive
 
 CONVOLUTIONS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.MultiheadAttention, nn.Embedding)
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
@@ -132,6 +133,8 @@ class Lowered:
         self.model, self._clock, self._master = model, clock, master
         self._sites: dict[str, Site] = {}
         self._left: dict[str, str] = {}
+        self._rounds = -1
+        """How often parameters were rounded in this step; the first time is before all steps."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
@@ -143,21 +146,28 @@ class Lowered:
     def step(self) -> int:
         return self._clock.step
 
-    def set_step(self, step: int) -> None:
-        """Say which step this is: noise follows from (seed, step, module, call in this step), warm-ups from it."""
-        self._clock.step = step
+    def set_step(self, step: int, worker: int = 0) -> None:
+        """Say which step this is, and whose: noise follows from (seed, step, worker, module, call), warm-ups from it.
+
+        Each of several ranks gives its rank as `worker`: their errors shall average out. The master format's noise is
+        that of the step alone, so that all keep the same parameters.
+        """
+        self._clock.step, self._clock.worker, self._rounds = step, worker, 0
         for site in self._sites.values():
             site.calls = 0
 
     def round_master(self, step: int | None = None) -> None:
-        """Round the parameters themselves to the master format, in place."""
+        """Round the parameters themselves to the master format, in place; `step` is that of `set_step` by default."""
+        at = self._clock.step if step is None else step
         if not self._master.is_identity:
             with torch.no_grad():
                 for i, parameter in enumerate(self.model.parameters()):
-                    parameter.copy_(self._master(parameter, _master_seed(self._clock, i), self._clock.step))
+                    seed = derive(self._clock.seed, MASTER, at, self._rounds, i)
+                    parameter.copy_(self._master(parameter, seed, at))
+        self._rounds += 1
 
     def keep_master(self, optimizer: torch.optim.Optimizer) -> None:
-        """After each step of `optimizer`, round the parameters to the master format. `set_step` gives new noise."""
+        """After each step of `optimizer`, round the parameters to the master format."""
         optimizer.register_step_post_hook(lambda *_: self.round_master())
 
     def explain(self) -> list[Row]:
@@ -175,12 +185,15 @@ class Lowered:
         return rows
 
     def state_dict(self) -> dict[str, Any]:
-        """The seed, the step and how many operations of this step have drawn noise."""
+        """The seed, the step, the worker and how many operations of this step have drawn noise."""
         calls = {name: site.calls for name, site in self._sites.items()}
-        return {"seed": self._clock.seed, "step": self._clock.step, "calls": calls}
+        clock = self._clock
+        return {"seed": clock.seed, "step": clock.step, "worker": clock.worker, "rounds": self._rounds, "calls": calls}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._clock.seed, self._clock.step = state["seed"], state["step"]
+        # those of version 0.1 say neither
+        self._clock.worker, self._rounds = state.get("worker", 0), state.get("rounds", 0)
         for name, calls in state["calls"].items():
             self._sites[name].calls = calls
 
@@ -192,12 +205,6 @@ class Lowered:
                 del module.__dict__["_interception"]
         self._sites.clear()
         return self.model
-
-
-def _master_seed(clock: Clock, index: int) -> int:
-    from narrowcast.simulate.seeds import derive
-
-    return derive(clock.seed, clock.step, 2**32 + index)
 
 
 def _runs(what: Precision) -> str:

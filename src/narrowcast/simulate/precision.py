@@ -13,7 +13,7 @@ from narrowcast.kernels.accumulator import Accumulator, accumulator
 from narrowcast.simulate.caster import Caster, What, caster
 from narrowcast.simulate.casts import Casting, apply_to_result, apply_together
 from narrowcast.simulate.gemm import Sums
-from narrowcast.simulate.seeds import derive
+from narrowcast.simulate.seeds import LOWERED, derive
 
 ROLES = ("weights", "activations", "gradients", "accumulate", "accumulate_backward")
 NOTHING = Caster()
@@ -122,10 +122,11 @@ class Chosen:
 
 @dataclass
 class Clock:
-    """What a lowered model's noise is a function of, beside the module and the call: the seed and the step."""
+    """What a lowered model's noise is a function of, beside the module and the call: the seed, the step, the worker."""
 
     seed: int
     step: int = 0
+    worker: int = 0
 
 
 @dataclass
@@ -143,10 +144,11 @@ class Site:
     """What was multiplied: "activation @ weight"."""
 
     def new_call(self) -> Call:
-        """The noise of one operation: of (seed, step, module, how many operations of this step came before)."""
+        """The noise of one operation: of (seed, step, worker, module, how many of its operations came before)."""
         if not self.precision.stochastic:
             return Call(self, 0)
-        found = derive(self.clock.seed, self.clock.step, self.number, self.calls)
+        clock = self.clock
+        found = derive(clock.seed, LOWERED, clock.step, clock.worker, self.number, self.calls)
         self.calls += 1
         return Call(self, found)
 

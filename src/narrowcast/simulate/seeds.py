@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 MASK = 2**64 - 1
+LOWERED, MASTER, OPTIMIZER = 2**40, 2**40 + 1, 2**40 + 2
+"""The first word of who draws, so that all may be given one seed."""
 
 
 def _mixed(x: int) -> int:
