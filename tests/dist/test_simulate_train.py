@@ -92,7 +92,7 @@ def real(
         x, y = shifted(examples.x_train[indices], made), examples.y_train[indices]
         torch.manual_seed(seed_of(SEED, step, rank))
         if lowered is not None:
-            lowered.set_step(step)
+            lowered.set_step(step, rank)
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()

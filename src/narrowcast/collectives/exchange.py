@@ -59,7 +59,9 @@ class Exchange:
         return self.transport.world
 
     def _tag(self, index: int) -> int:
-        assert index < 1 << INDEX_BITS
+        if index >= 1 << INDEX_BITS:
+            limit = f"a call numbers at most {1 << INDEX_BITS:,} messages"
+            raise ValueError(f"collectives: {limit}, and {self.world} ranks want more; take two_shot, or fewer chunks")
         number = (self.kind % (1 << KIND_BITS)) << CALL_BITS | self.call % (1 << CALL_BITS)
         return number << INDEX_BITS | index
 
@@ -81,7 +83,8 @@ class Exchange:
         return self._post.receive(wire, peer, self._tag(index)) if nbytes else Incoming(wire, None)
 
     def send(self, wire: Tensor, peer: int, index: int) -> None:
-        assert not self._all_is_sent, "the next call may be sending already"
+        if self._all_is_sent:
+            raise RuntimeError("internal: a call sends after its last message, when the next may be sending already")
         if wire.numel():
             self._post.send(wire, peer, self._tag(index))
             self.sent_bytes += wire.numel()

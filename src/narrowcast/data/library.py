@@ -67,12 +67,17 @@ def get(name: str, root: Root = None, *, origin: str | None = None, progress: Pr
         if origin is None and _where(source, root) is not None:
             return load(name, root)
         archive = path.with_name(source.file)
-        assert source.address is not None or origin is not None
-        where = origin or source.address(source.package.partition(" ")[0], source.version)  # type: ignore[misc]
+        where = origin or _address(source)
         data = _checked(source, source.read(fetch(where, archive, source.sha256, progress)), archive)
         cache.store(data, path)
         archive.unlink()
     return cache.read(path)
+
+
+def _address(source: Source) -> str:
+    if source.address is None:
+        raise DataError(f"data: {source.name} is part of narrowcast, and its file is missing; install it again")
+    return source.address(source.package.partition(" ")[0], source.version)
 
 
 def pack(name: str, into: str | os.PathLike[str], limit: int, root: Root = None) -> list[Path]:

@@ -79,7 +79,8 @@ def dynamic_map(signed: bool, exponent_bits: int = 7, total_bits: int = 8) -> tu
         positive += [f32(decade * centre) for centre in _bin_centres(0.1, 1.0, 2**i if signed else 2 ** (i + 1))]
     negative = [-v for v in positive] if signed else []
     table = sorted([*negative, *positive, 0.0, 1.0])
-    assert len(table) == 2**total_bits
+    if len(table) != 2**total_bits:
+        raise ValueError(f"dynamic_map: {exponent_bits} exponent bits make {len(table)} values, not 2**{total_bits}")
     return tuple(table)
 
 

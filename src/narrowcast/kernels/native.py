@@ -268,6 +268,12 @@ def _clear_padding(plan: Plan, layout: Layout, wire: Tensor, n: int) -> None:
         wire[scales_end : layout.tensor_scale] = 0
 
 
+def check_status(status: int, function: str, what: object) -> None:
+    """A call that the library refused has written nothing, so the result would be what lay in that memory."""
+    if status != 0:
+        raise RuntimeError(f"internal: {function} refused {what} with {status}; this is a fault of narrowcast")
+
+
 def encode(plan: Plan, x: Tensor, wire: Tensor, noise: Noise = NO_NOISE, scale: Tensor | None = None) -> None:
     """See `kernels.ops.encode`."""
     n, codes = x.numel(), wire.data_ptr()
@@ -279,7 +285,7 @@ def encode(plan: Plan, x: Tensor, wire: Tensor, noise: Noise = NO_NOISE, scale: 
         ctypes.byref(_native_plan(plan)), x.data_ptr(), DTYPES[x.dtype], n, codes, scales, codes + layout.tensor_scale,
         given, *noise, torch.get_num_threads(),
     )  # fmt: skip
-    assert status == 0, f"nc_encode refused {plan} with {status}"
+    check_status(status, "nc_encode", plan)
 
 
 def decode(plan: Plan, wire: Tensor, n: int, out: Tensor, accumulate: bool = False) -> None:
@@ -289,7 +295,7 @@ def decode(plan: Plan, wire: Tensor, n: int, out: Tensor, accumulate: bool = Fal
         ctypes.byref(_native_plan(plan)), codes, codes + layout.scales, codes + layout.tensor_scale, n,
         out.data_ptr(), DTYPES[out.dtype], accumulate, torch.get_num_threads(),
     )  # fmt: skip
-    assert status == 0, f"nc_decode refused {plan} with {status}"
+    check_status(status, "nc_decode", plan)
 
 
 def encode_owed(plan: Plan, x: Tensor, wire: Tensor, residual: Tensor, unit: float, noise: Noise = NO_NOISE) -> bool:
@@ -332,10 +338,11 @@ def reduce(
 
 def round_to(x: Tensor, fmt: Format, rounding: str, overflow: str, rules: str, seed: int, out: Tensor) -> Tensor:
     """See `kernels.ops.round_to`."""
-    assert rules == "ieee"
+    if rules != "ieee":
+        raise ValueError(f"round_to: rules={rules!r} are computed by the reference alone, not by the native library")
     status = _library().nc_round(
         ctypes.byref(_round_format(fmt)), x.data_ptr(), out.data_ptr(), DTYPES[x.dtype], x.numel(),
         OVERFLOWS[overflow], rounding == "stochastic", seed, torch.get_num_threads(),
     )  # fmt: skip
-    assert status == 0, f"nc_round refused {fmt} with {status}"
+    check_status(status, "nc_round", fmt)
     return out

@@ -116,5 +116,5 @@ def _call(a: Tensor, b: Tensor, rule: Accumulator, seed: int, out: Tensor, how: 
     status = library.nc_matmul(ctypes.byref(described), ctypes.byref(matrices), torch.get_num_threads())
     if status == -3:
         raise MemoryError(f"matmul: no memory for a panel of {terms} terms")
-    assert status == 0, f"nc_matmul refused {rule} with {status}"
+    native.check_status(status, "nc_matmul", rule)
     return out

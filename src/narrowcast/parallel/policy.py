@@ -115,8 +115,12 @@ def check(policy: object) -> None:
         for inner in policy.values():
             check(inner)
         return
-    raise TypeError(
-        f"attach: {policy!r} is no policy; give a spec, a mapping of name patterns, a schedule or a function"
+    raise _no_policy(policy)
+
+
+def _no_policy(given: object) -> TypeError:
+    return TypeError(
+        f"attach: {given!r} is no policy; give a spec, a mapping of name patterns, a schedule or a function"
     )
 
 
@@ -131,7 +135,8 @@ def choose(policy: object, info: TensorInfo, step: int, min_values: int = MIN_VA
         return Choice(AS_IS, "no pattern matches its name")
     if isinstance(policy, (str, Codec)):
         return _sized(codec_named(policy), info, min_values)
-    assert callable(policy)
+    if not callable(policy):
+        raise _no_policy(policy)
     chosen = policy(info, step)
     if isinstance(policy, Watching) and chosen is not None:
         return _sized(codec_named(chosen), info, min_values)

@@ -152,11 +152,13 @@ def cast(
 class Quantizer(nn.Module):
     """A layer that casts activations on the way forward and gradients on the way back.
 
-    Noise is that of (seed, call): a buffer counts the forward calls in training mode, so a checkpoint continues where
-    it stopped; in evaluation the count stands still. Two quantizers in one model need two seeds.
+    Noise is that of (seed, call, worker): a buffer counts the forward calls in training mode, so a checkpoint continues
+    where it stopped; in evaluation the count stands still. Two quantizers in one model need two seeds.
     """
 
     calls: Tensor
+    worker: int = 0
+    """Of several ranks each sets its own; `simulate.train` does that for its workers."""
 
     def __init__(
         self,
@@ -174,7 +176,7 @@ class Quantizer(nn.Module):
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
-        base = derive(self.seed, int(self.calls))
+        base = derive(self.seed, int(self.calls), self.worker)
         if self.training:
             self.calls += 1
         return apply_casts(x, self.to_forward, self.to_backward, (derive(base, FORWARD), derive(base, BACKWARD)))

@@ -147,7 +147,8 @@ def _padding(padding: str | int | Sequence[int], weight: Tensor, dilation: Pair,
             raise ValueError("conv: padding='same' goes with stride 1")
         totals = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
         return totals[1] // 2, totals[1] - totals[1] // 2, totals[0] // 2, totals[0] - totals[0] // 2
-    assert not isinstance(padding, str)
+    if isinstance(padding, str):
+        raise ValueError(f"conv: unknown padding {padding!r}; give 'same', 'valid' or numbers")
     rows, columns = _pair(padding)
     return columns, columns, rows, rows
 
@@ -180,6 +181,9 @@ def convolution2d(
         return functional.conv2d(x, weight, bias, stride, padding, dilation, groups)
     if x.dim() == 3:
         return convolution2d(x[None], weight, bias, how, stride, padding, dilation, groups)[0]
+    if x.dim() != 4 or weight.dim() != 4:
+        given = f"got {tuple(x.shape)} and {tuple(weight.shape)}"
+        raise ValueError(f"conv2d: input and weight are of 4 dimensions, or the input of 3; {given}")
     left, right, top, bottom = _padding(padding, weight, _pair(dilation), _pair(stride))
     shape = Shape(_pair(stride), (left, right, top, bottom), _pair(dilation), groups)
     result: Tensor = _Convolution.apply(x, weight, bias, shape, how)
@@ -203,6 +207,9 @@ def convolution1d(
     """What F.conv1d computes: a 2-d convolution of one row."""
     if how.is_torch:
         return functional.conv1d(x, weight, bias, stride, padding, dilation, groups)
+    if x.dim() not in (2, 3) or weight.dim() != 3:
+        given = f"got {tuple(x.shape)} and {tuple(weight.shape)}"
+        raise ValueError(f"conv1d: input and weight are of 3 dimensions, or the input of 2; {given}")
     flat_padding = padding if isinstance(padding, str) else _as_2d(padding, 0)
     steps = _as_2d(stride, 1), flat_padding, _as_2d(dilation, 1)
     return convolution2d(x.unsqueeze(-2), weight.unsqueeze(-2), bias, how, *steps, groups).squeeze(-2)

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from narrowcast.simulate import conv, gemm, nodes
-from narrowcast.simulate.precision import ACTIVATION, OUTPUT, ROUNDED_OUTPUT, WEIGHT, Call, Site, role_of
+from narrowcast.simulate.precision import ACTIVATION, OUTPUT, ROUNDED_OUTPUT, WEIGHT, Call, Site
+from narrowcast.simulate.roles import role_of
 
 Handler = Callable[..., Any]
 
@@ -61,8 +62,13 @@ def conv2d(site: Site, input: Tensor, weight: Tensor, bias: Tensor | None = None
 
 
 def matmul(site: Site, input: Tensor, other: Tensor) -> Tensor:
+    return _product(site, (input, role_of(input)), (other, role_of(other)))
+
+
+def _product(site: Site, left: tuple[Tensor, str], right: tuple[Tensor, str]) -> Tensor:
     call = site.new_call()
-    a, b = call.cast_together((input, role_of(input)), (other, role_of(other)))
+    site.operands.add(f"{left[1]} @ {right[1]}")
+    a, b = call.cast_together(left, right)
     return call.cast(gemm.product(a, b, call.sums), OUTPUT)
 
 
@@ -131,15 +137,16 @@ def _attention(
     enable_gqa: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """What comes out, and the weights that it was mixed by; `softmax` where there is a mask."""
+    roles = role_of(query), role_of(key), role_of(value)
     if enable_gqa:
         repeats = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = matmul(site, query * factor, key.mT)
+    scores = _product(site, (query * factor, roles[0]), (key.mT, roles[1]))
     mask = _attention_mask(query, key, attn_mask, is_causal)
     probabilities = torch.softmax(scores, -1) if mask is None else softmax(scores + mask, -1)
     dropped = torch.dropout(probabilities, dropout_p, dropout_p > 0)
-    return matmul(site, dropped, value), dropped
+    return _product(site, (dropped, ACTIVATION), (value, roles[2])), dropped
 
 
 def _embedding(look_up: Callable[..., Tensor]) -> Handler:

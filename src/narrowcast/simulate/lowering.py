@@ -17,10 +17,13 @@ from torch.overrides import TorchFunctionMode
 
 from narrowcast.kernels import matmul as kernel
 from narrowcast.kernels.accumulator import Accumulator
+from narrowcast.kernels.noise import derive
 from narrowcast.simulate import multihead as _registers_itself  # noqa: F401
 from narrowcast.simulate.caster import Caster, What, caster
 from narrowcast.simulate.handlers import HANDLERS, REFUSED
-from narrowcast.simulate.precision import Chosen, Clock, Overrides, Precision, Site, precision
+from narrowcast.simulate.precision import WEIGHT, Chosen, Clock, Overrides, Precision, Site, precision
+from narrowcast.simulate.roles import follow, mark
+from narrowcast.simulate.seeds import MASTER
 
 CONVOLUTIONS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.MultiheadAttention, nn.Embedding)
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
@@ -29,6 +32,8 @@ NOT_LOWERED = (
     *(nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Bilinear, nn.EmbeddingBag),
     *(nn.RNNBase, nn.RNNCellBase),
 )
+NAMES = {func: func.__name__ for func in (*HANDLERS, *REFUSED)}
+"""Looked up, since a compiler makes no string of a function's own name."""
 
 
 class Interception(TorchFunctionMode):
@@ -43,15 +48,18 @@ class Interception(TorchFunctionMode):
     ) -> Any:
         handler = HANDLERS.get(func)
         if handler is not None:
-            self.site.seen[func.__name__] = "lowered"
+            self.site.seen[NAMES[func]] = "lowered"
             with torch._C.DisableTorchFunction():
                 return _stored(handler, self.site, *args, **(kwargs or {}))
         if func in REFUSED:
             self._refuse(func)
-        return func(*args, **(kwargs or {}))
+            return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        follow(func, args, kwargs or {}, result)
+        return result
 
     def _refuse(self, func: Callable[..., Any]) -> None:
-        name, advice = func.__name__, REFUSED[func]
+        name, advice = NAMES[func], REFUSED[func]
         if self.unsupported == "raise":
             what = f"lower: {self.site.name or 'the model'} calls {name}, which is not lowered"
             raise NotImplementedError(f"{what}; {advice + ', or ' if advice else ''}give unsupported='float32'")
@@ -74,6 +82,9 @@ class LoweredModule(nn.Module):
             # so that a module that is left alone inside a lowered one is left alone
             with torch._C.DisableTorchFunction():
                 return super().forward(*args, **kwargs)
+        for parameter in self._parameters.values():
+            if parameter is not None:  # of another kind where torch.func.functional_call puts it there
+                mark(parameter, WEIGHT)
         with self._interception:
             return super().forward(*args, **kwargs)
 
@@ -112,6 +123,8 @@ class Row:
     """What multiplies matrices here, or why nothing is lowered."""
     seen: tuple[str, ...]
     """Torch functions that were met when the model ran, and what became of them."""
+    operands: tuple[str, ...] = ()
+    """What the operands of its products were taken for: "activation @ weight"."""
 
 
 class Lowered:
@@ -121,6 +134,8 @@ class Lowered:
         self.model, self._clock, self._master = model, clock, master
         self._sites: dict[str, Site] = {}
         self._left: dict[str, str] = {}
+        self._rounds = -1
+        """How often parameters were rounded in this step; the first time is before all steps."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
@@ -132,21 +147,28 @@ class Lowered:
     def step(self) -> int:
         return self._clock.step
 
-    def set_step(self, step: int) -> None:
-        """Say which step this is: noise follows from (seed, step, module, call in this step), warm-ups from it."""
-        self._clock.step = step
+    def set_step(self, step: int, worker: int = 0) -> None:
+        """Say which step this is, and whose: noise follows from (seed, step, worker, module, call), warm-ups from it.
+
+        Each of several ranks gives its rank as `worker`: their errors shall average out. The master format's noise is
+        that of the step alone, so that all keep the same parameters.
+        """
+        self._clock.step, self._clock.worker, self._rounds = step, worker, 0
         for site in self._sites.values():
             site.calls = 0
 
     def round_master(self, step: int | None = None) -> None:
-        """Round the parameters themselves to the master format, in place."""
+        """Round the parameters themselves to the master format, in place; `step` is that of `set_step` by default."""
+        at = self._clock.step if step is None else step
         if not self._master.is_identity:
             with torch.no_grad():
                 for i, parameter in enumerate(self.model.parameters()):
-                    parameter.copy_(self._master(parameter, _master_seed(self._clock, i), self._clock.step))
+                    seed = derive(self._clock.seed, MASTER, at, self._rounds, i)
+                    parameter.copy_(self._master(parameter, seed, at))
+        self._rounds += 1
 
     def keep_master(self, optimizer: torch.optim.Optimizer) -> None:
-        """After each step of `optimizer`, round the parameters to the master format. `set_step` gives new noise."""
+        """After each step of `optimizer`, round the parameters to the master format."""
         optimizer.register_step_post_hook(lambda *_: self.round_master())
 
     def explain(self) -> list[Row]:
@@ -160,16 +182,19 @@ class Lowered:
             else:
                 seen = tuple(f"{func}: {what}" for func, what in sorted(site.seen.items()))
                 runs = self._left.get(name) or _runs(site.precision)
-                rows.append(Row(name, kind, str(site.precision), runs, seen))
+                rows.append(Row(name, kind, str(site.precision), runs, seen, tuple(sorted(site.operands))))
         return rows
 
     def state_dict(self) -> dict[str, Any]:
-        """The seed, the step and how many operations of this step have drawn noise."""
+        """The seed, the step, the worker and how many operations of this step have drawn noise."""
         calls = {name: site.calls for name, site in self._sites.items()}
-        return {"seed": self._clock.seed, "step": self._clock.step, "calls": calls}
+        clock = self._clock
+        return {"seed": clock.seed, "step": clock.step, "worker": clock.worker, "rounds": self._rounds, "calls": calls}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._clock.seed, self._clock.step = state["seed"], state["step"]
+        # those of version 0.1 say neither
+        self._clock.worker, self._rounds = state.get("worker", 0), state.get("rounds", 0)
         for name, calls in state["calls"].items():
             self._sites[name].calls = calls
 
@@ -181,12 +206,6 @@ class Lowered:
                 del module.__dict__["_interception"]
         self._sites.clear()
         return self.model
-
-
-def _master_seed(clock: Clock, index: int) -> int:
-    from narrowcast.kernels.noise import derive
-
-    return derive(clock.seed, clock.step, 2**32 + index)
 
 
 def _runs(what: Precision) -> str:
@@ -227,8 +246,9 @@ def lower(
 ) -> Lowered:
     """Change `model`, in place, so that it computes in the given formats; `.restore()` of the result undoes it.
 
-    weights: parameters are cast at each use; what the optimizer holds stays as it is. activations: operands of each
-    lowered operation, and outputs of norms. gradients: what comes back to each operation, and the gradient of each
+    weights: parameters, and what is computed from parameters alone (`w.t().contiguous()`, `w * 0.5`), are cast at each
+    use in a lowered operation; what the optimizer holds stays as it is. activations: all other operands, buffers among
+    them, and outputs of norms. gradients: what comes back to each operation, and the gradient of each
     weight. accumulate: how matrix products and convolutions sum ("fp32" is torch's own); accumulate_backward: in the
     gradients. master: parameters themselves are rounded to this format now, and by `keep_master(optimizer)` after each
     step.
@@ -260,6 +280,8 @@ def lower(
 
 
 def _check_model(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"lower: got {type(model).__name__}; give a torch.nn.Module")
     for name, module in model.named_modules():
         what = f"{name or 'the model'} ({type(module).__name__})"
         if isinstance(module, LoweredModule):

@@ -6,10 +6,10 @@ Tensors stay float32 and hold numbers of the format. With "fp32" the results are
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from narrowcast.codecs import codec
 from narrowcast.kernels.noise import derive
 from narrowcast.simulate.caster import Caster, What, caster
 from narrowcast.simulate.moves import Line, Move, Quotient
+from narrowcast.simulate.seeds import OPTIMIZER
 
 UPDATES = ("nearest", "stochastic", "kahan")
 WEIGHT, MASTER, STATE = 0, 1, 2
@@ -93,7 +94,7 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         for i, p in enumerate(group["params"]):
             if self.master:
                 self.state[p]["master"] = p.detach().clone(memory_format=torch.preserve_format)
-            p.copy_(self.weights(p, derive(self.seed, number, i, WEIGHT)))
+            p.copy_(self.weights(p, derive(self.seed, OPTIMIZER, number, i, WEIGHT)))
 
     def _check(self, group: dict[str, Any]) -> None:
         for name, (is_good, wanted) in RANGES.items():
@@ -121,12 +122,12 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
             group["updates"] = group.get("updates", 0) + 1
             for i, p in enumerate(group["params"]):
                 if p.grad is not None:
-                    self._step_one(p, group, derive(self.seed, group_number, i, 1 + group["updates"]))
+                    self._step_one(p, group, derive(self.seed, OPTIMIZER, group_number, i, 1 + group["updates"]))
         return loss
 
     def _step_one(self, p: Tensor, group: dict[str, Any], seed: int) -> None:
         state = self.state[p]
-        slots = iter(range(STATE, STATE + 16))
+        slots = itertools.count(STATE)
         step = group["updates"]
 
         def store(name: str, value: Tensor) -> Tensor:
@@ -136,15 +137,14 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         w = state["master"] if self.master else p
         move = self._move(p, w, group, store)
         if self.update == "kahan":
-            self._compensated(p, move, state, step)
+            self._compensated(p, move, state, lambda x: self.weights(x, derive(seed, next(slots)), step))
             return
         moved = move.moved(w)
         if self.master:
             w.copy_(moved)
         p.copy_(self.weights(moved, derive(seed, WEIGHT), step))
 
-    def _compensated(self, p: Tensor, move: Move, state: dict[str, Any], step: int) -> None:
-        rounded = partial(self.weights, step=step)
+    def _compensated(self, p: Tensor, move: Move, state: dict[str, Any], rounded: Callable[[Tensor], Tensor]) -> None:
         owed = state.get("compensation")
         owed = torch.zeros_like(p) if owed is None else owed
         y = rounded(rounded(move.difference(p)) - owed)

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from narrowcast.kernels.accumulator import Accumulator, accumulator
 from narrowcast.kernels.noise import derive
 from narrowcast.simulate.caster import Caster, What, caster
 from narrowcast.simulate.casts import Casting, apply_to_result, apply_together
 from narrowcast.simulate.gemm import Sums
+from narrowcast.simulate.seeds import LOWERED
 
 ROLES = ("weights", "activations", "gradients", "accumulate", "accumulate_backward")
 NOTHING = Caster()
@@ -122,10 +123,11 @@ class Chosen:
 
 @dataclass
 class Clock:
-    """What a lowered model's noise is a function of, beside the module and the call: the seed and the step."""
+    """What a lowered model's noise is a function of, beside the module and the call: the seed, the step, the worker."""
 
     seed: int
     step: int = 0
+    worker: int = 0
 
 
 @dataclass
@@ -139,12 +141,15 @@ class Site:
     calls: int = 0
     seen: dict[str, str] = field(default_factory=dict)
     """Function -> what became of it."""
+    operands: set[str] = field(default_factory=set)
+    """What was multiplied: "activation @ weight"."""
 
     def new_call(self) -> Call:
-        """The noise of one operation: of (seed, step, module, how many operations of this step came before)."""
+        """The noise of one operation: of (seed, step, worker, module, how many of its operations came before)."""
         if not self.precision.stochastic:
             return Call(self, 0)
-        found = derive(self.clock.seed, self.clock.step, self.number, self.calls)
+        clock = self.clock
+        found = derive(clock.seed, LOWERED, clock.step, clock.worker, self.number, self.calls)
         self.calls += 1
         return Call(self, found)
 
@@ -179,8 +184,3 @@ class Call:
     def sums(self) -> Sums:
         how = self.site.precision.sums
         return replace(how, seed=self._slot()) if self.seed else how
-
-
-def role_of(x: Tensor) -> str:
-    """A weight where x is a parameter or a view of one, else an activation."""
-    return WEIGHT if isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter) else ACTIVATION

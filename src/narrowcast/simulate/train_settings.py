@@ -16,6 +16,7 @@ from narrowcast.simulate.world import World
 
 SPEC, ALGORITHM = "e5m2+aps", "auto"
 """Where neither an argument nor a World says otherwise."""
+DATA = ("x_train", "y_train", "x_test", "y_test")
 Rate = float | Callable[[int], float] | None
 
 
@@ -36,6 +37,13 @@ def world_of(workers: int | World, spec: object, algorithm: str | None, seed: in
 
 def _names(spec: object, codec: Codec) -> bool:
     return isinstance(spec, str | Codec) and codec_named(spec) == codec
+
+
+def check_data(data: object) -> None:
+    missing = [name for name in DATA if not isinstance(getattr(data, name, None), torch.Tensor)]
+    if missing:
+        told = f"the data ({type(data).__name__}) has no tensor {missing[0]}"
+        raise TypeError(f"train: {told}; give one of narrowcast.data, or any object with {', '.join(DATA)}")
 
 
 def total_steps(epochs: float | None, steps: int | None, per_epoch: int) -> int:

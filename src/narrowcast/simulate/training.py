@@ -15,10 +15,11 @@ from torch.optim import Optimizer
 
 from narrowcast.parallel.policy import MIN_VALUES
 from narrowcast.simulate import train_checkpoint
+from narrowcast.simulate.casts import Quantizer
 from narrowcast.simulate.train_batches import Batches, seed_of
 from narrowcast.simulate.train_exchange import Exchange
 from narrowcast.simulate.train_log import Log, Record
-from narrowcast.simulate.train_settings import Rate, device_of, settings, total_steps, world_of
+from narrowcast.simulate.train_settings import Rate, check_data, device_of, settings, total_steps, world_of
 from narrowcast.simulate.world import World
 
 if TYPE_CHECKING:
@@ -126,9 +127,10 @@ def train(
     file. checkpoint: a file; with resume=True a run that finds one goes on from it and ends with the same bits.
     checkpoint_every, test_every: steps; an epoch where nothing is given. error_every: measure what the exchange loses
     every so many steps. time_limit: seconds after which to save and return. lower: arguments for `simulate.lower`,
-    which makes the model compute in low precision; every worker draws the same noise, as ranks with one seed do.
+    which makes the model compute in low precision; its noise is that of `set_step(step, worker)`.
     """
     world, spec = world_of(workers, spec, algorithm, seed)
+    check_data(data)
     device = device_of(model, device)
     lowered = _lowered(model.to(device), lower)
     source = _Source(data, device, Batches(len(data.x_train), batch, world.n, seed), augment)
@@ -277,9 +279,7 @@ class _Trainer:
         run = self._run
         x, y = self._source.micro_batch(run.step, worker)
         torch.manual_seed(seed_of(self._seed, run.step, worker))
-        if run.lowered is not None:
-            # each worker's calls are its first of this step, as they are on ranks
-            run.lowered.set_step(run.step)
+        _tell_worker(run, worker)
         for parameter in run.exchange.parameters.values():
             parameter.grad = None
         loss = self._loss(run.model(x), y)
@@ -311,6 +311,16 @@ class _Trainer:
         losses = torch.stack([loss for _, loss, _ in pending]).tolist()
         for (step, _, rate), loss in zip(pending, losses, strict=True):
             self._run.log.write("step", step=step, loss=loss, lr=rate)
+
+
+def _tell_worker(run: Run, worker: int) -> None:
+    """Whose noise is drawn from now on."""
+    if run.lowered is not None:
+        # each worker's calls are its first of this step, as they are on ranks
+        run.lowered.set_step(run.step, worker)
+    for module in run.model.modules():
+        if isinstance(module, Quantizer):
+            module.worker = worker
 
 
 def _copy(source: list[Tensor], target: list[Tensor]) -> None:

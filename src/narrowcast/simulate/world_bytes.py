@@ -67,7 +67,7 @@ def _span_bytes(coder: Coder, shards: list[Range], rank: int, size: int) -> int:
 
 
 def _hierarchical(world: World, outer: Coder, dtype: torch.dtype) -> list[int]:
-    assert world.nodes
+    assert world.nodes is not None
     inner = Coder(world.inner, [high - low for low, high in outer.segments], dtype)
     parts = split((0, outer.numel), len(world.nodes[0]), math.lcm(inner.align, outer.align))
     sent = [0] * world.n

@@ -65,7 +65,8 @@ class Running:
         self._total = self._q(total.clone() if total is value else total)
 
     def result(self) -> Tensor:
-        assert self._total is not None, "nothing was added"
+        if self._total is None:
+            raise RuntimeError("internal: nothing was added")
         return self._total
 
     def _q(self, x: Tensor) -> Tensor:

@@ -43,7 +43,8 @@ class Interval:
         return Interval(1 / self.value, 1 / self.high, 1 / self.low)
 
     def times(self, factor: float) -> Interval:
-        assert factor >= 0
+        if factor < 0:
+            raise ValueError(f"an interval times {factor}: its ends would change places; take a factor of 0 or more")
         return Interval(self.value * factor, self.low * factor, self.high * factor)
 
 
