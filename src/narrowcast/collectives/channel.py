@@ -217,7 +217,7 @@ class Channel:
             if not failure.own:
                 told = explained(error, self._notes)
                 found = told if told is not error else found
-        except Exception as fault:  # noqa: BLE001  what went wrong first says more
+        except BaseException as fault:  # noqa: BLE001  what went wrong first says more
             found.__context__ = fault
         if found is not error:
             found.__cause__ = error
@@ -303,7 +303,7 @@ LAST_WORDS = 3.0
 
 def _ended(threads: Sequence[threading.Thread], until: float) -> bool:
     """Whether they have all ended by then."""
-    # the last reference to a group may go, and with it the channel be closed, in a thread of the channel itself
+    # whoever is called back when a call is over may close its channel
     others = [thread for thread in threads if thread is not threading.current_thread()]
     for thread in others:
         thread.join(max(until - time.monotonic(), 0.0))
@@ -347,13 +347,15 @@ def channel_of(group: dist.ProcessGroup | None) -> Channel:
     assert chosen is not None
     if not isinstance(chosen, dist.ProcessGroup):
         raise ValueError("collectives: this rank is no member of the group; only its members may call")
-    check_group(chosen)
+    try:
+        check_group(chosen)
+    except ValueError:
+        _CHANNELS.pop(chosen, None)
+        raise
     with _LOOKING:
         making = _MAKING.setdefault(chosen, threading.Lock())
     with making:
         found = _CHANNELS.get(chosen)
         if found is None:
             found = _CHANNELS[chosen] = Channel(TorchTransport(chosen))
-            # the thread would outlive the group otherwise; where the process ends first, _at_exit sees to it
-            weakref.finalize(chosen, found.close).atexit = False
     return found

@@ -84,9 +84,13 @@ class Lookout:
 
     def _run(self) -> None:
         while not self._end.wait(EVERY):
-            for channel in self._channels():
-                if channel.transport not in self._deaf:
-                    self._look(channel)
+            self._look_at_all()
+
+    def _look_at_all(self) -> None:
+        """Apart, so that this thread holds no channel while it waits."""
+        for channel in self._channels():
+            if channel.transport not in self._deaf:
+                self._look(channel)
 
     def _look(self, channel: Watched) -> None:
         try:
