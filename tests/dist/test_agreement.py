@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import threading
 import time
+from collections import deque
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from dist.models import error_of, loss, wrapped
 from dist.pool import Crew, Outcome, Pool
+from hypothesis import given
+from hypothesis import strategies as st
 
 import narrowcast as nc
-from narrowcast.collectives import agreement
+from narrowcast.collectives import agreement, lookout
+from narrowcast.collectives.agreement import DisagreementError, Failure
 from narrowcast.collectives.channel import channel_of
+from narrowcast.collectives.lookout import PATIENCE, Begun
+from narrowcast.collectives.transport import TransportError
 
 TIMEOUT = 3.0
 
@@ -163,7 +173,7 @@ def test_a_disagreement_in_training_is_raised_by_backward(pool: Pool) -> None:
         assert "DisagreementError: ranks disagree about this call" in told[2]
 
 
-# ---- known things in different orders: only a timeout can tell -------------------------------------------------------
+# ---- known things in different orders: only who waits for long can tell ----------------------------------------------
 
 
 def warm(group: dist.ProcessGroup) -> None:
@@ -193,21 +203,21 @@ def known_in_another_order(group: dist.ProcessGroup, kind: str) -> None:
         nc.all_reduce(torch.ones(50), "int8/32", group=group)
 
 
-def outcomes(kind: str, world: int = 3) -> list[Outcome]:
+def outcomes(kind: str, world: int = 3, timeout: float = TIMEOUT) -> list[Outcome]:
     began = time.monotonic()
-    with Crew(world, known_in_another_order, kind, timeout=TIMEOUT) as crew:
+    with Crew(world, known_in_another_order, kind, timeout=timeout) as crew:
         found = [crew.outcome(rank) for rank in range(world)]
-    assert time.monotonic() - began < TIMEOUT + 15
+    assert time.monotonic() - began < timeout + 15
     assert None not in found, "a rank died"
     return found
 
 
 @pytest.mark.parametrize("kind", ["sizes", "exponents", "native", "new"])
 def test_known_calls_in_different_orders_end_in_an_error_that_names_who_differs(kind: str) -> None:
-    for outcome in outcomes(kind):
+    for outcome in outcomes(kind, timeout=10 * PATIENCE):
         assert outcome.error.startswith("DisagreementError: ranks were in different calls; rank 1: "), outcome.error
         assert "Make all ranks call the same, in the same order" in outcome.error
-        assert outcome.seconds < TIMEOUT + 4
+        assert outcome.seconds < 4 * PATIENCE, "it took the timeout to find out"
 
 
 @pytest.mark.parametrize("kind", ["nothing", "nothing, known"])
@@ -219,3 +229,153 @@ def test_a_rank_that_does_not_call_is_missed_within_the_timeout(kind: str) -> No
         assert outcome.seconds < TIMEOUT + 4
     if kind == "nothing":
         assert "ranks [1]" in first.error
+
+
+# ---- one rank makes a collective call alone --------------------------------------------------------------------------
+
+
+def lone(group: dist.ProcessGroup, call: str, then: str) -> tuple[str, float]:
+    """Rank 0 makes a call of a handle that the others do not make; they train on, or are done."""
+    rank, model = dist.get_rank(group), wrapped(group)
+    handle = nc.attach(model, "int4/128+ef", min_values=1)
+    for step in range(2):
+        loss(model, rank, step).backward()
+    dist.barrier(group=group)
+    began = time.monotonic()
+    if rank == 0:
+        told = error_of(lambda: getattr(handle, call)())
+    else:
+        told = error_of(lambda: loss(model, rank, 2).backward()) if then == "train" else ""
+    return told, time.monotonic() - began
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("call", ["state_dict", "check_ranks"])
+def test_a_collective_call_on_one_rank_alone_fails_everywhere_in_seconds_and_is_named(call: str, world: int) -> None:
+    with Crew(world, lone, call, "train", timeout=20 * PATIENCE) as crew:
+        for rank in range(world):
+            outcome = crew.outcome(rank)
+            assert not outcome.error, outcome.traceback
+            told, seconds = outcome.value
+            assert "DisagreementError: ranks were in different calls; " in told
+            assert f"Collective: all_reduce and {call}; every rank has to call each" in told
+            assert seconds < 4 * PATIENCE, "it took the timeout to find out"
+
+
+def test_where_the_others_are_done_the_lone_call_is_named_too() -> None:
+    with Crew(2, lone, "state_dict", "end", timeout=20) as crew:
+        told, _ = crew.outcome(0).value
+    assert "state_dict, which every rank has to call: ranks [1] did not come to this call" in told
+
+
+def late(group: dist.ProcessGroup) -> float:
+    """Rank 1 comes to three calls later than anybody's patience: one that it makes differently, a new one, that again."""
+    odd, x = dist.get_rank(group) == 1, torch.ones(50)
+    for size in (20 if odd else 30, 50, 50):
+        if odd:
+            time.sleep(PATIENCE + 3 * lookout.EVERY)
+        with contextlib.suppress(DisagreementError):
+            nc.all_reduce(x[:size], "fp32", group=group)
+    return float(x[0])
+
+
+def test_a_rank_that_is_late_is_waited_for() -> None:
+    with Crew(2, late, timeout=20) as crew:
+        for rank in range(2):
+            outcome = crew.outcome(rank)
+            assert not outcome.error, outcome.traceback
+            assert outcome.value == 4.0
+
+
+class Told:
+    """A channel and its transport, of which the other ranks say what they are told to."""
+
+    rank, world = 0, 2
+
+    def __init__(self, texts: dict[int, str], places: dict[int, object], over: int = 0) -> None:
+        long_ago, ended, running = time.monotonic() - 2 * PATIENCE, threading.Event(), threading.Event()
+        ended.set()
+        self.begun = deque(Begun(n, text, ended if n <= over else running, long_ago) for n, text in texts.items())
+        self.transport: Any = self
+        self._places = places
+        self.left: list[Failure] = []
+        self.parted: DisagreementError | None = None
+
+    def tell(self, place: str) -> dict[int, str]:
+        self.left.append(Failure.read(place))
+        return {r: p if isinstance(p, str) else Failure(*p, "", own=False).written() for r, p in self._places.items()}
+
+    def part(self, error: DisagreementError) -> None:
+        self.parted = error
+
+
+A, B = '{"call": "a"}', '{"call": "b"}'
+PLACES = {
+    "in the same call": ({1: A}, {1: (1, A)}, None),
+    "in another": ({1: A}, {1: (1, B)}, "rank 1: call='b' (others 'a')"),
+    "in another, and one is in ours": ({1: A}, {1: (1, A), 2: (1, B)}, "rank 2: call='b'"),
+    "in one that we were in before": ({1: A, 2: B}, {1: (1, A)}, None),
+    "in another than we were in before": ({1: A, 2: B}, {1: (1, B)}, "rank 1: call='b'"),
+    "further than we are": ({1: A}, {1: (2, B)}, None),
+    "in one that we forgot": ({7: A}, {1: (3, B)}, None),
+    "nowhere yet": ({1: A}, {}, None),
+    "of another version": ({1: A}, {1: "what?"}, None),
+}
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_who_waits_for_long_parts_with_ranks_in_other_calls_and_with_no_others(where: str) -> None:
+    texts, places, told = PLACES[where]
+    channel = Told(texts, places, over=max(texts) - 1)
+    lookout.look(channel)
+    assert [(place.call, place.text) for place in channel.left] == [(max(texts), texts[max(texts)])]
+    assert (channel.parted is None) == (told is None)
+    assert told is None or told in str(channel.parted)
+
+
+def test_nobody_is_told_of_a_call_that_is_over_or_has_just_begun() -> None:
+    channel = Told({1: A}, {1: (1, B)}, over=1)
+    lookout.look(channel)
+    channel.begun.append(Begun(2, A, threading.Event(), time.monotonic()))
+    lookout.look(channel)
+    assert channel.left == []
+
+
+# ---- what another rank wrote may be anything -------------------------------------------------------------------------
+
+NOTE = {"call": 3, "text": '{"call": "a"}', "error": "OSError: no", "own": True}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+NOTES = st.one_of(
+    st.text(),
+    JSON.map(json.dumps),
+    st.fixed_dictionaries({}, optional={name: JSON | st.just(value) for name, value in NOTE.items()}).map(json.dumps),
+    st.fixed_dictionaries({name: st.just(value) for name, value in NOTE.items()}, optional={"x": JSON}).map(json.dumps),
+)
+
+
+@given(NOTES)
+def test_a_note_is_read_or_refused_by_a_value_error_and_every_error_can_be_explained(text: str) -> None:
+    error = TransportError("closed")
+    found = agreement.explained(error, {0: text, 1: json.dumps(NOTE)})
+    assert "rank 1 failed with OSError: no" in str(found)
+    alone = agreement.explained(error, {0: text})
+    try:
+        failure = Failure.read(text)
+    except ValueError:
+        assert "rank 0 left a note that cannot be read: " in str(alone)
+    else:
+        assert Failure.read(failure.written()) == failure
+
+
+@pytest.mark.parametrize("text", ["[" * 10**6, '{"a":' * 10**5, "9" * 5000, "\ud800", "x" * (agreement.LONGEST + 1)])
+def test_notes_that_are_too_much_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="it is"):
+        Failure.read(text)
+
+
+def test_a_note_with_a_field_more_is_read() -> None:
+    assert Failure.read(json.dumps({**NOTE, "new": [1]})) == Failure(**NOTE)

@@ -6,7 +6,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from narrowcast.collectives import channel as channels
 from narrowcast.collectives import irecv
 from narrowcast.collectives.channel import BrokenChannelError, Channel, channel_of
 from narrowcast.collectives.exchange import Exchange
+from narrowcast.collectives.transport import TransportError
+from narrowcast.collectives.work import Work
 
 SOON, LONG = 0.2, timedelta(seconds=20)
 
@@ -36,6 +39,11 @@ class Alone:
 
     def share(self, text: str) -> list[str]:
         return [text]
+
+    def tell(self, place: str) -> dict[int, str]:
+        return {}
+
+    def interrupt(self) -> None: ...
 
     def close(self) -> None:
         self.closed += 1
@@ -134,13 +142,122 @@ def test_a_call_that_fails_in_its_last_steps_ends_the_channel_and_speaks_for_its
     channel.close()
 
 
+def threads_of_channels() -> int:
+    return sum(thread.name == "narrowcast-channel" for thread in threading.enumerate())
+
+
 def test_closing_ends_every_thread() -> None:
-    before, channel = threading.active_count(), Channel(Alone())
+    before, channel = threads_of_channels(), Channel(Alone())
     for number in range(5):
         channel.submit({"call": number}, lambda exchange: exchange.all_sent()).wait(LONG)
-    assert threading.active_count() > before
+    assert threads_of_channels() == before + channels.THREADS
     channel.close()
-    assert threading.active_count() == before
+    assert threads_of_channels() == before
+
+
+def soon(true: Callable[[], bool]) -> bool:
+    until = time.monotonic() + 10
+    while not true() and time.monotonic() < until:
+        time.sleep(0.01)
+    return true()
+
+
+@pytest.mark.parametrize("calls", [0, 1, 5])
+def test_a_channel_that_nobody_holds_makes_its_calls_and_closes_by_itself(calls: int) -> None:
+    before, transport, go, made = threads_of_channels(), Alone(), threading.Event(), list[int]()
+    channel: Channel | None = Channel(transport)
+
+    def call(number: int) -> None:
+        go.wait(LONG.total_seconds())
+        made.append(number)
+
+    for number in range(calls):
+        channel.submit({"call": number}, lambda _, number=number: call(number))
+    weak, channel = weakref.ref(channel), None
+    assert (weak() is not None) == bool(calls), "a cycle holds it, or its calls do not"
+    go.set()
+    assert soon(lambda: weak() is None and threads_of_channels() == before)
+    assert made == list(range(calls))
+    assert transport.closed == 1
+
+
+class Faulty(Alone):
+    """Fails where it is told to."""
+
+    def __init__(self, at: str, error: BaseException) -> None:
+        super().__init__()
+        self._at, self._error = at, error
+
+    def act(self, where: str) -> None:
+        if where in self._at.split(" and "):
+            raise self._error
+
+    def share(self, text: str) -> list[str]:
+        self.act("agreement")
+        return super().share(text)
+
+    def give_up(self, note: str) -> dict[int, str]:
+        self.act("giving up")
+        return {0: "[" * 100000} if "a note" in self._at else super().give_up(note)
+
+
+STAGES = [
+    "memory",
+    "agreement",
+    "the call",
+    "the call and giving up",
+    "the call and a note",
+    "agreement and giving up",
+    "the call and explaining",
+    "the call and a callback",
+]
+ERRORS = [TransportError("lost"), ValueError("mine"), MemoryError(), SystemExit(), KeyboardInterrupt(), RecursionError()]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("at", STAGES)
+def test_whatever_fails_at_whatever_stage_every_work_ends_in_an_error(
+    at: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport = Faulty(at, error)
+    for where, name in (("memory", "overlap"), ("explaining", "explained")):
+        if where in at:
+            monkeypatch.setattr(channels, name, lambda *_, where=where: transport.act(where))
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    channel, go, x = Channel(transport), threading.Event(), torch.ones(3)
+
+    def call(exchange: Exchange) -> None:
+        assert go.wait(LONG.total_seconds())
+        exchange.all_sent()
+        transport.act("the call")
+
+    works = [channel.submit({"call": number}, call, tensors=[x]) for number in range(4)]
+    for work in works:
+        if "callback" in at:
+            work.then(lambda _: transport.act("a callback"))
+    go.set()
+    for work in works if at != "memory" else works[1:]:  # the first one waits for no other
+        with pytest.raises(BaseException) as raised:  # noqa: PT011  any: what is asked is that there is one
+            work.wait(LONG)
+        assert not isinstance(raised.value, TimeoutError), "it never came to its end"
+    channel.close()
+    assert threads_of_channels() == 0
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("giving_up", [False, True])
+def test_a_message_ends_in_an_error_whatever_fails(error: BaseException, giving_up: bool) -> None:
+    channel = Channel(Faulty("giving up" if giving_up else "", error))
+
+    def message() -> int:
+        raise error
+
+    for _ in range(2):
+        work = channel.lines.start(("send", 0, 0), message, Work())
+        assert work.over.wait(LONG.total_seconds())
+        assert work.exception() is not None
+    channel.close()
 
 
 @pytest.mark.parametrize("used", [False, True])
@@ -261,3 +378,53 @@ def asked_by_threads(group: dist.ProcessGroup) -> int:
 def test_a_group_has_one_channel_whichever_thread_asks_first() -> None:
     with Crew(1, asked_by_threads) as crew:
         assert crew.outcome(0).value == 1
+
+
+def after_its_end(group: dist.ProcessGroup) -> tuple[list[str], bool]:
+    """A group that was destroyed, while somebody still holds it; then the world, in which nothing is amiss."""
+    x, told = torch.ones(10), list[str]()
+    part = dist.new_group(range(2))
+    nc.all_reduce(x, "fp32", group=part)
+    dist.destroy_process_group(part)
+    for call in (
+        lambda: nc.all_reduce(x, "fp32", group=part),
+        lambda: nc.send(x, "fp32", group_dst=1 - dist.get_rank(group), group=part),
+        lambda: channels.TorchTransport(part),
+    ):
+        try:
+            call()
+        except ValueError as error:
+            told.append(str(error))
+    ended = soon(lambda: threads_of_channels() == 0)
+    nc.all_reduce(x, "fp32", group=group)
+    return told, ended and x[0].item() == 4.0
+
+
+def test_a_group_that_was_destroyed_is_refused_and_its_channel_closes() -> None:
+    with Crew(2, after_its_end) as crew:
+        for rank in range(2):
+            outcome = crew.outcome(rank)
+            assert not outcome.error, outcome.traceback
+            told, right = outcome.value
+            assert [text.partition("(")[0] for text in told] == ["collectives: the group was destroyed "] * 3
+            assert right
+
+
+def new_kinds(group: dist.ProcessGroup, count: int) -> list[int]:
+    """Keys in the store after each new kind of call."""
+    nc.all_reduce(torch.ones(2), "fp32", group=group)
+    store, found = channel_of(group).transport._store, []
+    for number in range(count):
+        nc.all_reduce(torch.ones(3 + number), "fp32", group=group)
+        found.append(store.num_keys())
+    return found
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_new_kinds_of_calls_leave_nothing_in_the_store(world: int) -> None:
+    with Crew(world, new_kinds, 60, timeout=20) as crew:
+        for rank in range(world):
+            outcome = crew.outcome(rank)
+            assert not outcome.error, outcome.traceback
+            # each rank's key of the last agreement, and of the one before where it has not come to delete it
+            assert max(outcome.value[10:]) <= max(outcome.value[:10]) + 2 * world

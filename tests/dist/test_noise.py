@@ -21,7 +21,7 @@ from narrowcast.parallel import tensor
 from narrowcast.parallel.expert import MoE
 from narrowcast.parallel.pipeline import Boundary
 from narrowcast.parallel.wires import Wires
-from narrowcast.simulate import World, lower, optim, train
+from narrowcast.simulate import World, optim, train
 
 BLOCKS, WHOLE = "int4/64+sr", "int4+sr"
 """A codec with blocks, and one with a scale for each tensor, of which biases have few values."""
@@ -178,12 +178,6 @@ def noisy_training(draws: list[Draw]) -> None:
                 optimizer=partial(optim.SGD, lr=0.1, momentum=0.9, weights="bf16+sr", states="bf16+sr", seed=seed),
                 min_values=1, bucket_cap_mb=0.001, lower={**noisy, "seed": 3 + seed},
             )  # fmt: skip
-        model = nn.Sequential(nn.Linear(24, 40), nn.ReLU(), nn.Linear(40, 40), nn.Linear(40, 5))
-        lowered = lower(model, **noisy)
-        for step in range(2):
-            lowered.set_step(step)
-            for _ in range(2):
-                model(same_values(6, 24)).sum().backward()
 
 
 def test_every_rounding_of_a_simulated_training_draws_its_own_random_numbers() -> None:

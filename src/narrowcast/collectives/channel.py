@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import queue
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, cast
 
 import torch.distributed as dist
 from torch import Tensor
 
 from narrowcast.collectives.agreement import DisagreementError, Failure, Signature, agree, explained, written
 from narrowcast.collectives.exchange import Exchange
+from narrowcast.collectives.groups import check_group
+from narrowcast.collectives.lookout import REMEMBERED, Begun, Lookout
 from narrowcast.collectives.memory import Extents, extents, overlap
 from narrowcast.collectives.point import Lines
 from narrowcast.collectives.transport import TorchTransport, Transport
@@ -32,8 +37,13 @@ class BrokenChannelError(RuntimeError):
     """An earlier call failed, so ranks may be out of step."""
 
 
+Queue = queue.SimpleQueue["_Item | None"]
+
+
 @dataclass
 class _Item:
+    channel: Channel
+    """Alive as long as one of its calls is: the threads themselves do not hold it."""
     text: str
     job: Job
     work: Work
@@ -58,16 +68,21 @@ class Channel:
     A call begins when the one before is over, or has said that all it sends is on its way: the next one's first bytes
     are then made while the last ones travel, and the link does not rest between two calls. Where both use the same
     memory it waits for the end, since what it is to read is still being written.
+
+    A channel that nobody holds any more, and that has no call under way, closes by itself.
     """
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
-        self.lines = Lines(lambda error: self._give_up(0, "{}", error), self._refusal)
+        self.lines = Lines(_weakly(self._give_up_message), _weakly(self._refusal))
         """Messages from rank to rank, which have no place among the calls."""
         self._calls = 0
         self._kinds: dict[str, int] = {}
         self._broken: BaseException | None = None
-        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self.begun: deque[Begun] = deque(maxlen=REMEMBERED)
+        """The last calls, for the lookout."""
+        self._parted: DisagreementError | None = None
+        self._queue: Queue = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()
         self._turn = threading.Semaphore()
@@ -76,7 +91,10 @@ class Channel:
         """The calls that had their turn and are not over; only the thread whose turn it is looks."""
         self._failing = threading.Lock()
         self._notes: dict[int, str] | None = None
-        _OPEN.add(self)
+        with _LISTING:
+            _OPEN.add(self)
+        # where the process ends first, _at_exit sees to it
+        weakref.finalize(self, _let_go, self._queue, transport).atexit = False
 
     @property
     def rank(self) -> int:
@@ -92,24 +110,30 @@ class Channel:
         tensors: what it reads and writes of memory that other calls may use.
         """
         work = work or Work()
-        item = _Item(written(signature), job, work, extents(tensors))
+        item = _Item(self, written(signature), job, work, extents(tensors))
         with self._starting:
             if not self._threads:
                 self._threads = self._started()
             self._queue.put(item)
         return work
 
+    def called(self, name: str) -> Channel:
+        """This channel, for calls that are part of another one: `name` stands for them where ranks disagree."""
+        return cast(Channel, _Called(self, name))
+
     def _started(self) -> list[threading.Thread]:
         count = THREADS if self.transport.shared_by_threads else 1
-        made = [threading.Thread(target=self._loop, name="narrowcast-channel", daemon=True) for _ in range(count)]
+        task: dict[str, Any] = {"target": _loop, "args": (self._queue, self._turn), "daemon": True}
+        made = [threading.Thread(name="narrowcast-channel", **task) for _ in range(count)]
         for thread in made:
             thread.start()
+        _LOOKOUT.start()
         return made
 
-    def gather(self, mine: Tensor) -> list[Tensor]:
-        """Everyone's small tensor, by rank: same type and size everywhere."""
+    def gather(self, mine: Tensor, call: str = "gather") -> list[Tensor]:
+        """Everyone's small tensor, by rank: same type and size everywhere. call: what it is in errors."""
         found: list[Tensor] = []
-        signature = {"call": "gather", "numel": mine.numel(), "dtype": str(mine.dtype)}
+        signature = {"call": call, "numel": mine.numel(), "dtype": str(mine.dtype)}
         self.submit(signature, lambda exchange: found.extend(exchange.gather(mine, 0)), tensors=[mine]).wait()
         return found
 
@@ -121,21 +145,22 @@ class Channel:
                 self._broken = error
                 self._notes = self.transport.give_up(failure.written())
 
-    def _loop(self) -> None:
-        while True:
-            self._turn.acquire()
-            item = self._queue.get()
-            if item is None:
-                self._turn.release()
-                return
-            turn = _Turn(self._turn)
+    def part(self, error: DisagreementError) -> None:
+        """For the lookout: another rank is in another call, and nothing of ours will come to its end."""
+        self._parted = error
+        self.transport.interrupt()
+
+    def do(self, item: _Item) -> None:
+        """In one of the threads, which has the turn. Whatever happens, the work comes to its end."""
+        turn = _Turn(self._turn)
+        try:
             self._await_memory(item)
-            try:
-                error = self._run(item, turn)
-            finally:
-                turn.end()
-            item.work.complete(error)
-            del item  # and with it the tensors of the call
+            error = self._run(item, turn)
+        except BaseException as found:  # noqa: BLE001  it belongs to whoever waits
+            error = self._broken = self._broken or found
+        finally:
+            turn.end()
+        item.work.complete(error)
 
     def _await_memory(self, item: _Item) -> None:
         """Wait for the calls before that may still write what this one uses. They have all sent, and need no turn."""
@@ -152,6 +177,8 @@ class Channel:
             return refusal
         self._calls += 1
         number = self._calls
+        begun = Begun(number, item.text, item.work.over, time.monotonic())
+        self.begun.append(begun)
         try:
             if item.text not in self._kinds:
                 agree(self.transport, item.text)
@@ -160,6 +187,9 @@ class Channel:
             exchange = Exchange(self.transport, number, self._kinds[item.text], pass_on=turn.end)
             item.job(exchange)
         except DisagreementError as error:
+            # told: who differs at this number goes on
+            with contextlib.suppress(ValueError):
+                self.begun.remove(begun)
             return error
         except BaseException as error:  # noqa: BLE001  whatever it is, it belongs to the caller
             return self._give_up(number, item.text, error)
@@ -172,14 +202,23 @@ class Channel:
             return None
         return BrokenChannelError(f"an earlier collective failed ({self._broken}); make a new group and attach again")
 
+    def _give_up_message(self, error: BaseException) -> BaseException:
+        return self._give_up(0, "{}", error)
+
     def _give_up(self, number: int, text: str, error: BaseException) -> BaseException:
         """Let the peers know at once, since they would wait for their timeout otherwise; find out what they saw."""
-        failure = Failure.of(number, text, error)
-        with self._failing:  # of two calls under way the first to fail speaks for both
-            if self._notes is None:
-                self._broken = self._broken or error
-                self._notes = self.transport.give_up(failure.written())
-        found = error if failure.own else explained(error, self._notes)
+        found = self._parted or error
+        failure = Failure.of(number, text, found)
+        self._broken = self._broken or found
+        try:
+            with self._failing:  # of two calls under way the first to fail speaks for both
+                if self._notes is None:
+                    self._notes = self.transport.give_up(failure.written())
+            if not failure.own:
+                told = explained(error, self._notes)
+                found = told if told is not error else found
+        except BaseException as fault:  # noqa: BLE001  what went wrong first says more
+            found.__context__ = fault
         if found is not error:
             found.__cause__ = error
         return found
@@ -200,6 +239,53 @@ class Channel:
         return [*calls, *self.lines.threads()]
 
 
+class _Called:
+    """A channel whose calls have another name: all else is the channel's own."""
+
+    def __init__(self, channel: Channel, name: str) -> None:
+        self._channel, self._name = channel, name
+
+    def __getattr__(self, attribute: str) -> object:
+        return getattr(self._channel, attribute)
+
+    def submit(self, signature: Signature, *args: Any, **kwargs: Any) -> Work:
+        return self._channel.submit({**signature, "call": self._name}, *args, **kwargs)
+
+
+def _loop(calls: Queue, turn: threading.Semaphore) -> None:
+    """A thread of a channel: one call after another."""
+    while True:
+        turn.acquire()
+        item = calls.get()
+        if item is None:
+            turn.release()
+            return
+        item.channel.do(item)
+        del item  # and with it the tensors of the call, and the channel, which may be nobody else's any more
+
+
+def _let_go(calls: Queue, transport: Transport) -> None:
+    """A channel is gone. This may run in any thread, between any two steps of it: no lock is taken, nobody waited for.
+    No call is under way, since calls hold their channel.
+    """
+    for _ in range(THREADS):
+        calls.put(None)
+    with contextlib.suppress(Exception):
+        transport.close()
+
+
+def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method whose object is not kept alive. Whoever calls it holds that by other means, as a message its channel."""
+    found = weakref.WeakMethod(method)
+
+    def call(*args: object) -> Any:
+        bound = found()
+        assert bound is not None
+        return bound(*args)
+
+    return call
+
+
 def _end_threads(channels: Sequence[Channel], seconds: float) -> None:
     """Let calls under way come to their end for so long, and then interrupt them."""
     threads, until = {channel: channel.stop() for channel in channels}, time.monotonic() + seconds
@@ -217,7 +303,7 @@ LAST_WORDS = 3.0
 
 def _ended(threads: Sequence[threading.Thread], until: float) -> bool:
     """Whether they have all ended by then."""
-    # the last reference to a group may go, and with it the channel be closed, in a thread of the channel itself
+    # whoever is called back when a call is over may close its channel
     others = [thread for thread in threads if thread is not threading.current_thread()]
     for thread in others:
         thread.join(max(until - time.monotonic(), 0.0))
@@ -225,6 +311,15 @@ def _ended(threads: Sequence[threading.Thread], until: float) -> bool:
 
 
 _OPEN: weakref.WeakSet[Channel] = weakref.WeakSet()
+_LISTING = threading.Lock()
+
+
+def _open_channels() -> list[Channel]:
+    with _LISTING:
+        return list(_OPEN)
+
+
+_LOOKOUT = Lookout(_open_channels)
 
 EXIT_GRACE = 2.0
 """Seconds that a process which ends gives to the calls that nobody waited for."""
@@ -233,7 +328,8 @@ EXIT_GRACE = 2.0
 @atexit.register
 def _at_exit() -> None:
     """A thread that comes back from a backend while the interpreter is taken down would end the process by SIGABRT."""
-    _end_threads(list(_OPEN), EXIT_GRACE)
+    _LOOKOUT.stop()
+    _end_threads(_open_channels(), EXIT_GRACE)
 
 
 _CHANNELS: weakref.WeakKeyDictionary[dist.ProcessGroup, Channel] = weakref.WeakKeyDictionary()
@@ -251,12 +347,15 @@ def channel_of(group: dist.ProcessGroup | None) -> Channel:
     assert chosen is not None
     if not isinstance(chosen, dist.ProcessGroup):
         raise ValueError("collectives: this rank is no member of the group; only its members may call")
+    try:
+        check_group(chosen)
+    except ValueError:
+        _CHANNELS.pop(chosen, None)
+        raise
     with _LOOKING:
         making = _MAKING.setdefault(chosen, threading.Lock())
     with making:
         found = _CHANNELS.get(chosen)
         if found is None:
             found = _CHANNELS[chosen] = Channel(TorchTransport(chosen))
-            # the thread would outlive the group otherwise; where the process ends first, _at_exit sees to it
-            weakref.finalize(chosen, found.close).atexit = False
     return found

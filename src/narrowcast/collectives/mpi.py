@@ -68,6 +68,9 @@ class MpiTransport:
             found: list[str] = self._comm.allgather(text)
         return found
 
+    def tell(self, place: str) -> dict[int, str]:
+        return {}  # MPI has no place for it
+
     def close(self) -> None:
         self._comm = None
 

@@ -121,9 +121,7 @@ class Lines:
     def _run(self, line: Line, after: Work | None, job: Callable[[], int], work: Work) -> None:
         if after is not None:
             after.join()
-        error = self._refusal()
-        if error is None:
-            error = self._attempt(job, work)
+        error = self._attempt(job, work)
         with self._lock:
             if self._last[line] is work:
                 del self._last[line]
@@ -131,9 +129,11 @@ class Lines:
 
     def _attempt(self, job: Callable[[], int], work: Work) -> BaseException | None:
         try:
-            work.sent_bytes = job()
+            refusal = self._refusal()
+            if refusal is None:
+                work.sent_bytes = job()
         except DisagreementError as disagreement:  # found before values travelled: the next message may come
             return disagreement
         except BaseException as found:  # noqa: BLE001  it belongs to whoever waits
             return self._failed(found)
-        return None
+        return refusal

@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from narrowcast.collectives.groups import check_group, group_timeout, has_nccl
+
 
 class TransportError(RuntimeError):
     """A message did not get through: the fault is the connection's or a peer's, not that of whoever waited for it."""
@@ -94,6 +96,9 @@ class Transport(Protocol):
     def share(self, text: str) -> list[str]:
         """Everyone's text, by rank; before any other traffic of the call."""
 
+    def tell(self, place: str) -> dict[int, str]:
+        """Leave word of where this rank is, and return where others said that they were, by rank."""
+
     def close(self) -> None:
         """Be done; peers that still wait for us find out at once where the transport can tell them."""
 
@@ -120,6 +125,7 @@ class TorchTransport:
     def __init__(self, group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> None:
         chosen = group or dist.group.WORLD
         assert chosen is not None
+        check_group(chosen)
         self._timeout = timeout or group_timeout(group)
         self.rank, self.world = dist.get_rank(chosen), dist.get_world_size(chosen)
         # attaching is collective, so all ranks count alike
@@ -181,11 +187,11 @@ class TorchTransport:
     def share(self, text: str) -> list[str]:
         number, self._shared = self._shared, self._shared + 1
         with underway:
-            return bounded(lambda: self._share(f"call/{number}", text), self._timeout.total_seconds() + STORE_GRACE)
+            return bounded(lambda: self._share(number, text), self._timeout.total_seconds() + STORE_GRACE)
 
-    def _share(self, name: str, text: str) -> list[str]:
-        self._store.set(f"{name}/{self.rank}", text)
-        keys = [f"{name}/{peer}" for peer in range(self.world)]
+    def _share(self, number: int, text: str) -> list[str]:
+        self._store.set(f"call/{number}/{self.rank}", text)
+        keys = [f"call/{number}/{peer}" for peer in range(self.world)]
         pause, began = 0.0005, time.monotonic()
         until, probe_at = began + self._timeout.total_seconds(), began + PROBE_EVERY
         # no store.wait: a rank that gives up must be heard while we wait
@@ -200,7 +206,24 @@ class TorchTransport:
                 probe_at = time.monotonic() + PROBE_EVERY
             time.sleep(pause)
             pause = min(1.5 * pause, 0.05)
-        return [self._store.get(key).decode() for key in keys]
+        found = [self._read(key) for key in keys]
+        # whoever is here has read all of the time before
+        if number:
+            with contextlib.suppress(RuntimeError):  # a store that cannot is a store that grows
+                self._store.delete_key(f"call/{number - 1}/{self.rank}")
+        return found
+
+    def _read(self, key: str) -> str:
+        return str(self._store.get(key).decode(errors="replace"))
+
+    def tell(self, place: str) -> dict[int, str]:
+        def ask() -> dict[int, str]:
+            self._store.set(f"at/{self.rank}", place)
+            others = {peer: f"at/{peer}" for peer in range(self.world) if peer != self.rank}
+            return {peer: self._read(key) for peer, key in others.items() if self._store.check([key])}
+
+        with underway:
+            return bounded(ask, STORE_GRACE)
 
     def _probe(self, missing: Sequence[int]) -> None:
         """Raise where a connection has closed: the store knows nothing of a rank that died."""
@@ -252,7 +275,7 @@ class TorchTransport:
         while len(notes) < self.world and time.monotonic() < until:
             for peer in set(range(self.world)) - set(notes):
                 if self._store.check([f"failed/{peer}"]):
-                    notes[peer] = self._store.get(f"failed/{peer}").decode()
+                    notes[peer] = self._read(f"failed/{peer}")
             time.sleep(0.02)
 
 
@@ -307,30 +330,6 @@ _MADE: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictio
 """How many transports were made on each group: it names their keys in the store."""
 
 
-def group_timeout(group: dist.ProcessGroup | None) -> timedelta:
-    """The timeout of a user's group: ours takes it over."""
-    chosen = group or dist.group.WORLD
-    for device in ("cpu", "cuda"):
-        try:
-            found = chosen._get_backend(torch.device(device)).options._timeout  # type: ignore[union-attr]
-        except (RuntimeError, AttributeError):
-            continue
-        if isinstance(found, timedelta):
-            return found
-    return timedelta(minutes=30)
-
-
-def has_nccl(group: dist.ProcessGroup) -> bool:
-    """Whether NCCL moves the CUDA tensors of a group."""
-    if not torch.cuda.is_available() or not dist.is_nccl_available():
-        return False
-    try:
-        found = group._get_backend(torch.device("cuda"))
-    except RuntimeError:  # none for CUDA tensors
-        return False
-    return isinstance(found, dist.ProcessGroupNCCL)
-
-
 class Subset:
     """Some ranks of a transport, renumbered from 0: the nodes or the members of a node in a hierarchy."""
 
@@ -358,6 +357,9 @@ class Subset:
         raise NotImplementedError("a subset of ranks has no reductions of its own")
 
     def share(self, text: str) -> list[str]:
+        raise NotImplementedError("agreement is made by the whole group")
+
+    def tell(self, place: str) -> dict[int, str]:
         raise NotImplementedError("agreement is made by the whole group")
 
     def close(self) -> None:

@@ -62,9 +62,10 @@ class Work:
         try:
             with nullcontext() if self._visit is None else self._visit.lane.current():
                 callback(self)
-        except KeyboardInterrupt:  # it comes to the main thread alone, and not from the callback
-            raise
-        except BaseException as error:  # noqa: BLE001  the thread has other calls to make
+        except BaseException as error:
+            # in the main thread it is the user's, and not from the callback
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise
             told = (type(error), error, error.__traceback__, threading.current_thread())
             threading.excepthook(threading.ExceptHookArgs(told))
 

@@ -19,9 +19,10 @@ from narrowcast.collectives.channel import Channel
 from narrowcast.collectives.transport import TorchTransport
 from narrowcast.parallel import overlap
 from narrowcast.parallel.clock import Clock
-from narrowcast.parallel.ddp import Bucket, DDPState, Done, plain
+from narrowcast.parallel.ddp import Bucket, DDPState, Done, failed, plain
 from narrowcast.parallel.handle import Handle, _Hook, register
 from narrowcast.parallel.stats import Row
+from narrowcast.parallel.telling import telling
 from narrowcast.parallel.timeline import Event
 
 log = logging.getLogger("narrowcast")
@@ -62,7 +63,7 @@ class Watch:
         self.buckets.append((self.clock.mark(), bucket.buffer().numel()))
         if bucket.is_last():
             self.steps.append((self.began, self.buckets))
-            self.step += 1
+            self.began, self.buckets, self.step = None, [], self.step + 1
         return plain(bucket.buffer(), self.group)
 
     @property
@@ -70,12 +71,18 @@ class Watch:
         return self.step >= WARM_UP + WATCHED
 
     def times(self) -> tuple[Tensor, Tensor]:
-        """Ready times and values of each bucket: the medians of the steps whose buckets were the last ones."""
+        """Ready times and values of each bucket: the medians of the steps whose buckets were the last ones.
+
+        A rank that has run out of inputs, in `join()`, has steps that no forward pass began: those are no evidence, and
+        the slowest rank's times count.
+        """
         self.clock.wait()
         last = [values for _, values in self.steps[-1][1]]
-        alike = [step for step in self.steps[WARM_UP:] if [values for _, values in step[1]] == last]
+        alike = [
+            step for step in self.steps[WARM_UP:] if step[0] is not None and [values for _, values in step[1]] == last
+        ]
         seconds = [[self.clock.seconds(began, mark) for mark, _ in buckets] for began, buckets in alike]
-        ready = torch.tensor(seconds, dtype=torch.float64)
+        ready = torch.tensor(seconds or [[0.0] * len(last)], dtype=torch.float64)
         return ready.median(dim=0).values, torch.tensor(last, dtype=torch.float64)
 
 
@@ -127,40 +134,61 @@ def steps_by_wire(ready: Tensor, values: Tensor, rates: dict[str, Tensor]) -> di
     }
 
 
+Make = Callable[[DistributedDataParallel, str], DDPState]
+
+
+class _Begins:
+    """Told before each forward pass; of no use in a copy of the model."""
+
+    def __init__(self, watch: Watch | None = None) -> None:
+        self._watch = watch
+
+    def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
+        if self._watch is not None and torch.is_grad_enabled():
+            self._watch.begin()
+
+    def __reduce__(self) -> tuple[type[_Begins], tuple[()]]:
+        return _Begins, ()
+
+
 class AutoHandle(Handle):
     """A handle that first watches, then is that of the wire that was chosen, or of none."""
 
-    def __init__(self, model: DistributedDataParallel, hook: _Hook, make: Callable[[str], DDPState]) -> None:
+    def __init__(self, model: DistributedDataParallel, hook: _Hook, make: Make) -> None:
         self._watch = Watch(model.process_group, Clock(next(model.parameters()).device))
         super().__init__(model, hook, self._watch)  # type: ignore[arg-type]
         self._make = make
         self.choice: overlap.Choice | None = None
         """What was decided; None while watching."""
-        self._begins = model.register_forward_pre_hook(self._forward)
-        hook.state = self._watch  # type: ignore[assignment]
+        self._begins = model.register_forward_pre_hook(_Begins(self._watch))
+        hook.state = self
 
-    def _forward(self, module: torch.nn.Module, inputs: Any) -> None:
-        """Before each forward pass of training: begin a watched step, or decide."""
-        if not torch.is_grad_enabled() or not module.training:
-            return
-        if self._watch.done:
-            self._begins.remove()
+    def reduce(self, bucket: Bucket) -> Done:
+        """Watch a bucket go, or decide with the first one of a step. Every rank comes here, those that keep others
+        company in `join()` too: they have no forward pass.
+        """
+        if not (self._watch.done and bucket.index() == 0):
+            return self._watch.reduce(bucket)
+        try:
             self._decide()
-        else:
-            self._watch.begin()
+        except Exception as error:  # noqa: BLE001  raised here it would leave the DDP model unusable
+            return failed(bucket, error)
+        return self._hook.reduce(bucket)
 
     def _decide(self) -> None:
-        """Collective: every rank comes here before the same step, and to the same answer."""
-        ready, values = self._watch.times()
-        channel = Channel(TorchTransport(self._model.process_group))
-        ready = agreed(channel, ready)
-        rates = seconds_a_value(channel, self._model.process_group, self._watch.clock)
-        steps = steps_by_wire(ready, values, rates)
-        self.choice = overlap.decide(steps, PLAIN)
-        channel.close()
+        """Collective: every rank comes here in the same step, and to the same answer."""
+        self._begins.remove()
         self._hook.state = None
+        channel = Channel(TorchTransport(self._model.process_group))
+        with telling(channel):
+            ready, values = self._watch.times()
+            ready = agreed(channel, ready)
+            rates = seconds_a_value(channel, self._model.process_group, self._watch.clock)
+            steps = steps_by_wire(ready, values, rates)
+            self.choice = overlap.decide(steps, PLAIN)
+        channel.close()
         if self.choice.wire != PLAIN:
-            self._state = self._hook.state = self._make(self.choice.wire)
+            self._state = self._hook.state = self._make(self._model, self.choice.wire)
         if dist.get_rank(self._model.process_group) == 0:
             log.info("attach auto: %s", self.reason())
 
@@ -173,7 +201,7 @@ class AutoHandle(Handle):
 
     @property
     def _attached(self) -> bool:
-        return isinstance(self._state, DDPState)
+        return not isinstance(self._state, Watch)
 
     def stats(self) -> dict[str, float]:
         return super().stats() if self._attached else {}
@@ -218,11 +246,11 @@ class AutoHandle(Handle):
         self._begins.remove()
         if self._attached:
             super().detach()
-        elif self._hook.state is self._watch:  # type: ignore[comparison-overlap]
+        elif self._hook.state is self:
             self._hook.state = None
 
 
-def watch(model: DistributedDataParallel, hook: _Hook, make: Callable[[str], DDPState]) -> Handle:
+def watch(model: DistributedDataParallel, hook: _Hook, make: Make) -> Handle:
     """Attach without a wire: it is chosen after a few steps. make: the state for a wire, once it is known."""
     register(model, hook)
     return AutoHandle(model, hook, make)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +63,7 @@ class DDPState:
         sample_every: int = 0,
     ) -> None:
         policy.check(gradients)
-        self.model, self.group = model, group or model.process_group
+        self.group = group or model.process_group
         self.policy, self.nodes, self.algorithm = gradients, nodes, algorithm
         self.min_values, self.seed, self.step = min_values, model_seed(seed, self.group), 0
         self.parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
@@ -81,7 +82,8 @@ class DDPState:
         except Exception:
             self.close()
             raise
-        self._share, self._watch = _LiveShare(self), Watch(gradients, min_values)
+        # weakly: the reducer, in which no garbage collector looks, holds the hook, and that this state
+        self._share, self._watch = _LiveShare(weakref.ref(model), self.channel), Watch(gradients, min_values)
 
     def _check_algorithm(self) -> None:
         """Refuse now what the first backward pass would stumble over."""
@@ -264,29 +266,33 @@ class DDPState:
         self.channel.close()
         self._aside.close()
 
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """A copy of a model has none: its reducer has no hook."""
+        return type(None), ()
+
 
 class _LiveShare:
     """For `join(divide_by_initial_world_size=False)`: the mean is over the ranks that still have inputs."""
 
-    def __init__(self, state: DDPState) -> None:
-        self._state = state
+    def __init__(self, model: Callable[[], DistributedDataParallel | None], channel: Channel) -> None:
+        self._model, self._channel = model, channel
         self._count: Tensor | None = None
         self._counted: Work | None = None
 
     def begin_step(self) -> None:
         """Count the ranks that are in a backward pass; the channel does this before the buckets."""
-        model = self._state.model
+        model = self._model()
         self._count = None
-        if model._join_config.enable and not model._divide_by_initial_world_size:
+        if model is not None and model._join_config.enable and not model._divide_by_initial_world_size:
             # a rank without inputs calls the hook from outside of autograd, to keep the others company
             self._count = torch.tensor([float(torch._C._current_graph_task_id() != -1)])
-            channel = self._state.channel
-            self._counted = all_reduce(self._count, "as-is", async_op=True, algorithm="one_shot", channel=channel)
+            options: dict[str, Any] = {"async_op": True, "algorithm": "one_shot", "channel": self._channel}
+            self._counted = all_reduce(self._count, "as-is", **options)
 
     @property
     def rescale(self) -> Callable[[Tensor], Tensor]:
         """From the mean over all ranks to that over the live ones."""
-        count, counted, world = self._count, self._counted, self._state.channel.world
+        count, counted, world = self._count, self._counted, self._channel.world
         if count is None or counted is None:
             return lambda buffer: buffer
 
@@ -338,6 +344,13 @@ def _settle(future: Any, buffer: Tensor, error: BaseException | None) -> None:
         future.set_result(buffer)
     else:
         future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+
+
+def failed(bucket: Bucket, error: BaseException) -> Done:
+    """What a hook returns that could not even start; through then(), so that the error keeps its own text."""
+    future = _future(bucket.buffer())
+    _settle(future, bucket.buffer(), error)
+    return future.then(lambda done: done.value())
 
 
 def plain(buffer: Tensor, group: dist.ProcessGroup | None) -> Done:

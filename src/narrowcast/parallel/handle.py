@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sys
+import weakref
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -16,32 +18,84 @@ from narrowcast.codecs import ErrorReport
 from narrowcast.collectives.api import all_reduce
 from narrowcast.parallel import mixed_precision, policy
 from narrowcast.parallel.ddp import Bucket, DDPState, plain
-from narrowcast.parallel.stats import Row, render
+from narrowcast.parallel.stats import Row, Stats, render
 from narrowcast.parallel.timeline import Event
 
 
+class _Reducing(Protocol):
+    """What a bucket is given to."""
+
+    def reduce(self, bucket: Bucket) -> torch.futures.Future[Tensor]: ...
+
+
 class _Hook:
-    """The one hook that a DDP model ever gets from us: DDP takes one and never gives it back."""
+    """The one hook that a DDP model ever gets from us: DDP takes one and never gives it back.
+
+    The model holds it, and the reducer holds it weakly: garbage collectors do not look into a reducer, so that what
+    leads from there to the model, as a policy of the user may, would keep both for ever.
+    """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self.state: DDPState | None = None
+        self.state: _Reducing | None = None
         self._group = group
 
-    def __call__(self, state: object, bucket: Bucket) -> torch.futures.Future[Tensor]:
+    def reduce(self, bucket: Bucket) -> torch.futures.Future[Tensor]:
         if self.state is not None:
             return self.state.reduce(bucket)
         return plain(bucket.buffer(), self._group)
 
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """A copy of a model, in memory or in a file, has none: it is a model that nobody attached to."""
+        return type(None), ()
+
+
+def _reduce(hook: weakref.ref[_Hook], bucket: Bucket) -> torch.futures.Future[Tensor]:
+    found = hook()
+    assert found is not None, "the model that is in its backward pass holds it"
+    return found.reduce(bucket)
+
 
 # DDP compares annotations with its own classes and would not know these strings
-_Hook.__call__.__annotations__.clear()
+_reduce.__annotations__.clear()
+
+
+class _Uncopied(list[Any]):
+    """The hooks of a DDP model, of which a copy has none: DDP copies the list and not what its reducer knows."""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return list, ()
+
+
+class _Gone:
+    """What a handle has left of a state whose model is gone: the counters."""
+
+    def __init__(self, state: Any) -> None:
+        self.step, self.stats = state.step, getattr(state, "stats", Stats())
+
+    def close(self) -> None: ...
+
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError(GONE)
+
+
+GONE = "handle: its model is gone, and with it what error feedback kept; stats(), events() and errors() remain"
 
 
 class Handle:
-    """What `attach` returns."""
+    """What `attach` returns. It does not keep the model alive."""
 
     def __init__(self, model: DistributedDataParallel, hook: _Hook, state: DDPState) -> None:
-        self._model, self._hook, self._state = model, hook, state
+        self._hook, self._state = hook, state
+        # no bound method: that would be a cycle, and a handle that nobody keeps would wait for a garbage collector
+        me = weakref.ref(self)
+        self._weak_model = weakref.ref(model, lambda _: _forget(me()))
+
+    @property
+    def _model(self) -> DistributedDataParallel:
+        model = self._weak_model()
+        if model is None:
+            raise RuntimeError(GONE)
+        return model
 
     @property
     def step(self) -> int:
@@ -82,7 +136,7 @@ class Handle:
         for parameter in self._model.module.parameters():
             digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
         mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
-        found = self._state.channel.gather(mine)
+        found = self._state.channel.gather(mine, call="check_ranks")
         different = [rank for rank, theirs in enumerate(found) if not torch.equal(theirs, found[0])]
         if different:
             raise RuntimeError(f"check_ranks: the parameters of ranks {different} differ from those of rank 0")
@@ -95,7 +149,7 @@ class Handle:
             for name, p in self._state.parameters.items()
             if name in owed
         }
-        all_reduce(list(mean.values()), "fp32", dist.ReduceOp.AVG, channel=self._state.channel)
+        all_reduce(list(mean.values()), "fp32", dist.ReduceOp.AVG, channel=self._state.channel.called("state_dict"))
         return mean
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -114,6 +168,13 @@ class Handle:
         if self._hook.state is self._state:
             self._hook.state = None
         self._state.close()
+
+
+def _forget(handle: Handle | None) -> None:
+    """The model of a handle is gone: let go of what it sent with, which closes by itself."""
+    if handle is not None:
+        handle._hook.state = None
+        handle._state = _Gone(handle._state)  # type: ignore[assignment]
 
 
 def _notes(model: DistributedDataParallel) -> list[str]:
@@ -158,6 +219,7 @@ def attach(
     full precision inside and few bits between. sample_every: measure what the codecs lose every so many steps (0:
     never). strict: raise where a tensor cannot be compressed.
     """
+    model = uncompiled(model)
     if is_sharded(model):
         from narrowcast.parallel.fsdp_handle import attach_sharded, given
 
@@ -177,7 +239,7 @@ def attach(
         raise ValueError("attach: parameters= and between= are for FSDP2; DDP sends gradients alone, leave them out")
     hook = _free_hook(model)
 
-    def make(chosen: object) -> DDPState:
+    def make(model: DistributedDataParallel, chosen: object) -> DDPState:
         made = DDPState(
             model,
             chosen,
@@ -196,7 +258,7 @@ def attach(
         from narrowcast.parallel.auto import watch
 
         return watch(model, hook, make)
-    state = make(gradients)
+    state = make(model, gradients)
     try:
         register(model, hook)
     except RuntimeError:
@@ -218,14 +280,21 @@ def _free_hook(model: DistributedDataParallel) -> _Hook:
 
 def register(model: DistributedDataParallel, hook: _Hook) -> None:
     """Give the model our hook, once: on its own, or behind the one that mixed precision brings."""
-    if hasattr(model, "_narrowcast_hook"):
+    if getattr(model, "_narrowcast_hook", None) is not None:
         return
     taken = mixed_precision.state_of(model)
     if taken is None:
-        model.register_comm_hook(None, hook.__call__)
+        model.register_comm_hook(weakref.ref(hook), _reduce)
+        model._comm_hooks = _Uncopied(model._comm_hooks)
     else:
-        mixed_precision.take_detour(taken, hook)
+        mixed_precision.take_detour(taken, functools.partial(_reduce, weakref.ref(hook)))
     object.__setattr__(model, "_narrowcast_hook", hook)
+
+
+def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
+    """The model that torch.compile was given: it wraps one in a module of its own."""
+    found: torch.nn.Module = getattr(model, "_orig_mod", model)
+    return found
 
 
 def is_sharded(model: torch.nn.Module) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-Hook = Callable[[object, Any], torch.futures.Future[Tensor]]
+Hook = Callable[[Any], torch.futures.Future[Tensor]]
 
 
 class _Detour:
@@ -35,7 +35,7 @@ class _Detour:
         return self
 
     def _run_allreduce_hook(self, bucket: Any) -> torch.futures.Future[Tensor]:
-        return self._hook(None, bucket)
+        return self._hook(bucket)
 
     def size(self) -> int:
         """Ours is the mean already."""
@@ -43,11 +43,13 @@ class _Detour:
 
 
 def state_of(model: DistributedDataParallel) -> Any | None:
-    """The state of the hook that mixed precision registered, where that is the model's only one."""
+    """The state of the hook that mixed precision registered, where that is the model's only one. A copy of a model
+    has the state of the original, and no hook.
+    """
     if model.mixed_precision is None or len(model._comm_hooks) != 1:
         return None
     _, state = model._comm_hooks[0]
-    return state if hasattr(state, "ddp_weakref") else None
+    return state if hasattr(state, "ddp_weakref") and state.ddp_weakref() is model else None
 
 
 def take_detour(state: Any, hook: Hook) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from narrowcast.parallel.handle import Handle, is_sharded
+from narrowcast.parallel.handle import Handle, is_sharded, uncompiled
 from narrowcast.parallel.handle import attach as attach_model
 from narrowcast.parallel.integrations.owed import Owed
 
@@ -18,7 +18,7 @@ def attach(accelerator: Any, model: nn.Module, gradients: object, *, checkpoint:
     model: what `accelerator.prepare` returned. Collective. On one process Accelerate wraps nothing, so there is
     nothing to attach to.
     """
-    if not (isinstance(model, DistributedDataParallel) or is_sharded(model)):
+    if not (isinstance(uncompiled(model), DistributedDataParallel) or is_sharded(model)):
         kind, processes = type(model).__name__, accelerator.num_processes
         raise TypeError(
             f"attach: got {kind} of an Accelerator with {processes} process(es); give the model that prepare() "

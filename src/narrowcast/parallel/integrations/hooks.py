@@ -61,9 +61,13 @@ class HookState:
             self._state.close()
 
 
+class _StandIn(SimpleNamespace):
+    """One that can be held weakly."""
+
+
 def _standing_in(module: nn.Module, group: dist.ProcessGroup | None) -> Any:
     """As much of the DDP model as the state looks at."""
-    return SimpleNamespace(
+    return _StandIn(
         module=module,
         process_group=group or dist.group.WORLD,
         _join_config=SimpleNamespace(enable=False),
