@@ -24,7 +24,7 @@ class Counted:
         self.kept = Stats()
 
     def count(self, name: str, sent: int, seconds: float) -> None:
-        self.kept.count(name, sent * 4, sent, sent * 4, Times(seconds / 4, seconds / 8), seconds)
+        self.kept.count(name, sent * 4, sent, sent * 4, Times(seconds / 4, seconds / 8), seconds, compressed=0)
 
     def stats(self) -> dict[str, float]:
         return self.kept.as_dict()
@@ -105,7 +105,7 @@ def test_calls_stand_inside_what_the_profiler_saw_of_them(tmp_path: Path) -> Non
 def test_old_calls_make_room_for_new_ones() -> None:
     stats = Stats()
     for number in range(KEPT + 5):
-        stats.count(str(number), 1, 1, 1, Times(), 0.0)
+        stats.count(str(number), 1, 1, 1, Times(), 0.0, compressed=0)
     assert [stats.events[0].name, stats.events[-1].name] == ["5", str(KEPT + 4)]
     assert stats.calls == KEPT + 5
 

@@ -21,6 +21,7 @@ from narrowcast.parallel import overlap
 from narrowcast.parallel.clock import Clock
 from narrowcast.parallel.ddp import Bucket, DDPState, Done, failed, plain
 from narrowcast.parallel.handle import Handle, _Hook, register
+from narrowcast.parallel.policy import AS_IS, Choice
 from narrowcast.parallel.stats import Row
 from narrowcast.parallel.telling import telling
 from narrowcast.parallel.timeline import Event
@@ -210,7 +211,7 @@ class AutoHandle(Handle):
         if self._attached:
             return super().rows()
         named = self._model.module.named_parameters()
-        return [Row(n, p.numel(), PLAIN, 8.0 * p.element_size(), self.reason()) for n, p in named if p.requires_grad]
+        return [Row.of(n, p.numel(), Choice(AS_IS, self.reason()), p.dtype) for n, p in named if p.requires_grad]
 
     def explain(self) -> str:
         return "\n".join([f"auto: {self.reason()}", *([super().explain()] if self._attached else [])])

@@ -22,17 +22,18 @@ from narrowcast.collectives.coder import Times
 from narrowcast.collectives.transport import TorchTransport
 from narrowcast.collectives.work import Work
 from narrowcast.kernels.ops import FLOATS
-from narrowcast.parallel import policy
+from narrowcast.parallel import ddp_layout, policy, scaling
 from narrowcast.parallel.memory import Memory
 from narrowcast.parallel.policies.watch import Watch
 from narrowcast.parallel.probe import probe
 from narrowcast.parallel.seeds import model_seed, seed_of
-from narrowcast.parallel.stats import Row, Stats
+from narrowcast.parallel.stats import Row, Stats, is_compressed
 from narrowcast.parallel.telling import telling
 
 Bucket = Any
 """torch.distributed.GradBucket, which has no type."""
 Done = torch.futures.Future[Tensor]
+CALL = "all_reduce of gradients"
 ASIDE_VALUES = 1 << 18
 """More than this takes so long on the wire that its latency no longer matters."""
 
@@ -63,15 +64,19 @@ class DDPState:
         sample_every: int = 0,
     ) -> None:
         policy.check(gradients)
-        self.group = group or model.process_group
+        self.group = ddp_layout.check_group(model, group)
         self.policy, self.nodes, self.algorithm = gradients, nodes, algorithm
         self.min_values, self.seed, self.step = min_values, model_seed(seed, self.group), 0
-        self.parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
-        self.names = {id(p): name for name, p in self.parameters.items()}
+        self.parameters = {name: p for name, p in ddp_layout.reduced(model) if p.requires_grad}
+        # those that are frozen now, too: DDP reduces what was trainable when it was made
+        self._all = dict(ddp_layout.reduced(model))
+        self.names = {id(p): name for name, p in self._all.items()}
+        self._ignored = ddp_layout.ignored(model)
         self._sparse = _with_sparse_gradients(model.module)
         self.channel = Channel(TorchTransport(self.group))
         self._aside = self._second_channel()
-        self.memory = Memory(self.channel.world, scaler)
+        self._unused = ddp_layout.unused(model, self.names)
+        self.memory = self._new_memory(scaler)
         self.stats, self.sample_every = Stats(), sample_every
         try:
             # with the channels open, so that whoever fails is heard; ranks that disagree find out here already
@@ -96,6 +101,11 @@ class DDPState:
                 allowed = ", ".join(algorithms.WITH_FEEDBACK)
                 raise ValueError(f"attach: {name} has {codec}; error feedback goes with {allowed}, not with {chosen}")
 
+    def _new_memory(self, scaler: torch.amp.GradScaler | None) -> Memory:
+        parameters = self._all
+        discarded = None if self._unused is None else self._unused.discarded
+        return Memory(self.channel.world, scaling.scaling(scaler, lambda: parameters), discarded=discarded)
+
     def _second_channel(self) -> Channel:
         """For what need not wait in line. Two on one device would be two connections of its backend that race there."""
         devices = {parameter.device for parameter in self.parameters.values()}
@@ -114,23 +124,27 @@ class DDPState:
         return policy.choose(self.policy, self._info(name), self.step, self.min_values)
 
     def _info(self, name: str) -> policy.TensorInfo:
-        parameter = self.parameters[name]
+        parameter = self._all[name]
         return policy.TensorInfo(name, tuple(parameter.shape), parameter.dtype)
 
     def rows(self) -> list[Row]:
         found = []
         for name, parameter in self.parameters.items():
             choice = self.choice(name, parameter)
-            bits = 8.0 * parameter.element_size() if str(choice.codec) == "as-is" else choice.codec.bits_per_value
-            found.append(Row(name, parameter.numel(), str(choice.codec), bits, choice.why))
+            found.append(Row.of(name, parameter.numel(), choice, parameter.dtype))
         return found
 
     def warnings(self) -> list[str]:
-        """Where compression is likely to lose on this link."""
+        """What the policy misses, and where compression is likely to lose on this link."""
+        found = [*self._ignored, *map(policy.missed, self.unmatched())]
         if self.probe is None:
-            return ["one rank: nothing travels, and nothing is rounded"]
-        found = [self.probe.note(codec, values) for codec, values in self.lossy().items()]
-        return [text for text in found if text is not None]
+            return [*found, "one rank: nothing travels, and nothing is rounded"]
+        notes = (self.probe.note(codec, values) for codec, values in self.lossy().items())
+        return found + [text for text in notes if text is not None]
+
+    def unmatched(self) -> list[str]:
+        """The patterns of the policy that match no parameter."""
+        return policy.unmatched(self.policy, self.parameters)
 
     def lossy(self) -> dict[Codec, int]:
         """The codecs of this step that round, and how many values each takes."""
@@ -176,6 +190,8 @@ class DDPState:
             self.memory.begin_step()
             self._share.begin_step()
             self._decide()
+        if self._unused is not None:
+            self._unused.see(bucket.parameters())
         # complex gradients lie in a real buffer, of which bucket.gradients() shows but half
         if buffer.is_sparse or buffer.dtype not in FLOATS or any(p.is_complex() for p in bucket.parameters()):
             return self._start_plain(buffer)
@@ -217,7 +233,7 @@ class DDPState:
         world = self.channel.world
         if not buffer.is_sparse:
             size = 2 * (world - 1) * buffer.numel() * buffer.element_size() // world
-            self._count(size, buffer.numel(), size, Times(), 0.0)
+            self.stats.count(CALL, buffer.numel(), size, size, Times(), 0.0, compressed=0)
         rescale = self._share.rescale
         return plain(buffer, self.group).then(lambda done: rescale(done.value()))
 
@@ -240,9 +256,11 @@ class DDPState:
         )
         assert work is not None
         plain_bytes = 2 * (self.channel.world - 1) * numel * buffer.element_size() // self.channel.world
+        compressed = numel if self.channel.world > 1 and is_compressed(group.codec, buffer.dtype) else 0
 
         def count(done: Work) -> None:
-            self._count(done.sent_bytes, numel, plain_bytes, times, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            self.stats.count(CALL, numel, done.sent_bytes, plain_bytes, times, seconds, compressed=compressed)
             pending.arrived(done)
 
         work.then(count)
@@ -258,9 +276,6 @@ class DDPState:
                 if not group.codec.lossless:
                     seed = seed_of(f"sample {self.seed} {self.channel.rank} {name}")
                     self.stats.sampled[name] = error_report(gradient, group.codec, seed=seed, stream=self.step)
-
-    def _count(self, sent: int, values: int, plain_bytes: int, times: Times, seconds: float) -> None:
-        self.stats.count("all_reduce of gradients", values, sent, plain_bytes, times, seconds)
 
     def close(self) -> None:
         self.channel.close()

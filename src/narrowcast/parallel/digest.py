@@ -22,5 +22,5 @@ def digest(tensors: Iterable[Tensor]) -> Tensor:
 
 def differing(channel: Channel, mine: Tensor) -> list[int]:
     """The ranks whose digest is not that of rank 0 (collective)."""
-    found = channel.gather(mine)
+    found = channel.gather(mine, call="check_ranks")
     return [rank for rank, theirs in enumerate(found) if not torch.equal(theirs, found[0])]

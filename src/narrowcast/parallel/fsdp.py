@@ -23,7 +23,7 @@ from narrowcast.collectives.feedback import Residuals
 from narrowcast.collectives.transport import TorchTransport
 from narrowcast.kernels.ops import FLOATS
 from narrowcast.parallel import fsdp_layout as layout
-from narrowcast.parallel import policy, stale
+from narrowcast.parallel import policy, scaling, stale
 from narrowcast.parallel.digest import digest
 from narrowcast.parallel.fsdp_comm import BETWEEN, GRADIENT, PARAMETER, Between, Gradients, Parameters
 from narrowcast.parallel.fsdp_layout import Sharded, Unit
@@ -65,8 +65,7 @@ class FSDPState:
         shard, replicas = layout.groups_of(self.units)
         self.channel = Channel(TorchTransport(shard))
         self.replicas = Channel(TorchTransport(replicas)) if replicas is not None else None
-        self.memory = Memory(self.channel.world, scaler, shots=1)
-        self.between_memory = Memory(self.replicas.world if self.replicas else 1, scaler)
+        self.memory, self.between_memory = self._new_memory(scaler)
         self._step, self._in_step, self._watch = 0, False, Watch(gradients, min_values)
         self._undo: list[Undo] = []
         try:
@@ -78,6 +77,21 @@ class FSDPState:
         except Exception:
             self.close()
             raise
+
+    def _new_memory(self, scaler: torch.amp.GradScaler | None) -> tuple[Memory, Memory]:
+        """Of the reduce-scatters, by parameter and row, and of the all-reduces between replicas, by parameter."""
+        world, units = self.channel.world, self.units
+
+        def parameters() -> dict[str, Tensor]:
+            return {tensor.name: tensor.private.sharded_param for unit in units for tensor in unit.tensors}
+
+        def rows() -> dict[str, Tensor]:
+            return {_key(row, name): p for name, p in parameters().items() for row in range(world)}
+
+        replicas = self.replicas.world if self.replicas is not None else 1
+        return Memory(world, scaling.scaling(scaler, rows), shots=1), Memory(
+            replicas, scaling.scaling(scaler, parameters)
+        )
 
     @property
     def channels(self) -> tuple[Channel, Channel | None]:
@@ -123,9 +137,7 @@ class FSDPState:
     def _row(self, unit: Unit, tensor: Sharded, role: str) -> Row:
         choice = self.choice(unit, tensor, role)
         dtype = unit.gather_dtype(tensor) if role == PARAMETER else unit.reduce_dtype
-        bits = 8.0 * dtype.itemsize if str(choice.codec) == "as-is" else choice.codec.bits_per_value
-        numel = int(torch.Size(tensor.shape).numel())
-        return Row(tensor.name, numel, str(choice.codec), bits, choice.why, role)
+        return Row.of(tensor.name, int(torch.Size(tensor.shape).numel()), choice, dtype, role)
 
     def lossy(self) -> dict[Codec, int]:
         """The codecs of this step that round, and how many values each takes."""
@@ -138,7 +150,7 @@ class FSDPState:
 
     def remarks(self) -> list[str]:
         """What travels beside the tensors, and where compression is likely to lose."""
-        found = list(self.notes.values())
+        found = [*self.notes.values(), *map(policy.missed, self.unmatched())]
         if PARAMETER not in self.policies:
             found.append("parameters: FSDP's own all-gather, as they are; give parameters= to send them in few bits")
         found += [f"{n}: not sharded by FSDP, which leaves its gradient alone" for n in self._unsharded()]
@@ -146,6 +158,11 @@ class FSDPState:
             return [*found, "one rank: nothing travels, and nothing is rounded"]
         warned = (self.probe.note(codec, values) for codec, values in self.lossy().items())
         return found + [text for text in warned if text is not None]
+
+    def unmatched(self) -> list[str]:
+        """The patterns of the policies that match no parameter."""
+        names = [tensor.name for unit in self.units for tensor in unit.tensors]
+        return list(dict.fromkeys(p for of in self.policies.values() for p in policy.unmatched(of, names)))
 
     def _unsharded(self) -> list[str]:
         return [name for name, _ in layout.unsharded_parameters(self.model, self.units)]

@@ -25,6 +25,7 @@ from narrowcast.kernels.ops import FLOATS
 from narrowcast.parallel import rows
 from narrowcast.parallel.fsdp_layout import Sharded, Unit
 from narrowcast.parallel.seeds import seed_of
+from narrowcast.parallel.stats import is_compressed
 from narrowcast.parallel.telling import telling
 
 if TYPE_CHECKING:
@@ -78,14 +79,23 @@ class _Comm:
         common = {"version": agreement.VERSION, "call": f"FSDP {call} of {self.unit.name or 'the root module'}"}
         return {**common, "dtype": dtype, "tensors": names, "lengths": plan.lengths, "specs": specs, **more}
 
-    def _count(self, role: str, name: str, values: int, plain: int, times: Times) -> Callable[[Work], None]:
+    def _count(
+        self, role: str, name: str, values: int, plain: int, times: Times, compressed: int
+    ) -> Callable[[Work], None]:
         began, stats = time.perf_counter(), self.state.stats[role]
         label = f"{name} {self.unit.name or 'root'}"
 
         def counted(work: Work) -> None:
-            stats.count(label, values, work.sent_bytes, plain, times, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            stats.count(label, values, work.sent_bytes, plain, times, seconds, compressed=compressed)
 
         return counted
+
+
+def _compressed(plan: rows.Rows) -> int:
+    """How many values of a call with these rows travel in fewer bits than their type has."""
+    lengths = zip(plan.lengths, plan.codecs, strict=True)
+    return plan.world * sum(n for n, codec in lengths if plan.world > 1 and is_compressed(codec, plan.dtype))
 
 
 class Gradients(_Comm, ReduceScatter):
@@ -140,7 +150,7 @@ class Gradients(_Comm, ReduceScatter):
             store(total, rows.reduce_scatter(plan, exchange, x, reduction, residuals))
 
         plain = (world - 1) * x.numel() * x.element_size() // world
-        count = self._count(GRADIENT, "reduce_scatter of gradients", x.numel(), plain, plan.times)
+        count = self._count(GRADIENT, "reduce_scatter of gradients", x.numel(), plain, plan.times, _compressed(plan))
         between = [str(codec) for codec in self.between]
         signature = self._signature("reduce_scatter", plan, names, op=str(reduction), between=between)
         owed = [] if residuals is None else [residuals.first]
@@ -176,7 +186,8 @@ class Parameters(_Comm, AllGather):
             rows.all_gather(plan, exchange, own, out)
 
         plain = (world - 1) * own.numel() * own.element_size()
-        count = self._count(PARAMETER, "all_gather of parameters", own.numel() * world, plain, plan.times)
+        values, compressed = own.numel() * world, _compressed(plan)
+        count = self._count(PARAMETER, "all_gather of parameters", values, plain, plan.times, compressed)
         work = submit(self.state.channel, self._signature("all_gather", plan, names), job, [own, out])
         work.then(count)
         return Gathering(work, self.state)
@@ -239,7 +250,8 @@ class Between(_Comm):
         names, tensors = tuple(name for name, _ in members), [tensor for _, tensor in members]
         numel = sum(tensor.numel() for tensor in tensors)
         plain = 2 * (channel.world - 1) * numel * flat.element_size() // channel.world
-        count = self._count(BETWEEN, "all_reduce between replicas", numel, plain, times)
+        compressed = numel if channel.world > 1 and is_compressed(codec, flat.dtype) else 0
+        count = self._count(BETWEEN, "all_reduce between replicas", numel, plain, times, compressed)
         work = all_reduce(
             tensors,
             codec,

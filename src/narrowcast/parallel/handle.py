@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import hashlib
+import logging
 import sys
 import weakref
 from collections.abc import Sequence
@@ -16,10 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from narrowcast.codecs import ErrorReport
 from narrowcast.collectives.api import all_reduce
-from narrowcast.parallel import mixed_precision, policy
+from narrowcast.parallel import ddp_layout, mixed_precision, policy, strides
 from narrowcast.parallel.ddp import Bucket, DDPState, plain
-from narrowcast.parallel.stats import Row, Stats, render
+from narrowcast.parallel.digest import differing, digest
+from narrowcast.parallel.stats import Row, Stats, render, total
 from narrowcast.parallel.timeline import Event
+
+log = logging.getLogger("narrowcast")
 
 
 class _Reducing(Protocol):
@@ -132,12 +135,7 @@ class Handle:
 
     def check_ranks(self) -> None:
         """Compare a hash of all parameters over the ranks (collective); raise where one differs."""
-        digest = hashlib.sha256()
-        for parameter in self._model.module.parameters():
-            digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-        mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
-        found = self._state.channel.gather(mine, call="check_ranks")
-        different = [rank for rank, theirs in enumerate(found) if not torch.equal(theirs, found[0])]
+        different = differing(self._state.channel, digest(self._model.module.parameters()))
         if different:
             raise RuntimeError(f"check_ranks: the parameters of ranks {different} differ from those of rank 0")
 
@@ -145,7 +143,7 @@ class Handle:
         """What error feedback owes, as the mean over all ranks (collective): valid for any world size."""
         owed = self._state.memory.by_parameter()
         mean = {
-            name: owed[name].to(p.device, copy=True).view(p.shape)
+            name: strides.like(owed[name], p).to(p.device, copy=True, memory_format=torch.contiguous_format)
             for name, p in self._state.parameters.items()
             if name in owed
         }
@@ -161,7 +159,8 @@ class Handle:
             if owed.shape != self._state.parameters[name].shape:
                 shape = tuple(self._state.parameters[name].shape)
                 raise ValueError(f"load_state_dict: {name} has shape {shape}, the state for it {tuple(owed.shape)}")
-        self._state.memory.load(state)
+        known = self._state.parameters
+        self._state.memory.load({name: strides.flat(owed, known[name]) for name, owed in state.items()})
 
     def detach(self) -> None:
         """Back to the plain all-reduce. DDP keeps our hook; a later attach uses it again."""
@@ -237,6 +236,7 @@ def attach(
         )
     if parameters is not None or between is not None:
         raise ValueError("attach: parameters= and between= are for FSDP2; DDP sends gradients alone, leave them out")
+    ddp_layout.check_group(model, group)
     hook = _free_hook(model)
 
     def make(model: DistributedDataParallel, chosen: object) -> DDPState:
@@ -307,12 +307,23 @@ class _Explained(Protocol):
     """A state that can say what travels how."""
 
     def rows(self) -> list[Row]: ...
+    def unmatched(self) -> list[str]: ...
     def close(self) -> None: ...
 
 
 def check_strict(state: _Explained, strict: bool) -> None:
+    """Say what the policy misses and whether nothing is compressed; where strict, raise."""
+    rows, missed = state.rows(), [policy.missed(pattern) for pattern in state.unmatched()]
     asked = (policy.ASKED_FOR, policy.POLICY_SAYS_SO)
-    left = [row for row in state.rows() if row.why and row.why not in asked]
-    if strict and left:
+    left = [row for row in rows if row.why and row.why not in asked]
+    if strict and (left or missed):
         state.close()
-        raise ValueError(f"attach with strict=True: {left[0].name} stays as it is: it {left[0].why}")
+        raise ValueError(
+            f"attach with strict=True: {left[0].name} stays as it is: it {left[0].why}"
+            if left
+            else f"attach with strict=True: {missed[0]}"
+        )
+    if left and not any(row.compressed for row in rows):
+        missed.append(total(rows))
+    for text in missed if dist.get_rank() == 0 else ():
+        log.warning("attach: %s", text)

@@ -30,7 +30,7 @@ from narrowcast.parallel.local_state import State, local_part
 from narrowcast.parallel.memory import Memory
 from narrowcast.parallel.seeds import default_group, own_seed
 from narrowcast.parallel.stale import parameters_of
-from narrowcast.parallel.stats import Row, Stats, render
+from narrowcast.parallel.stats import Row, Stats, is_compressed, render
 from narrowcast.parallel.telling import telling
 from narrowcast.parallel.timeline import Event
 
@@ -146,11 +146,13 @@ class LocalSGD:
         values = sum(tensor.numel() for tensor in tensors)
         plain = 2 * (world - 1) * values * tensors[0].element_size() // world
         more |= {"step": (self.exchanges, number), "seed": self._seed, "times": times, "channel": self._channel}
+        compressed = values if world > 1 and is_compressed(codec, tensors[0].dtype) else 0
         work = all_reduce(tensors, codec, dist.ReduceOp.AVG, async_op=True, **more)
         assert work is not None
 
         def count(done: Work) -> None:
-            self._stats.count(name, values, done.sent_bytes, plain, times, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            self._stats.count(name, values, done.sent_bytes, plain, times, seconds, compressed=compressed)
 
         work.then(count)
         return work

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import fnmatch
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,6 +141,21 @@ def choose(policy: object, info: TensorInfo, step: int, min_values: int = MIN_VA
     if isinstance(policy, Watching) and chosen is not None:
         return _sized(codec_named(chosen), info, min_values)
     return Choice(AS_IS, POLICY_SAYS_SO) if chosen is None else Choice(codec_named(chosen))
+
+
+def unmatched(policy: object, names: Collection[str]) -> list[str]:
+    """The patterns, of whatever depth, that match none of these names."""
+    if isinstance(policy, Schedule):
+        return list(dict.fromkeys(p for _, inner in policy.steps for p in unmatched(inner, names)))
+    found: list[str] = []
+    for pattern, inner in policy.items() if isinstance(policy, Mapping) else ():
+        matching = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+        found += unmatched(inner, matching) if matching else [pattern]
+    return found
+
+
+def missed(pattern: str) -> str:
+    return f"the pattern {pattern!r} matches no parameter; names are those of named_parameters()"
 
 
 def all_watchers(policy: object) -> list[Watching]:

@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import _DEFAULT_FIRST_BUCKET_BYTES, _compute_buc
 
 from narrowcast.codecs import Codec
 from narrowcast.kernels.ops import FLOATS
-from narrowcast.parallel import policy
+from narrowcast.parallel import policy, strides
 from narrowcast.parallel.stats import Row
 from narrowcast.simulate.train_errors import LayerError, layer_errors
 from narrowcast.simulate.train_watch import WorldWatch
@@ -40,22 +40,7 @@ class Group:
 
     def views(self, row: Tensor) -> list[Tensor]:
         """A flat row as tensors like the parameters: in the order of their memory (channels last, say), as in DDP."""
-        return [_like(part, like) for part, like in zip(row.split(self.lengths), self.likes, strict=True)]
-
-
-def _like(part: Tensor, like: Tensor) -> Tensor:
-    return part.as_strided(like.shape, like.stride()) if _is_dense(like) else part.view(like.shape)
-
-
-def _is_dense(x: Tensor) -> bool:
-    """Whether the memory holds the values of x and nothing else, in whatever order."""
-    used = sorted((stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1)
-    expected = 1
-    for stride, size in used:
-        if stride != expected:
-            return False
-        expected *= size
-    return True
+        return [strides.like(part, p) for part, p in zip(row.split(self.lengths), self.likes, strict=True)]
 
 
 Planned = tuple[Codec, tuple[str, ...]]
@@ -103,8 +88,7 @@ class Exchange:
         found = []
         for name, parameter in self.parameters.items():
             choice = self.choice(name, step)
-            bits = 8.0 * parameter.element_size() if str(choice.codec) == "as-is" else choice.codec.bits_per_value
-            found.append(Row(name, parameter.numel(), str(choice.codec), bits, choice.why))
+            found.append(Row.of(name, parameter.numel(), choice, parameter.dtype))
         return found
 
     def _first_buckets(self) -> list[list[str]]:

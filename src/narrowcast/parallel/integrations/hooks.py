@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from narrowcast.parallel import policy
 from narrowcast.parallel.ddp import Bucket, DDPState
@@ -38,7 +40,7 @@ class HookState:
         """What `nc.ddp_hook` calls."""
         if self._state is None:
             self._state = DDPState(
-                _standing_in(self._module, self._options.pop("group", None)), self._gradients, **self._options
+                _wrapping(self._module, self._options.get("group")), self._gradients, **self._options
             )
         return self._state.reduce(bucket)
 
@@ -61,6 +63,12 @@ class HookState:
             self._state.close()
 
 
+def _wrapping(module: nn.Module, group: dist.ProcessGroup | None) -> Any:
+    """The DDP model around this module, which whoever registered the hook did not hand on."""
+    models = (o for o in gc.get_objects() if issubclass(type(o), DistributedDataParallel) and o.module is module)
+    return next(models, None) or _standing_in(module, group)
+
+
 class _StandIn(SimpleNamespace):
     """One that can be held weakly."""
 
@@ -70,6 +78,9 @@ def _standing_in(module: nn.Module, group: dist.ProcessGroup | None) -> Any:
     return _StandIn(
         module=module,
         process_group=group or dist.group.WORLD,
+        parameters_to_ignore=(),
+        find_unused_parameters=False,
+        static_graph=False,
         _join_config=SimpleNamespace(enable=False),
         _divide_by_initial_world_size=True,
     )
