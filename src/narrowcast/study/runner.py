@@ -72,8 +72,8 @@ def check_same(study: StudyFile, results: Results) -> None:
     for before in results.sessions()[-1:]:
         if before.get("text") != study.text:
             raise ResultsError(
-                f"{results.folder}: holds results of {before.get('study')!r} as it was before its file was changed; give "
-                "--out another folder, or remove this one"
+                f"{results.folder}: holds results of {before.get('study')!r} as it was before its file was changed; "
+                "give --out another folder, or remove this one"
             )
 
 
