@@ -20,7 +20,7 @@ class Guard:
 
     def __init__(self) -> None:
         runtime = ctypes.CDLL(None)
-        self._forbid, self._allow = runtime.__asan_poison_memory_region, runtime.__asan_unpoison_memory_region
+        self._forbid, self._allow = (runtime[f"__asan_{way}_memory_region"] for way in ("poison", "unpoison"))
         for each in (self._forbid, self._allow):
             each.argtypes, each.restype = [ctypes.c_void_p, ctypes.c_size_t], None
         self._made: list[tuple[Tensor, int, int]] = []
