@@ -25,10 +25,17 @@ DEEPEST = 16
 """Arrays in arrays; ours have two."""
 SHOWN = 60
 """Characters of what is wrong that a message repeats."""
+LONGEST = 1000
+"""Characters of a message."""
 
 
 class FileError(ValueError):
     """A file that cannot be used: says which, where and why."""
+
+
+def placed(name: object, line: int, what: str) -> FileError:
+    """With file and line in front, and as long as a person reads: a file may hold a word of a million letters."""
+    return FileError(f"{name}:{line}: {what if len(what) <= LONGEST else what[:LONGEST] + ' ...'}")
 
 
 @dataclass
@@ -44,7 +51,7 @@ class Document:
         around = path
         while around and around not in self.lines:
             around = around.rpartition(".")[0]
-        raise FileError(f"{self.name}:{self.lines.get(around, 1)}: {path}: {what}")
+        raise placed(self.name, self.lines.get(around, 1), f"{path}: {what}")
 
 
 def read_text(path: str | Path, name: str | Path | None = None) -> str:
@@ -76,7 +83,7 @@ class _Parser:
         self.table, self.path = self.document.values, ""
 
     def fail(self, what: str) -> NoReturn:
-        raise FileError(f"{self.document.name}:{self.at + 1}: {what}")
+        raise placed(self.document.name, self.at + 1, what)
 
     def run(self) -> Document:
         while self.at < len(self.rows):

@@ -22,7 +22,7 @@ from narrowcast.predict.cluster import Cluster, Device, Level
 from narrowcast.predict.costs import Costs
 from narrowcast.predict.model import Description, Layer, Profile
 from narrowcast.predict.step import Setup, Steps
-from narrowcast.predict.toml import FileError, brief, read_text
+from narrowcast.predict.toml import FileError, brief, placed, read_text
 from narrowcast.predict.validation.metrics import Cell, Result, figures
 
 NEEDED = ("model", "compute_ms", "link", "workers", "wire", "measured_ms", "role")
@@ -74,7 +74,7 @@ class _Rows:
             yield {key: (value or "").strip() for key, value in row.items() if key}
 
     def fail(self, what: str) -> FileError:
-        return FileError(f"{self.path}:{self.line}: {what}")
+        return placed(self.path, self.line, what)
 
     def run(self, row: dict[str, str]) -> Run:
         role = self.one_of(row, "role", ROLES)
