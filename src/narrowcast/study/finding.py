@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from narrowcast.parallel.policy import MIN_VALUES
+from narrowcast.study import words
 from narrowcast.study.compressed import is_lossy
 from narrowcast.study.results import Line
 
@@ -89,6 +90,17 @@ class Finding:
     def mostly_plain(self) -> bool:
         """Whether less than half of the values took a wire that is meant to compress."""
         return self.compressed is not None and self.compressed < HALF and is_lossy(self.wire)
+
+
+def percent(finding: Finding) -> str:
+    return f"{words.significant(100 * (finding.compressed or 0.0), 2)} %"
+
+
+def share_words(finding: Finding) -> list[str]:
+    """`31 % of the values compressed`, where it is less than half of them."""
+    if finding.untouched:
+        return [NOTHING]
+    return [f"{percent(finding)} of the values compressed"] if finding.mostly_plain else []
 
 
 F = TypeVar("F", bound=Finding)

@@ -11,7 +11,7 @@ from typing import Any
 
 from narrowcast.bench.timing import torch_threads
 from narrowcast.study import words
-from narrowcast.study.finding import NOTHING, Finding, grouped, one_each
+from narrowcast.study.finding import NOTHING, Finding, grouped, one_each, percent, share_words
 from narrowcast.study.findings import Accuracy, Findings, Step, Uncompared
 from narrowcast.study.statistics import Conclusion, Interval
 from narrowcast.study.wires import bits_name
@@ -305,17 +305,6 @@ MEANING = {
 }
 
 
-def share_words(finding: Finding) -> list[str]:
-    """`31 % of the values compressed`, where it is less than half of them."""
-    if finding.untouched:
-        return [NOTHING]
-    return [f"{_percent(finding)} of the values compressed"] if finding.mostly_plain else []
-
-
-def _percent(finding: Finding) -> str:
-    return f"{words.significant(100 * (finding.compressed or 0.0), 2)} %"
-
-
 def _share_sentences(verdict: Verdict) -> list[str]:
     """How much of what travelled the wire was made for."""
     found = []
@@ -326,7 +315,7 @@ def _share_sentences(verdict: Verdict) -> list[str]:
         least = min(partly, key=lambda row: row.compressed or 0.0)
         found.append(
             f"Less than half of the values were compressed in {words.count(len(partly), 'comparison')}, with "
-            f"{least.model} on {least.data} {_percent(least)}; the rest travelled as it is."
+            f"{least.model} on {least.data} {percent(least)}; the rest travelled as it is."
         )
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from narrowcast.study import words
+from narrowcast.study.finding import share_words
 from narrowcast.study.findings import Findings
 from narrowcast.study.report.markup import Markup, Row, Table, joined, tag
 from narrowcast.study.results import Line
@@ -17,7 +18,6 @@ from narrowcast.study.verdict import (
     failed_words,
     headline,
     how_sure,
-    share_words,
     speed_sentences,
     unknown_words,
 )

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from narrowcast.study import words
-from narrowcast.study.finding import Finding, grouped, one_each
+from narrowcast.study.finding import Finding, grouped, one_each, share_words
 from narrowcast.study.findings import Step
 from narrowcast.study.report.context import Context
 from narrowcast.study.report.markup import Absent, Figure, Markup, Panel, Row, Table, lone, tag
 from narrowcast.study.report.plot import drawing, line, text, text_width
-from narrowcast.study.verdict import share_words
 
 WIDE, SLIM, CELL_H, TOP, FULL = 62, 46, 26, 24, 8.0
 """Width of a cell by rate and by workers, its height; the speedup (and slowdown) at which the colour is full."""

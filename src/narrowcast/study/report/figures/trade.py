@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 
 from narrowcast.study import words
-from narrowcast.study.finding import grouped
+from narrowcast.study.finding import grouped, share_words
 from narrowcast.study.findings import Accuracy, Step
 from narrowcast.study.report.context import Context
 from narrowcast.study.report.markup import Absent, Figure, Markup, Panel, Row, Table, lone, tag
 from narrowcast.study.report.plot import Plot, beside, padded, text
 from narrowcast.study.statistics import Conclusion, Interval, holm
-from narrowcast.study.verdict import failed_words, share_words
+from narrowcast.study.verdict import failed_words
 
 
 @dataclass(frozen=True)
