@@ -13,6 +13,8 @@ from fuzz.__main__ import faults
 from fuzz.base import Kind
 from fuzz.registry import KINDS, shares
 
+from narrowcast.cli import main
+
 SEED = 20260
 COUNTS = {"wires": 600, "specs": 600, "notes": 600}
 TESTS = Path(__file__).parents[1]
@@ -50,32 +52,37 @@ def test_the_command_ends_with_a_summary() -> None:
     assert re.search(r"^20 inputs, 0 faults, seed 3", done.stdout, re.M)
 
 
-NUMBERS = "9" * 400, "3" * 30
+MODEL = 'format = 1\nname = "m"\nbatch = 1\n[[layer]]\nname = "a"\ntensors = [9]\nmacs = {}\n'
+STUDY = 'models = ["mlp"]\ndata = ["digits"]\nwires = ["fp32", "int8/256"]\n{}\n'
+LINE = json.dumps({"schema": 1, "kind": "time", "workers": "two"}) + "\n"
+WRONG = [
+    ("study.toml", STUDY.format("lr = " + "9" * 400), 4, "study run {} --sbatch"),
+    ("study.toml", STUDY.format("seeds = 300000000"), 4, "study run {} --sbatch"),
+    ("study.toml", STUDY.format("wires = " + "[" * 5000), 4, "study run {} --sbatch"),
+    ("model.toml", MODEL.format("3" * 30), 7, "predict --model {} --cluster 8xH100"),
+    ("model.toml", "\n\xff", 2, "predict --model {} --cluster 8xH100"),
+    ("results.jsonl", LINE, 1, "report {}"),
+    ("results.jsonl", "[" * 100_000 + "\n", 1, "report {}"),
+    ("table.csv", '"' + "9" * 200_000, 1, "validate --data {}"),
+]
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-def test_a_number_that_no_float_holds_is_refused_by_name_and_line(number: str, tmp_path: Path) -> None:
-    """The command line: one line and 2, never a traceback."""
-    model = 'format = 1\nname = "m"\nbatch = 1\n[[layer]]\nname = "a"\ntensors = [9]\nmacs = 1\n'
-    lines = {
-        "study.toml": f'models = ["mlp"]\ndata = ["digits"]\nwires = ["fp32", "int8/256"]\nlr = {number}\n',
-        "seeds.toml": 'models = ["mlp"]\ndata = ["digits"]\nwires = ["fp32", "int8/256"]\nseeds = 300000000\n',
-        "model.toml": model.replace("macs = 1", f"macs = {number}"),
-    }
-    for name, text in lines.items():
-        (tmp_path / name).write_text(text)
-    results = tmp_path / "results"
-    results.mkdir()
-    (results / "results.jsonl").write_text(json.dumps({"schema": 1, "kind": "time", "workers": "two"}) + "\n")
-    asked = {
-        "study.toml:4": ["study", "run", str(tmp_path / "study.toml"), "--sbatch"],
-        "seeds.toml:4": ["study", "run", str(tmp_path / "seeds.toml"), "--sbatch"],
-        "model.toml:7": ["predict", "--model", str(tmp_path / "model.toml"), "--cluster", "8xH100"],
-        "results.jsonl:1": ["report", str(results)],
-    }
-    for place, words in asked.items():
-        done = subprocess.run(
-            [sys.executable, "-m", "narrowcast.cli", *words], capture_output=True, text=True, check=False, timeout=100
-        )
-        assert (done.returncode, place in done.stderr) == (2, True), f"{place}: {done.returncode} {done.stderr}"
-        assert len(done.stderr.splitlines()) == 1
+@pytest.mark.parametrize("name, text, line, words", WRONG, ids=[f"{case[0]}-{i}" for i, case in enumerate(WRONG)])
+def test_the_command_says_file_and_line_and_ends_with_2(
+    name: str,
+    text: str,
+    line: int,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One line, never a traceback."""
+    (tmp_path / name).write_bytes(text.encode("latin-1"))
+    monkeypatch.setattr(sys, "argv", ["narrowcast", *words.format(tmp_path / name).split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr().err
+    assert ended.value.code == 2, told
+    assert f"{name}:{line}: " in told
+    assert len(told.splitlines()) == 1

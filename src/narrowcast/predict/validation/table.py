@@ -59,7 +59,7 @@ class _Rows:
         try:
             found = [self.run(row) for row in self.rows(reader)]
         except csv.Error as error:
-            self.line = reader.line_num
+            self.line = max(1, reader.line_num)
             raise self.fail(f"no CSV ({error})") from None
         if not found:
             raise FileError(f"{self.path}:1: the table has no rows")
