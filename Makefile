@@ -11,7 +11,7 @@ CMAKE = $$(command -v $(CURDIR)/$(BIN)/cmake || command -v cmake)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help study test lint docs bench validate test-large test-extras native native-aarch64 clean
+.PHONY: help study test lint docs bench validate fuzz sanitize test-large test-extras native native-aarch64 clean
 MAKEFLAGS += --no-print-directory
 
 # $(call system,TEST,PACKAGE,CONSEQUENCE): where TEST fails, install the Debian package if that can be done here, and
@@ -57,6 +57,14 @@ bench: $(VENV)/installed $(VENV)/bench  ## speed of every codec as a share of co
 
 validate: $(VENV)/installed  ## the predictor against published and measured data; fails where a promised figure is not reached
 	@$(BIN)/narrowcast validate
+
+fuzz: $(VENV)/installed $(VENV)/dev  ## broken wires, specs and files by the million; make fuzz COUNT=1000 SEED=7
+	@PYTHONPATH=tests $(BIN)/python -m fuzz --count $(or $(COUNT),1000000) --seed $(or $(SEED),0)
+
+sanitize: $(VENV)/installed $(VENV)/dev  ## every native kernel under the sanitizers; make sanitize CALLS=1000 SEED=7
+	@mkdir -p build && $(CMAKE) -S . -B build/sanitize -DNC_SANITIZE=ON >build/sanitize.log 2>&1 || { cat build/sanitize.log; exit 1; }
+	@$(CMAKE) --build build/sanitize --parallel $(WORKERS)
+	@PYTHONPATH=tests $(BIN)/python -m sanitize build/sanitize/libnarrowcast_cpu.so --calls $(or $(CALLS),100000) --seed $(or $(SEED),0)
 
 test-large: $(VENV)/installed $(VENV)/dev  ## tensors of more than 2^31 elements (about 20 GB of memory)
 	@$(BIN)/python -m pytest -q -m large $(PYTEST_ARGS)

@@ -15,6 +15,8 @@ from narrowcast.predict.toml import Document, FileError
 FORMAT = 1
 COLLECTIVES = ("all_reduce", "two_shot", "all_gather", "reduce_scatter", "send")
 PRESETS = Path(__file__).with_name("data") / "clusters"
+SMALLEST, LARGEST, WIDEST = 1e-15, 1e18, 10.0
+"""Of sizes, seconds and speeds: further out products of a few of them are no numbers any more. And of spreads."""
 
 Points = tuple[tuple[float, ...], ...]
 """[size, seconds, seconds, ...]: each timing of each size."""
@@ -160,7 +162,7 @@ def load(name: str | Path) -> Cluster:
         path = PRESETS / f"{name}.toml"
     if not path.is_file():
         raise FileError(f"cluster: {name} is no file and no preset; there are {', '.join(presets())}")
-    return parse(path.read_text(), str(name))
+    return parse(toml.read_text(path, name), str(name))
 
 
 def parse(text: str, name: str = "cluster.toml") -> Cluster:
@@ -193,12 +195,11 @@ class _Reader:
         return Cluster(
             name=self.text(values, "", "name", "cluster"),
             levels=made,
-            device=self.device(values.get("device", {})),
-            overlap=self.overlap(values.get("overlap", {})),
+            device=self.device(self.table(values, "device")),
+            overlap=self.overlap(self.table(values, "overlap")),
             codecs=tuple(self.codec(table, path) for table, path in self.tables(values, "codec")),
             # an edited bandwidth is what somebody thinks
-            measured=bool(values.get("measured", False))
-            and all(one.measured_gbit == one.bandwidth_gbit for one in made),
+            measured=self.truth(values, "measured") and all(one.measured_gbit == one.bandwidth_gbit for one in made),
             source=self.text(values, "", "source", ""),
             price_per_hour=self.number(values, "", "price_per_hour", 0.0, low=0.0),
         )
@@ -210,7 +211,7 @@ class _Reader:
             ranks=int(self.number(table, path, "ranks", 0, low=0)),
             bandwidth_gbit=self.number(table, path, "bandwidth_gbit", None, above=0.0),
             latency_us=self.number(table, path, "latency_us", None, low=0.0),
-            spread=self.number(table, path, "spread", 0.0, low=0.0),
+            spread=self.number(table, path, "spread", 0.0, low=0.0, most=WIDEST),
             tables=tuple(self.collective(t, p) for t, p in self.tables(table, f"{path}.collective")),
             timed_gbit=self.number(table, path, "timed_gbit", 0.0, low=0.0),
         )
@@ -244,8 +245,11 @@ class _Reader:
         stream = self.text(table, "device", "codec_stream", plain.codec_stream)
         if stream not in ("side", "compute"):
             self.document.fail("device.codec_stream", f'take "side" or "compute", got {stream!r}')
-        names = ("flops", "memory_gbyte", "launch_us", "spread")
-        numbers = {key: self.number(table, "device", key, getattr(plain, key), low=0.0) for key in names}
+        most = {"flops": LARGEST, "memory_gbyte": LARGEST, "launch_us": LARGEST, "spread": WIDEST}
+        numbers = {
+            key: self.number(table, "device", key, getattr(plain, key), low=0.0, most=limit)
+            for key, limit in most.items()
+        }
         return Device(name=self.text(table, "device", "name", plain.name), codec_stream=stream, **numbers)
 
     def overlap(self, table: dict[str, Any]) -> Overlap:
@@ -256,9 +260,21 @@ class _Reader:
 
     def tables(self, values: dict[str, Any], path: str) -> list[tuple[dict[str, Any], str]]:
         found = values.get(path.rpartition(".")[2], [])
-        if not isinstance(found, list):
+        if not isinstance(found, list) or not all(isinstance(table, dict) for table in found):
             self.document.fail(path, f"write [[{path.rpartition('.')[2]}]]: there may be several")
         return [(table, f"{path}.{number}") for number, table in enumerate(found)]
+
+    def table(self, values: dict[str, Any], key: str) -> dict[str, Any]:
+        found = values.get(key, {})
+        if not isinstance(found, dict):
+            self.document.fail(key, f"write [{key}], once, and its keys below")
+        return found
+
+    def truth(self, values: dict[str, Any], key: str) -> bool:
+        found = values.get(key, False)
+        if not isinstance(found, bool):
+            self.document.fail(key, f"must be true or false, got {toml.brief(found)}")
+        return found
 
     def known(self, table: dict[str, Any], path: str, names: Iterable[str]) -> None:
         allowed = list(names)
@@ -270,7 +286,7 @@ class _Reader:
         where = f"{path}.{key}".lstrip(".")
         value = table.get(key, default)
         if not isinstance(value, str):
-            self.document.fail(where, "is missing" if value is None else f'must be a "string", got {value!r}')
+            self.document.fail(where, "is missing" if value is None else f'must be a "string", got {toml.brief(value)}')
         return value
 
     def number(
@@ -281,13 +297,16 @@ class _Reader:
         default: float | None,
         low: float | None = None,
         above: float | None = None,
+        most: float = LARGEST,
     ) -> float:
         where, value = f"{path}.{key}".lstrip("."), table.get(key, default)
         if value is None:
             self.document.fail(where, "is missing; give a number")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or value in _INFINITE:
-            self.document.fail(where, f"must be a number, got {value!r}")
-        if (low is not None and value < low) or (above is not None and value <= above):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+            self.document.fail(where, f"must be a number, got {toml.brief(value)}")
+        if value > most:
+            self.document.fail(where, f"must be {most:g} or less, got {value:g}")
+        if (low is not None and value < low) or (above is not None and value < above + SMALLEST):
             limit = f"{low:g} or more" if low is not None else f"more than {above:g}"
             self.document.fail(where, f"must be {limit}, got {value!r}")
         return float(value)
@@ -300,14 +319,13 @@ class _Reader:
             good = (
                 isinstance(row, list)
                 and len(row) > 1
-                and all(isinstance(v, (int, float)) and 0 < v < _INFINITE[0] for v in row)
+                and all(isinstance(v, (int, float)) and SMALLEST <= v <= LARGEST for v in row)
             )
             if not good:
-                self.document.fail(f"{where}.{number}", f"must be [size, seconds, ...], all above 0, got {row!r}")
+                self.document.fail(
+                    f"{where}.{number}", f"must be [size, seconds, ...], all above 0, got {toml.brief(row)}"
+                )
         return tuple(sorted(tuple(float(v) for v in row) for row in rows))
-
-
-_INFINITE = (float("inf"), float("-inf"))
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------

@@ -10,6 +10,9 @@ from pathlib import Path
 from narrowcast.predict import toml
 
 FORMAT = 1
+LARGEST = 1e15
+"""Values, multiply-adds and seconds: no model has more, and sums of products stay far from infinity."""
+ALLOWED = f"must be a number from 0 to {LARGEST:g}"
 UPDATE_BYTES = 20
 """An optimizer with momentum reads gradient, weight and momentum and writes the last two: 20 bytes a parameter."""
 
@@ -136,7 +139,7 @@ def dump(profile: Profile) -> str:
 
 
 def load(path: str | Path) -> Profile:
-    return read(toml.parse(Path(path).read_text(), str(path)))
+    return read(toml.parse(toml.read_text(path), str(path)))
 
 
 def read(document: toml.Document) -> Profile:
@@ -144,22 +147,22 @@ def read(document: toml.Document) -> Profile:
     if values.pop("format", None) != FORMAT:
         document.fail("format", f"this version reads format = {FORMAT}")
     for key in NUMBERS:
-        if not isinstance(values.get(key, 0 if key in OPTIONAL else None), (int, float)):
-            document.fail(key, "is missing; give a number")
-        if not 0 <= values.get(key, 0) < math.inf:
-            document.fail(key, f"must be 0 or more, got {values[key]}")
+        given = values.get(key, 0 if key in OPTIONAL else None)
+        if not _is_number(given):
+            document.fail(key, "is missing; give a number" if given is None else f"{ALLOWED}, got {toml.brief(given)}")
     rows = values.pop("tensors", None)
     if not isinstance(rows, list) or not rows:
         document.fail("tensors", 'give a list of ["name", values, seconds]')
     for number, row in enumerate(rows):
         good = isinstance(row, list) and len(row) == 3 and isinstance(row[0], str)
-        if not good or not all(isinstance(v, (int, float)) and 0 <= v < math.inf for v in row[1:]):
-            document.fail(f"tensors.{number}", f'must be ["name", values, seconds], got {row!r}')
+        if not good or not all(_is_number(v) for v in row[1:]):
+            document.fail(f"tensors.{number}", f'must be ["name", values, seconds], got {toml.brief(row)}')
     unknown = set(values) - {*NUMBERS, "name", "source"}
     if unknown:
         document.fail(min(unknown), "unknown key")
-    if not isinstance(values.get("name"), str):
-        document.fail("name", "is missing")
+    for key, default in (("name", None), ("source", "")):
+        if not isinstance(values.get(key, default), str):
+            document.fail(key, 'is missing; give a "string"')
     tensors = tuple(TensorTime(n, int(v), float(s)) for n, v, s in rows)
     return Profile(tensors=tensors, **values)
 
@@ -172,24 +175,36 @@ def described(document: toml.Document) -> Description:
     for key in values:
         if key not in ("format", "name", "batch", "samples", "source", "layer"):
             document.fail(key, "unknown key; there are name, batch, samples, source and [[layer]]")
+    if not isinstance(values["layer"], list) or not values["layer"]:
+        document.fail("layer", "write [[layer]], once for each")
     layers = tuple(_layer(document, table, number) for number, table in enumerate(values["layer"]))
     batch, samples = values.get("batch", 1), values.get("samples", 0)
     for key, value in (("batch", batch), ("samples", samples)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < (key == "batch"):
-            document.fail(key, f"must be a whole number, got {value!r}")
+        if not _is_whole(value) or value < (key == "batch"):
+            document.fail(key, f"must be a whole number, got {toml.brief(value)}")
     return Description(str(values.get("name", document.name)), layers, batch, samples, str(values.get("source", "")))
 
 
-def _layer(document: toml.Document, table: dict[str, object], number: int) -> Layer:
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= LARGEST
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and _is_number(value)
+
+
+def _layer(document: toml.Document, table: object, number: int) -> Layer:
     path = f"layer.{number}"
+    if not isinstance(table, dict):
+        document.fail("layer", "write [[layer]], once for each")
     for key in table:
         if key not in ("name", "tensors", "macs", "output"):
             document.fail(f"{path}.{key}", "unknown; a layer has name, tensors, macs and output")
-    tensors, macs, output = table.get("tensors", []), table.get("macs"), table.get("output", 0)
-    if not isinstance(tensors, list) or not all(isinstance(n, int) and n > 0 for n in tensors):
-        document.fail(f"{path}.tensors", f"must be a list of numbers of values, got {tensors!r}")
-    if not isinstance(macs, (int, float)) or not 0 <= macs < math.inf:
-        document.fail(f"{path}.macs", f"must be the multiply-adds of one sample, got {macs!r}")
-    if not isinstance(output, int) or output < 0:
-        document.fail(f"{path}.output", f"must be the values that it hands on for one sample, got {output!r}")
+    tensors, macs, output = table.get("tensors", []), table.get("macs", math.nan), table.get("output", 0)
+    if not isinstance(tensors, list) or not all(_is_whole(n) and n > 0 for n in tensors):
+        document.fail(f"{path}.tensors", f"must be a list of numbers of values, got {toml.brief(tensors)}")
+    if not _is_number(macs):
+        document.fail(f"{path}.macs", f"must be the multiply-adds of one sample, got {toml.brief(macs)}")
+    if not _is_whole(output):
+        document.fail(f"{path}.output", f"must be the values that it hands on for one sample, got {toml.brief(output)}")
     return Layer(str(table.get("name", path)), tuple(tensors), float(macs), output)

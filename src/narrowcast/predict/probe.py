@@ -21,7 +21,7 @@ from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives import Residuals, api
-from narrowcast.predict.cluster import Cluster, CodecSpeed, Device, Level, Overlap, Points, Table
+from narrowcast.predict.cluster import Cluster, CodecSpeed, Device, Level, Overlap, Points, Table, dump, parse
 
 WIRES = ("fp32", "bf16", "int8/256", "int4/128", "int4/128+ef")
 SIZES = (*tuple(1 << power for power in range(12, 26, 2)), 24 << 20)
@@ -336,8 +336,14 @@ def _levels(prober: Prober, local: int, nodes: int) -> Iterator[Level]:
 
 
 def _agreed(made: Cluster) -> Cluster:
-    """Rank 0's numbers for all: the few that are not reduced (the name of a processor) may differ."""
-    found: list[object] = [made]
-    dist.broadcast_object_list(found, 0)
-    assert isinstance(found[0], Cluster)
-    return found[0]
+    """Rank 0's numbers for all: the few that are not reduced (the name of a processor) may differ.
+
+    They travel as the text of a cluster file, which is read strictly: what comes from another process is never
+    unpickled.
+    """
+    mine = torch.tensor(list(dump(made).encode()), dtype=torch.uint8)
+    size = torch.tensor([len(mine)])
+    dist.broadcast(size, 0)
+    text = mine if dist.get_rank() == 0 else mine.new_empty(int(size))
+    dist.broadcast(text, 0)
+    return parse(bytes(text.tolist()).decode(), "the cluster that rank 0 has measured")

@@ -48,7 +48,7 @@ def resolve(
     if name.endswith(".toml"):
         if not Path(name).is_file():
             raise ModelError(f"model: no file {name}")
-        document = toml.parse(Path(name).read_text(), name)
+        document = toml.parse(toml.read_text(name), name)
         if "layer" in document.values:
             return _described(model_file.described(document), cluster, batch, flops, compute_ms)
         return Source(model_file.read(document))

@@ -12,6 +12,7 @@ from torch import Tensor
 from narrowcast.codecs import codec as codec_named
 from narrowcast.parallel.overlap import Contention, Span, interval
 from narrowcast.parallel.overlap import step as step_span
+from narrowcast.parallel.policy import MIN_VALUES
 from narrowcast.predict import buckets, costs, curve
 from narrowcast.predict.costs import Costs
 from narrowcast.predict.model import Profile
@@ -31,6 +32,8 @@ class Setup:
     wire: str
     algorithm: str = "auto"
     bucket_bytes: int = buckets.BUCKET_BYTES
+    min_values: int = MIN_VALUES
+    """Tensors with fewer values travel as they are."""
     overlap: bool = True
     """False: everything is sent after the backward pass."""
     queues: str = "one"
@@ -107,7 +110,7 @@ class Steps:
         self.profile, self.costs = profile, made
         self.cluster = made.cluster
         self.compute_D = self._factor("compute", profile.spread)
-        self._calls: dict[tuple[int, str, bool], tuple[buckets.CallPlan, ...]] = {}
+        self._calls: dict[tuple[int, int, str, bool], tuple[buckets.CallPlan, ...]] = {}
 
     def _factor(self, name: str, spread: float) -> Tensor:
         made = self.costs
@@ -138,10 +141,11 @@ class Steps:
 
     def calls(self, setup: Setup) -> tuple[buckets.CallPlan, ...]:
         # the backend's own sum takes a bucket as it is; `attach` sends small tensors apart
-        key = setup.bucket_bytes, setup.wire, self.algorithm(setup) != "native"
+        split = self.algorithm(setup) != "native"
+        key = setup.bucket_bytes, setup.min_values, setup.wire, split
         if key not in self._calls:
-            cut = buckets.buckets(self.profile.tensors, bucket_bytes=setup.bucket_bytes)
-            self._calls[key] = buckets.calls(cut, setup.wire, split=key[2])
+            sizes = {"bucket_bytes": setup.bucket_bytes, "min_values": setup.min_values}
+            self._calls[key] = buckets.calls(buckets.buckets(self.profile.tensors, **sizes), setup.wire, split=split)
         return self._calls[key]
 
     def services(self, setup: Setup, calls: tuple[buckets.CallPlan, ...]) -> tuple[Tensor, Tensor]:

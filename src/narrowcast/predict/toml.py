@@ -10,15 +10,32 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 HEADER = re.compile(r"^(\[\[?)\s*([\w.-]+)\s*(\]\]?)\s*(?:#.*)?$")
 KEY = re.compile(r"^([\w-]+)\s*=\s*")
 TOKEN = re.compile(r'\s*(?:(?P<text>"(?:[^"\\]|\\.)*")|(?P<mark>[\[\],])|(?P<word>[^\s\[\],#"]+)|(?P<comment>#.*))')
 
+WHOLE = re.compile(r"[+-]?[0-9]+")
+REAL = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|inf|nan)")
+LARGEST = (1 << 63) - 1
+"""TOML's whole numbers have 64 bits; a larger one is a slip of the keyboard that no float can hold."""
+DEEPEST = 16
+"""Arrays in arrays; ours have two."""
+SHOWN = 60
+"""Characters of what is wrong that a message repeats."""
+LONGEST = 1000
+"""Characters of a message."""
+
 
 class FileError(ValueError):
     """A file that cannot be used: says which, where and why."""
+
+
+def placed(name: object, line: int, what: str) -> FileError:
+    """With file and line in front, and as long as a person reads: a file may hold a word of a million letters."""
+    return FileError(f"{name}:{line}: {what if len(what) <= LONGEST else what[:LONGEST] + ' ...'}")
 
 
 @dataclass
@@ -34,7 +51,24 @@ class Document:
         around = path
         while around and around not in self.lines:
             around = around.rpartition(".")[0]
-        raise FileError(f"{self.name}:{self.lines.get(around, 1)}: {path}: {what}")
+        raise placed(self.name, self.lines.get(around, 1), f"{path}: {what}")
+
+
+def read_text(path: str | Path, name: str | Path | None = None) -> str:
+    """A file's text; FileError with its name where it is none, or cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise FileError(f"{name or path}:{line}: no text in UTF-8 ({error.reason})") from None
+    except OSError as error:
+        raise FileError(f"{name or path}: cannot be read ({error.strerror})") from None
+
+
+def brief(value: object) -> str:
+    """A value as a message shows it: the beginning of a long one."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text)} characters)"
 
 
 def parse(text: str, name: str = "<text>") -> Document:
@@ -49,7 +83,7 @@ class _Parser:
         self.table, self.path = self.document.values, ""
 
     def fail(self, what: str) -> NoReturn:
-        raise FileError(f"{self.document.name}:{self.at + 1}: {what}")
+        raise placed(self.document.name, self.at + 1, what)
 
     def run(self) -> Document:
         while self.at < len(self.rows):
@@ -62,7 +96,7 @@ class _Parser:
     def _header(self, row: str) -> None:
         found = HEADER.match(row)
         if found is None or len(found[1]) != len(found[3]):
-            self.fail(f"a table is written [name] or [[name]], got {row!r}")
+            self.fail(f"a table is written [name] or [[name]], got {brief(row)}")
         keys = found[2].split(".")
         self.table, self.path = self.document.values, ""
         for key in keys[:-1]:
@@ -93,7 +127,7 @@ class _Parser:
     def _pair(self, row: str) -> None:
         found = KEY.match(row)
         if found is None:
-            self.fail(f"a line is `key = value`, a [table] or a # comment, got {row!r}")
+            self.fail(f"a line is `key = value`, a [table] or a # comment, got {brief(row)}")
         key = found[1]
         if key in self.table:
             self.fail(f"{key} stands here a second time")
@@ -108,6 +142,8 @@ class _Parser:
             for kind, token in self._tokens(rest):
                 depth += (kind, token) == ("mark", "[")
                 depth -= (kind, token) == ("mark", "]")
+                if depth > DEEPEST:
+                    self.fail(f"{path}: arrays lie {depth} deep in one another; {DEEPEST} are allowed")
                 tokens.append((kind, token, self.at + 1))
             if depth <= 0:
                 break
@@ -122,10 +158,11 @@ class _Parser:
 
     def _tokens(self, rest: str) -> list[tuple[str, str]]:
         found, at = [], 0
-        while at < len(rest.rstrip()):
+        rest = rest.rstrip()
+        while at < len(rest):
             match = TOKEN.match(rest, at)
             if match is None:
-                self.fail(f'cannot read {rest[at:].strip()!r}; strings need "quotes"')
+                self.fail(f'cannot read {brief(rest[at:].strip())}; strings need "quotes"')
             assert match.lastgroup is not None
             if match.lastgroup == "comment":
                 break
@@ -151,14 +188,25 @@ class _Parser:
 
     def _scalar(self, kind: str, token: str, path: str) -> Any:
         if kind == "text":
-            return json.loads(token)
+            return self._text(token, path)
         if token in ("true", "false"):
             return token == "true"
+        plain = token.replace("_", "")
+        if REAL.fullmatch(plain) is None:
+            self.fail(f'{path}: {brief(token)} is no number, no true or false and no "string"')
+        if WHOLE.fullmatch(plain) is None:
+            return float(plain)
+        if len(plain.lstrip("+-0")) > len(str(LARGEST)) or abs(int(plain)) > LARGEST:
+            self.fail(f"{path}: {brief(token)} is too large; a whole number is at most {LARGEST}")
+        return int(plain)
+
+    def _text(self, token: str, path: str) -> str:
         try:
-            plain = token.replace("_", "")
-            return int(plain) if re.fullmatch(r"[+-]?\d+", plain) else float(plain)
-        except ValueError:
-            self.fail(f'{path}: {token!r} is no number, no true or false and no "string"')
+            found = str(json.loads(token))
+            found.encode()  # half of a surrogate pair is no character
+        except ValueError as error:
+            self.fail(f"{path}: {brief(token)} is no string ({error})")
+        return found
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import torch
 from narrowcast.simulate.train_log import Record
 from narrowcast.simulate.training import Run, train
 from narrowcast.simulate.world import World
-from narrowcast.study import datasets, models
+from narrowcast.study import compressed, datasets, models
 from narrowcast.study.cases import Case
 from narrowcast.study.worker import end_with_parent
 
@@ -24,7 +24,7 @@ LOOKS = 4
 def job_of(case: Case) -> dict[str, Any]:
     """What a training needs to know, for JSON."""
     assert case.grid is not None
-    options = {key: getattr(case.grid, key) for key in ("batch", "epochs", "lr", "examples", "tests")}
+    options = {key: getattr(case.grid, key) for key in ("batch", "epochs", "lr", "examples", "tests", "min_values")}
     axes = {key: getattr(case, key) for key in ("model", "data", "wire", "algorithm", "seed")}
     return {"case": case.id, **axes, **options, "workers": case.layout.workers, "nodes": case.layout.nodes}
 
@@ -42,6 +42,7 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
         examples,
         workers=World(job["workers"], job["algorithm"], nodes=nodes, seed=job["seed"]),
         spec=job["wire"],
+        min_values=job["min_values"],
         steps=steps,
         batch=batch,
         # to zero in a straight line: the last steps then settle, and runs can be compared
@@ -61,6 +62,7 @@ def _ended(run: Run, positions: int) -> dict[str, Any]:
         "steps_per_epoch": run.batches.steps_per_epoch,
         "curve": curve,
         "layers": _layers(run),
+        "compressed": compressed.share(run.exchange.rows()),
     }
 
 

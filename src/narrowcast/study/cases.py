@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from narrowcast.lab.rates import parse_rate
+from narrowcast.parallel.policy import MIN_VALUES
 from narrowcast.predict.toml import FileError
 from narrowcast.study.file import REAL, UNLIMITED, USED, WHOLE, Grid, Layout, StudyFile
 
@@ -17,7 +18,7 @@ LOOPBACK, CLUSTER, SIMULATED = "loopback", "cluster", "simulated"
 NETWORKS_DATA = {"resnet110": "cifar10", "lstm": "an4", "bert-base": "text", "bert-large": "text", "gpt2": "text"}
 """What the networks of the predicted grids learn from; all others take ImageNet."""
 
-HOW = {*WHOLE, *REAL} - {"probe_seconds"}
+HOW = {*WHOLE, *REAL} - {"probe_seconds", "min_values"}
 """The numbers that say how a case is run, and are no part of its name."""
 
 
@@ -41,14 +42,20 @@ class Case:
 
     @property
     def id(self) -> str:
-        """The axes joined by |."""
-        if self.kind == "accuracy":
-            return "|".join(["accuracy", *self._what(), str(self.layout), f"seed {self.seed}"])
+        """The axes joined by |. `min_values` is one of them where it is another than the usual."""
+        where = (str(self.layout), self.rate_name, self.transport)
         if self.kind == "bus":
-            where = (str(self.layout), self.rate_name, self.transport)
             return "|".join(["bus", str(self.bytes), self.wire, self.algorithm, *where])
+        also = [f"min_values {self.min_values}"] if self.min_values != MIN_VALUES else []
+        if self.kind == "accuracy":
+            return "|".join(["accuracy", *self._what(), str(self.layout), f"seed {self.seed}", *also])
         first = "predicted" if self.source == "predicted" else "time"
-        return "|".join([first, *self._what(), str(self.layout), self.rate_name, self.transport, self.parallel])
+        return "|".join([first, *self._what(), *where, self.parallel, *also])
+
+    @property
+    def min_values(self) -> int:
+        """Tensors with fewer values travel as they are."""
+        return MIN_VALUES if self.grid is None else self.grid.min_values
 
     def _what(self) -> tuple[str, ...]:
         return self.model, self.data, self.wire, self.algorithm
@@ -67,6 +74,7 @@ class Case:
         found |= {key: getattr(self, key) for key in ("model", "data", "wire", "algorithm")}
         found |= {"workers": self.layout.workers, "layout": str(self.layout), "rate": self.rate}
         found |= {key: getattr(self, key) for key in ("rate_name", "transport", "parallel")}
+        found |= {} if self.kind == "bus" else {"min_values": self.min_values}
         return found | ({"seed": self.seed} if self.seed is not None else {})
 
 
@@ -98,13 +106,14 @@ class Setting:
     def slug(self) -> str:
         first = self.cases[0]
         words = (first.model, first.data, first.parallel, self.place.slug)
+        # not min_values: the file is a profile of steps without communication
         return "-".join(words).replace("/", "_").replace(":", "_").replace("\\", "_")
 
     def job(self) -> dict[str, Any]:
         """What a rank needs to know, for JSON."""
         first = self.cases[0]
         assert first.grid is not None
-        wanted = ("batch", "steps", "repeats", "seconds", "examples")
+        wanted = ("batch", "steps", "repeats", "seconds", "examples", "min_values")
         options = {key: value for key, value in asdict(first.grid).items() if key in wanted}
         axes = {"kind": first.kind, "model": first.model, "data": first.data, "parallel": first.parallel}
         listed = [{"case": c.id, "wire": c.wire, "algorithm": c.algorithm, "bytes": c.bytes} for c in self.cases]
@@ -156,7 +165,8 @@ def settings(cases: Sequence[Case]) -> list[Setting]:
     """Measured cases, put together by what they share; settings of one place follow one another."""
     grouped: dict[tuple[Any, ...], list[Case]] = {}
     for case in cases:
-        key = (case.kind, case.model, case.data, case.layout, case.rate_name, case.transport, case.parallel)
+        where = (case.layout, case.rate_name, case.transport, case.parallel)
+        key = (case.kind, case.model, case.data, *where, case.min_values)
         grouped.setdefault(key, []).append(case)
     by_place: dict[Place, list[Setting]] = {}
     for members in grouped.values():

@@ -17,6 +17,7 @@ from rich.table import Table
 from narrowcast.console import JsonPath, emit, make_console, new_table
 from narrowcast.study import file, results, runner, sbatch, torchrun
 from narrowcast.study.file import KINDS, StudyFile
+from narrowcast.study.finding import Finding, grouped
 from narrowcast.study.launch import LAUNCHERS
 from narrowcast.study.lines import usable_lines
 from narrowcast.study.runner import Options, Outcome
@@ -93,7 +94,7 @@ def _tell(study: StudyFile, outcome: Outcome, json_path: str | None) -> None:
     from narrowcast.study.report import write_report
     from narrowcast.study.verdict import verdict_text
 
-    lines = results.read(outcome.folder)
+    lines = usable_lines(outcome.folder)
     report, verdict = write_report(outcome.folder), verdict_text(outcome.folder)
     facts = {**vars(outcome), "folder": str(outcome.folder), "report": str(report), "verdict": verdict}
     if json_path == "-":
@@ -145,7 +146,7 @@ def show(
 ) -> None:
     """What a study has found so far, as tables; --json: its lines."""
     folder = Path(name) if Path(name).is_dir() else FOLDER / name
-    lines = results.read(folder)
+    lines = usable_lines(folder)
     if json_path is not None:
         emit(lines, f"written to {json_path}", json_path)
         return
@@ -153,7 +154,7 @@ def show(
         make_console().print(table)
     for line in results.latest(lines).values():
         if line["status"] == "failed":
-            make_console().print(f"failed: {line['case']}: {line['error']}", markup=False)
+            make_console().print(f"failed: {line['case']}: {line.get('error')}", markup=False)
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -178,37 +179,48 @@ def _step(line: results.Line) -> float:
     return line["step_ms"] if line["source"] == "predicted" else statistics.median(itertools.chain(*line["steps_ms"]))
 
 
-SETTING = ("source", "model", "data", "layout", "rate_name", "transport", "parallel")
+SETTING = ("model", "data", "layout", "rate_name", "transport", "parallel")
 
 
 def _times(lines: list[results.Line], baseline: str) -> Table:
     columns = ("model", "data", "workers", "link", "transport", "parallel", "wire", "algorithm", "step ms", "predicted")
     table = new_table(f"Steps, and how many times faster than {baseline}", *columns, "faster", "bytes a step")
-    plain = {tuple(line[key] for key in SETTING): _step(line) for line in lines if line["wire"] == baseline}
+    plain = {Finding(line).place: _step(line) for line in lines if line["wire"] == baseline}
     for line in lines:
-        base = plain.get(tuple(line[key] for key in SETTING))
+        base = plain.get(Finding(line).place)
         measured = f"{_step(line):.1f}" if line["source"] == "measured" else ""
         expected = line["step_ms"] if line["source"] == "predicted" else line.get("predicted_ms")
         sent = (line.get("bytes") or {}).get("claimed")
         table.add_row(
-            *(line[key] for key in SETTING[1:]),
+            *(str(line.get(key) or "") for key in SETTING),
             *(line["wire"], line["algorithm"], measured, f"{expected:.1f}" if expected else ""),
-            f"{base / _step(line):.2f}" if base else "",
+            _faster(line, base),
             f"{sent:,.0f}" if sent else "",
         )
     return table
 
 
+def _faster(line: results.Line, base: float | None) -> str:
+    if Finding(line).untouched:
+        return "nothing compressed"
+    return f"{base / _step(line):.2f}" if base else ""
+
+
 def _accuracies(lines: list[results.Line], baseline: str) -> Table:
     columns = ("model", "data", "workers", "wire", "algorithm", "seeds", "accuracy", f"minus {baseline}")
     table = new_table("Accuracy on the test set, in points, means over seeds", *columns)
-    by_seed: dict[tuple[str, ...], dict[int, float]] = {}
-    for line in lines:
-        key = tuple(str(line[k]) for k in ("model", "data", "layout", "wire", "algorithm"))
-        by_seed.setdefault(key, {})[line["seed"]] = line["accuracy"]
-    for key, found in by_seed.items():
-        base = next((v for k, v in by_seed.items() if (*k[:3], k[3]) == (*key[:3], baseline)), {})
-        pairs = [value - base[seed] for seed, value in found.items() if seed in base]
-        difference = f"{statistics.fmean(pairs):+.2f}" if pairs else ""
-        table.add_row(*key, str(len(found)), f"{statistics.fmean(found.values()):.2f}", difference)
+    wires = grouped(lines, lambda line: (Finding(line).place, line["wire"], line["algorithm"]))
+    for (place, _, _), runs in wires.items():
+        plain = next((same for (where, wire, _), same in wires.items() if (where, wire) == (place, baseline)), [])
+        axes = (str(runs[0].get(key) or "") for key in ("model", "data", "layout", "wire", "algorithm"))
+        mean = statistics.fmean(line["accuracy"] for line in runs)
+        table.add_row(*axes, str(len(runs)), f"{mean:.2f}", _difference(runs, plain))
     return table
+
+
+def _difference(runs: list[results.Line], plain: list[results.Line]) -> str:
+    if Finding(runs[0]).untouched:
+        return "nothing compressed"
+    base = {line["seed"]: line["accuracy"] for line in plain}
+    pairs = [line["accuracy"] - base[line["seed"]] for line in runs if line["seed"] in base]
+    return f"{statistics.fmean(pairs):+.2f}" if pairs else ""

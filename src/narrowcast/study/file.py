@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
@@ -12,9 +13,10 @@ from typing import Any, NoReturn
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives.algorithms import ALGORITHMS
 from narrowcast.lab.rates import parse_rate
+from narrowcast.parallel.policy import MIN_VALUES
 from narrowcast.predict import cluster as cluster_file
 from narrowcast.predict import toml, zoo
-from narrowcast.predict.toml import Document, FileError
+from narrowcast.predict.toml import Document, FileError, brief
 from narrowcast.study import datasets, models
 
 BUILTIN = Path(__file__).with_name("builtin")
@@ -22,11 +24,16 @@ KINDS = ("time", "accuracy", "bus", "predicted")
 TRANSPORTS = ("gloo", "mpi", "nccl")
 PARALLEL = ("data", "model")
 UNLIMITED = "unlimited"
-LAYOUT = re.compile(r"([1-9]\d*)x([1-9]\d*)")
+LAYOUT = re.compile(r"([1-9][0-9]{0,6})x([1-9][0-9]{0,6})")
+MOST_WORKERS = 1_000_000
+MOST_CASES = 100_000
+"""Of a grid: more would take years, and hours to write down."""
 NAME = re.compile(r"\w[\w.-]*")
 """It names a folder, and a job of SLURM."""
-SIZE = re.compile(r"([1-9]\d*)(KiB|MiB)")
+SIZE = re.compile(r"([1-9][0-9]{0,6})(KiB|MiB)")
 SHIFTS = {"KiB": 10, "MiB": 20}
+LONGEST_WORD = 100
+"""So many characters are compared with the names that were probably meant."""
 
 
 @dataclass(frozen=True)
@@ -83,15 +90,17 @@ class Grid:
     examples: int = 0
     """The first so many training examples; 0: all."""
     tests: int = 0
+    min_values: int = MIN_VALUES
+    """Tensors with fewer values travel as they are; part of a case's name where it is another than `attach`'s own."""
     line: int = 0
 
 
 USED = {
     "time": "models data wires algorithms workers rates transport parallel batch steps repeats seconds probe_seconds"
-    " probe_at examples",
-    "accuracy": "models data wires algorithms workers seeds batch epochs lr examples tests",
+    " probe_at examples min_values",
+    "accuracy": "models data wires algorithms workers seeds batch epochs lr examples tests min_values",
     "bus": "wires algorithms workers rates transport sizes repeats seconds",
-    "predicted": "models wires algorithms workers clusters transport",
+    "predicted": "models wires algorithms workers clusters transport min_values",
 }
 """What each kind looks at; in a table of its own nothing else may stand."""
 NEEDED = {
@@ -130,7 +139,7 @@ def load(name: str | Path) -> StudyFile:
     path = BUILTIN / f"{name}.toml" if str(name) in builtins() else Path(name)
     if not path.is_file():
         raise FileError(f"study: {name} is no file and no built-in study; there are {', '.join(builtins())}")
-    return parse(path.read_text(), str(name))
+    return parse(toml.read_text(path, name), str(name))
 
 
 def parse(text: str, name: str = "study.toml") -> StudyFile:
@@ -142,7 +151,7 @@ def parse(text: str, name: str = "study.toml") -> StudyFile:
     return study
 
 
-WHOLE = {"batch": 1, "steps": 2, "repeats": 1, "examples": 0, "tests": 0}
+WHOLE = {"batch": 1, "steps": 2, "repeats": 1, "examples": 0, "tests": 0, "min_values": 0}
 REAL = {"epochs": 0.0, "lr": 0.0, "seconds": 0.0, "probe_seconds": -1.0}
 """Numbers, and what they must be above."""
 HEAD = ("name", "about", "margin", "primary", "baseline", "targets", "kinds", "grid")
@@ -192,7 +201,7 @@ class _Reader:
         if tables is None:
             kinds = self._kinds(values.get("kinds", ["time", "accuracy"]), "kinds")
             return [self._grid(kind, common, {}, "") for kind in kinds]
-        if not isinstance(tables, list):
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             self._fail("grid", "write [[grid]]: there may be several")
         if not tables:
             self._fail("grid", "is an empty list; leave it out, or write [[grid]] tables")
@@ -218,8 +227,16 @@ class _Reader:
         place = {key: f"{path}.{key}".lstrip(".") if key in own else key for key in given}
         made = {key: self._value(key, value, place[key], kind) for key, value in given.items()}
         grid = Grid(kind, line=self.document.lines.get(path, 1), **made)
+        self._few_enough(grid, used, path)
         self._fits(grid, place)
         return grid
+
+    def _few_enough(self, grid: Grid, used: Sequence[str], path: str) -> None:
+        axes = [value for key in used if isinstance(value := getattr(grid, key), tuple)]
+        if (cases := math.prod(map(len, axes))) > MOST_CASES:
+            self._fail(
+                path or "wires", f"a grid has at most {MOST_CASES:,} cases, this one {cases:,}; shorten its lists"
+            )
 
     def _fits(self, grid: Grid, place: dict[str, str]) -> None:
         """What each value allows by itself and all of them together do not."""
@@ -249,15 +266,17 @@ class _Reader:
         if key == "probe_at":
             return self._rate(self._text(path, value), path)
         if key == "seeds" and isinstance(value, int) and not isinstance(value, bool):
-            return tuple(range(self._whole(path, value, 1)))
+            return tuple(range(self._whole(path, value, 1, MOST_CASES)))
         listed = value if isinstance(value, list) else [value]
         if not listed:
             self._fail(path, "is an empty list; leave it out, or give at least one")
         at = [f"{path}.{number}" if isinstance(value, list) else path for number in range(len(listed))]
         found = tuple(self._item(key, item, where, kind) for item, where in zip(listed, at, strict=True))
-        for number, item in enumerate(found):
-            if item in found[:number]:
-                self._fail(at[number], f"stands here a second time: {item}")
+        seen = set()
+        for where, item in zip(at, found, strict=True):
+            if item in seen:
+                self._fail(where, f"stands here a second time: {item}")
+            seen.add(item)
         return found
 
     def _item(self, key: str, item: Any, path: str, kind: str) -> Any:
@@ -288,17 +307,19 @@ class _Reader:
         }[key]
 
     def _layout(self, item: Any, path: str) -> Layout:
-        if isinstance(item, int) and not isinstance(item, bool) and item >= 1:
-            return Layout(item)
         match = LAYOUT.fullmatch(item) if isinstance(item, str) else None
-        if match is None:
-            self._fail(path, f'give a number of workers, or hosts and the ranks on each as "2x2"; got {item!r}')
-        return Layout(int(match[1]), int(match[2]))
+        whole = isinstance(item, int) and not isinstance(item, bool) and item >= 1
+        if match is None and not whole:
+            self._fail(path, f'give a number of workers, or hosts and the ranks on each as "2x2"; got {brief(item)}')
+        found = Layout(item) if match is None else Layout(int(match[1]), int(match[2]))
+        if found.workers > MOST_WORKERS:
+            self._fail(path, f"at most {MOST_WORKERS:,} workers, got {found.workers:,}")
+        return found
 
     def _size(self, item: Any, path: str) -> int:
         match = SIZE.fullmatch(item) if isinstance(item, str) else None
         if match is None:
-            self._fail(path, f'give the bytes of a message as "64KiB" or "4MiB"; got {item!r}')
+            self._fail(path, f'give the bytes of a message as "64KiB" or "4MiB"; got {brief(item)}')
         return int(match[1]) << SHIFTS[match[2]]
 
     def _wire(self, item: Any, path: str) -> str:
@@ -314,12 +335,12 @@ class _Reader:
             try:
                 parse_rate(text)
             except ValueError:
-                self._fail(path, f'give "100mbit", "1gbit" or the like, or "{UNLIMITED}"; got {text!r}')
+                self._fail(path, f'give "100mbit", "1gbit" or the like, or "{UNLIMITED}"; got {brief(text)}')
         return text
 
     def _name(self, value: Any) -> str:
         if NAME.fullmatch(self._text("name", value)) is None:
-            self._fail("name", f'give letters, digits, "_", "-" and "." alone: it names a folder; got {value!r}')
+            self._fail("name", f'give letters, digits, "_", "-" and "." alone: it names a folder; got {brief(value)}')
         return str(value)
 
     def _targets(self, table: Any, grids: Sequence[Grid]) -> dict[str, float]:
@@ -349,24 +370,26 @@ class _Reader:
 
     def _one_of(self, item: Any, allowed: Sequence[str], path: str) -> None:
         if item not in allowed:
-            self._fail(path, f"unknown {item!r}; {_nearest(str(item), allowed)}")
+            self._fail(path, f"unknown {brief(item)}; {_nearest(str(item), allowed)}")
 
     def _text(self, path: str, value: Any) -> str:
         if not isinstance(value, str):
-            self._fail(path, f'must be a "string", got {value!r}')
+            self._fail(path, f'must be a "string", got {brief(value)}')
         return str(value)
 
-    def _whole(self, path: str, value: Any, least: int) -> int:
+    def _whole(self, path: str, value: Any, least: int, most: int = toml.LARGEST) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            self._fail(path, f"must be a whole number, {least} or more; got {value!r}")
+            self._fail(path, f"must be a whole number, {least} or more; got {brief(value)}")
+        if value > most:
+            self._fail(path, f"must be a whole number, {most:,} or less; got {value:,}")
         return int(value)
 
     def _number(self, path: str, value: Any, above: float) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > above or value == float("inf"):
-            self._fail(path, f"must be a number above {above:g}; got {value!r}")
+            self._fail(path, f"must be a number above {above:g}; got {brief(value)}")
         return float(value)
 
 
 def _nearest(word: str, allowed: Sequence[str]) -> str:
-    near = difflib.get_close_matches(word, allowed, n=1)
+    near = difflib.get_close_matches(word[:LONGEST_WORD], allowed, n=1)
     return f"did you mean {near[0]}? There are {', '.join(allowed)}" if near else f"there are {', '.join(allowed)}"

@@ -2,93 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
 
 from narrowcast.bench.timing import torch_threads
 from narrowcast.study import statistics as stats
 from narrowcast.study import words
+from narrowcast.study.finding import DEFAULT_ALGORITHM, NOTHING, Finding, grouped
 from narrowcast.study.lines import owners, usable_lines
 from narrowcast.study.results import Line, ResultsError, latest
 from narrowcast.study.statistics import Conclusion, Equivalence, Interval
 from narrowcast.study.wires import wire_bits
 
-T = TypeVar("T")
-K = TypeVar("K", bound=Hashable)
-
-DEFAULT_ALGORITHM = "auto"
-"""What `attach` takes where nobody says otherwise."""
 WITHIN = 0.03
 """Bytes that were counted agree with those that were claimed where they differ by no more."""
-
-
-def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Items by key, in the order in which keys first appear."""
-    found: dict[K, list[T]] = {}
-    for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
-
-
-def _field(name: str) -> Any:
-    return property(lambda case: case.line.get(name))
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A case: the axes that every one has."""
-
-    line: Line = field(repr=False)
-
-    kind = _field("kind")
-    source = _field("source")
-    model = _field("model")
-    data = _field("data")
-    wire = _field("wire")
-    algorithm = _field("algorithm")
-    workers = _field("workers")
-    rate_name = _field("rate_name")
-    transport = _field("transport")
-    parallel = _field("parallel")
-    cluster = _field("cluster")
-    layout = _field("layout")
-    error = _field("error")
-
-    @property
-    def hosts(self) -> str | None:
-        """`2x2` where several workers share a host; None where each has its own."""
-        return self.layout if "x" in str(self.layout) else None
-
-    @property
-    def rate_bits(self) -> float:
-        """Of the link, in bits/s; infinite where it has no limit."""
-        rate = self.line.get("rate")
-        return math.inf if rate is None else float(rate)
-
-    @property
-    def place(self) -> tuple[Any, ...]:
-        """Everything but wire and algorithm: within it wires are compared."""
-        names = ("source", "cluster", "model", "data", "workers", "layout", "rate_name", "transport", "parallel")
-        return tuple(self.line.get(name) for name in names)
-
-
-F = TypeVar("F", bound=Finding)
-
-
-def one_algorithm(same: Sequence[F]) -> F:
-    """The default algorithm where it was run, else the first of the study file. Never the fastest: that is luck."""
-    return next((finding for finding in same if finding.algorithm == DEFAULT_ALGORITHM), same[0])
-
-
-def one_each(findings: Iterable[F], wire: str) -> list[F]:
-    """Of this wire one finding for each place, with the algorithm that counts."""
-    places = grouped((finding for finding in findings if finding.wire == wire), lambda finding: finding.place)
-    return [one_algorithm(same) for same in places.values()]
 
 
 @dataclass(frozen=True)
@@ -168,7 +98,8 @@ class Accuracy(Finding):
 
 @dataclass(frozen=True)
 class Uncompared(Finding):
-    """A wire that has no seed in common with the baseline where it was, or should have been, trained."""
+    """A wire that has no seed in common with the baseline where it was, or should have been, trained, or compressed
+    nothing there."""
 
     why: str
 
@@ -204,20 +135,30 @@ def _steps_of(place: list[Line], baseline: str) -> list[Step]:
     base = min(plain, key=lambda i: times[i].value, default=None)
     found = []
     for line, time in zip(place, times, strict=True):
-        gain = None if base is None else _speedup(place[base], line, times[base], time)
-        if base is not None and line is place[base]:
+        # where nothing was compressed a ratio would be noise that looks like a finding
+        beside = None if base is None or _untouched(line, place[base]) else base
+        gain = None if beside is None else _speedup(place[beside], line, times[beside], time)
+        if beside is not None and line is place[beside]:
             gain = Interval(1.0, 1.0, 1.0)
         p95 = stats.p95(stats.flat(line["steps_ms"])) if "steps_ms" in line else None
-        found.append(Step(line, time, p95, gain, None if base is None else place[base]))
+        found.append(Step(line, time, p95, gain, None if beside is None else place[beside]))
     return found
+
+
+def _untouched(*lines: Line) -> bool:
+    return any(Finding(line).untouched for line in lines)
 
 
 def _failed(lines: Iterable[Line]) -> list[Line]:
     return [line for line in lines if line["status"] == "failed"]
 
 
+def _done_with(place: Iterable[Line], wire: str) -> list[Line]:
+    return [line for line in place if line["wire"] == wire and line["status"] == "done"]
+
+
 def _by_seed(place: Iterable[Line], wire: str) -> dict[int, float]:
-    return {line["seed"]: line["accuracy"] for line in place if line["wire"] == wire and line["status"] == "done"}
+    return {line["seed"]: line["accuracy"] for line in _done_with(place, wire)}
 
 
 def _by_wire(place: Iterable[Line]) -> dict[tuple[str, str], list[Line]]:
@@ -226,14 +167,15 @@ def _by_wire(place: Iterable[Line]) -> dict[tuple[str, str], list[Line]]:
 
 def _accuracies_of(place: list[Line], baseline: str, margin: float) -> list[Accuracy]:
     found = []
-    plain = _by_seed(place, baseline)
+    plain, plainly = _by_seed(place, baseline), _done_with(place, baseline)
     without = [line for line in _failed(place) if line["wire"] == baseline and line.get("seed") not in plain]
     for (wire, _), lines in _by_wire(place).items():
         runs = sorted((line for line in lines if line["status"] == "done"), key=lambda line: line["seed"])
         if not runs:
             continue
         pairs = [run["accuracy"] - plain[run["seed"]] for run in runs if run["seed"] in plain]
-        difference = stats.equivalence(pairs, margin) if wire != baseline and pairs else None
+        compared = wire != baseline and pairs and not _untouched(runs[0], *plainly)
+        difference = stats.equivalence(pairs, margin) if compared else None
         mean = stats.mean_interval([run["accuracy"] for run in runs])
         failed = [*_failed(lines), *(without if wire != baseline else [])]
         found.append(Accuracy(runs[0], runs, mean, difference, failed))
@@ -253,10 +195,13 @@ def _uncompared_of(place: list[Line], baseline: str, primary: str) -> list[Uncom
         # the study's question is asked wherever the baseline was trained
         wires[primary, DEFAULT_ALGORITHM] = []
     for (wire, algorithm), lines in wires.items():
-        paired = any(line["status"] == "done" and line["seed"] in plain for line in lines)
-        if wire == baseline or paired:
+        done = [line for line in lines if line["status"] == "done"]
+        if wire != baseline and done and _untouched(done[0], *_done_with(place, baseline)):
+            found.append(Uncompared(done[0], NOTHING))
             continue
-        line = {**place[0], "wire": wire, "algorithm": algorithm}
+        if wire == baseline or any(line["seed"] in plain for line in done):
+            continue
+        line = {**place[0], "wire": wire, "algorithm": algorithm, "compressed": None}
         failed = _failed(lines) or _failed(line for line in place if line["wire"] == baseline)
         found.append(Uncompared(line, _why(failed, wire, baseline)))
     return found
@@ -312,6 +257,11 @@ class Findings:
     def failures(self) -> list[Finding]:
         return [Finding(line) for line in _failed(self.cases)]
 
+    @cached_property
+    def untouched(self) -> list[Finding]:
+        """Steps and trainings with a wire that is meant to compress and compressed nothing."""
+        return [finding for finding in (*self.steps, *self.accuracies) if finding.untouched]
+
     def _done(self, kind: str) -> list[Line]:
         return [line for line in self.cases if line["kind"] == kind and line["status"] == "done"]
 
@@ -348,9 +298,8 @@ class Findings:
     @cached_property
     def _trained(self) -> list[list[Line]]:
         """Trainings that may be compared, done and failed."""
-        key = ("model", "data", "workers", "layout", "parallel")
         lines = [line for line in self.cases if line["kind"] == "accuracy"]
-        return list(grouped(lines, lambda line: tuple(line.get(name) for name in key)).values())
+        return list(grouped(lines, lambda line: Finding(line).place).values())
 
     @cached_property
     def accuracies(self) -> list[Accuracy]:

@@ -14,7 +14,8 @@ from statistics import geometric_mean
 from typing import Any
 
 from narrowcast.study import words
-from narrowcast.study.findings import Accuracy, Findings, Step, Uncompared, grouped
+from narrowcast.study.finding import grouped
+from narrowcast.study.findings import Accuracy, Findings, Step, Uncompared
 from narrowcast.study.statistics import Conclusion
 from narrowcast.study.wires import code_bits
 
@@ -184,7 +185,8 @@ def _fewest_and_most(same: list[Step]) -> list[Step]:
 
 
 def _all_but_workers(step: Step) -> tuple[Any, ...]:
-    return (step.model, step.data, step.wire, step.algorithm, step.rate_name, step.transport, step.cluster)
+    what = (step.model, step.data, step.wire, step.algorithm)
+    return (*what, step.rate_name, step.transport, step.cluster, step.min_values)
 
 
 def _many_workers_gain_more(findings: Findings) -> Judged:
@@ -208,7 +210,7 @@ def _by_transport(same: list[Step]) -> list[Step]:
 
 def _machine(step: Step) -> tuple[Any, ...]:
     # not the cluster: a machine has one file for each primitive
-    return (step.model, step.data, step.workers, step.rate_name, step.predicted)
+    return (step.model, step.data, step.workers, step.rate_name, step.predicted, step.min_values)
 
 
 def _nccl_gains_less(findings: Findings) -> Judged:
@@ -231,7 +233,7 @@ def _plain_nccl_beats_narrow_mpi(findings: Findings) -> Judged:
     wins, places, used = 0, 0, []
     for same in grouped(findings.steps, _machine).values():
         plain = [s for s in same if s.transport == "nccl" and s.wire == findings.baseline]
-        narrow = [s for s in same if s.transport == "mpi" and code_bits(s.wire) <= 8]
+        narrow = [s for s in same if s.transport == "mpi" and code_bits(s.wire) <= 8 and not s.untouched]
         if plain and narrow:
             places += 1
             used += [*plain, *narrow]
@@ -298,13 +300,13 @@ def _stock_one_bit(findings: Findings) -> Judged:
 def _cheap_instances_win(findings: Findings) -> Judged:
     won, places = 0, 0
     priced = [s for s in findings.steps if s.line.get("dollars_per_epoch") is not None]
-    for same in grouped(priced, lambda s: (s.model, s.data, s.workers)).values():
+    for same in grouped(priced, lambda s: (s.model, s.data, s.workers, s.min_values)).values():
         # not the cluster: a machine has one file for each primitive, and one price
         plain = grouped((s for s in same if s.wire == findings.baseline), lambda s: s.rate_name)
         if len(plain) < 2:
             continue
         fastest = min(plain, key=lambda machine: min(s.time.value for s in plain[machine]))
-        narrow = [s for s in same if s.rate_name != fastest and code_bits(s.wire) <= 8]
+        narrow = [s for s in same if s.rate_name != fastest and code_bits(s.wire) <= 8 and not s.untouched]
         if narrow:
             places += 1
             won += min(map(_dollars, narrow)) < min(map(_dollars, plain[fastest]))

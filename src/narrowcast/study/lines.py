@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast.study import words
-from narrowcast.study.results import Line, ResultsError, read
+from narrowcast.study.results import REMOVE, Line, ResultsError, read
 
 SESSION = ("study", "started", "launcher", "machine", "versions", "margin", "primary", "baseline")
 CASE = ("case", "status", "source", "model", "data", "wire", "algorithm", "workers")
@@ -30,8 +30,7 @@ def _needed(line: Line) -> Sequence[str]:
 def _checked(folder: Path | str, number: int, line: Line) -> Line:
     missing = [name for name in ("kind", *_needed(line)) if line.get(name) is None]
     if missing:
-        has_no = words.listed(missing, "or")
-        raise ResultsError(f"{folder}: line {number} has no {has_no}; remove the line, its case is then run again")
+        raise ResultsError(f"{folder}: line {number} has no {words.listed(missing, 'or')}; {REMOVE}")
     return line
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from narrowcast.predict.model import Description, Profile
 from narrowcast.predict.step import Prediction, Setup, Steps
 from narrowcast.predict.validation import qsgd
 from narrowcast.predict.validation.published import rows
+from narrowcast.study import compressed
 from narrowcast.study.cases import PLAIN, Case
 
 CLUSTERS = Path(__file__).parent / "builtin" / "clusters"
@@ -31,12 +33,16 @@ def algorithm_of(case: Case) -> str:
     return case.algorithm
 
 
+def _setup(case: Case) -> Setup:
+    return Setup(case.layout.workers, case.wire, algorithm_of(case), min_values=case.min_values)
+
+
 def beside(case: Case, profile: Profile | None, cluster: Cluster | None) -> dict[str, Any]:
     """The predicted step of a measured case: from the profile and the probe, without that measurement."""
     if profile is None or cluster is None:
         return {}
     try:
-        made = Steps(profile, Costs(cluster)).predict(Setup(case.layout.workers, case.wire, algorithm_of(case)))
+        made = Steps(profile, Costs(cluster)).predict(_setup(case))
     except ValueError:  # an algorithm that the predictor does not know
         return {}
     return {"predicted_ms": 1e3 * made.step, "predicted_interval_ms": [1e3 * made.low, 1e3 * made.high]}
@@ -51,8 +57,8 @@ def at_rate(case: Case, profile: Profile, loopback: Cluster) -> dict[str, Any]:
     """A step on this machine's ranks, were they joined by links of the case's rate."""
     assert case.rate is not None
     cluster = loopback.with_bandwidth(case.rate / 1e9)
-    made = Steps(profile, Costs(cluster)).predict(Setup(case.layout.workers, case.wire, algorithm_of(case)))
-    return {**_facts(made, profile), "cluster": cluster.name, "batch": profile.batch}
+    made = Steps(profile, Costs(cluster)).predict(_setup(case))
+    return {**_facts(case, made, profile), "cluster": cluster.name, "batch": profile.batch}
 
 
 def cluster_for(name: str, transport: str) -> Cluster:
@@ -65,12 +71,12 @@ def on_cluster(case: Case) -> dict[str, Any]:
     of communication and computation add up."""
     cluster, network = cluster_for(case.rate_name, case.transport), zoo.MODELS[case.model]()
     profile = _paper_profile(network, cluster, case.layout.workers)
-    setup = Setup(case.layout.workers, case.wire, _paper_algorithm(case), overlap=False)
+    setup = replace(_setup(case), algorithm=_paper_algorithm(case), overlap=False)
     made = Steps(profile, Costs(cluster)).predict(setup)
     dollars = _dollars(cluster, profile, network.samples, case.layout.workers, made.step)
     more = {"dollars_per_epoch": dollars} if dollars is not None else {}
     about = {"cluster": cluster.name, "batch": profile.batch, "parameters": profile.numel}
-    return {**_facts(made, profile), **more, **about}
+    return {**_facts(case, made, profile), **more, **about}
 
 
 def _paper_profile(network: Description, cluster: Cluster, workers: int) -> Profile:
@@ -116,10 +122,12 @@ def _dollars(cluster: Cluster, profile: Profile, samples: int, workers: int, ste
     return cluster.price_per_hour * nodes * samples / (profile.batch * workers) * step / 3600
 
 
-def _facts(made: Prediction, profile: Profile) -> dict[str, Any]:
+def _facts(case: Case, made: Prediction, profile: Profile) -> dict[str, Any]:
     scale = made.compute / profile.compute if profile.compute else 1.0
     parts = {key: 1e3 * scale * getattr(profile, key) for key in ("forward", "backward", "update")}
     codec = min(made.codec, made.exposed)
     both = {"encode": 1e3 * codec / 2, "decode": 1e3 * codec / 2, "wire": 1e3 * max(0.0, made.exposed - codec)}
     interval = [1e3 * made.low, 1e3 * made.high]
-    return {"step_ms": 1e3 * made.step, "interval_ms": interval, "breakdown_ms": {**parts, **both}}
+    share = compressed.of_profile(profile, case.wire, case.min_values)
+    times = {"step_ms": 1e3 * made.step, "interval_ms": interval, "breakdown_ms": {**parts, **both}}
+    return {**times, "compressed": share}

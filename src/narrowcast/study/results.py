@@ -9,9 +9,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from narrowcast.predict.toml import brief
+from narrowcast.study import schema
+
 SCHEMA = 1
 FILE = "results.jsonl"
 Line = dict[str, Any]
+REMOVE = "remove the line, its case is then run again"
 
 
 class ResultsError(ValueError):
@@ -30,12 +34,16 @@ def read(folder: str | os.PathLike[str]) -> list[Line]:
 
 def _line(path: Path, number: int, text: bytes) -> Line:
     try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise ResultsError(f"{path}:{number}: no JSON ({error}); remove the line, its case is then run again") from None
+        # NaN and Infinity are no JSON, but other writers have them: what is not known
+        found = json.loads(text, parse_constant=lambda name: None)
+    except (ValueError, RecursionError) as error:
+        raise ResultsError(f"{path}:{number}: no JSON ({error}); {REMOVE}") from None
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
         got = found.get("schema") if isinstance(found, dict) else found
-        raise ResultsError(f"{path}:{number}: schema {got!r}; this version reads schema {SCHEMA}")
+        raise ResultsError(f"{path}:{number}: schema {brief(got)}; this version reads schema {SCHEMA}")
+    if (what := schema.wrong(found)) is not None:
+        name, words = what
+        raise ResultsError(f"{path}:{number}: {name} must be {words}, got {brief(found[name])}; {REMOVE}")
     return found
 
 

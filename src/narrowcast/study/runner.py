@@ -22,7 +22,7 @@ from narrowcast.study.file import KINDS, StudyFile
 from narrowcast.study.launch import Launcher, LaunchError
 from narrowcast.study.pool import Pool
 from narrowcast.study.progress import Progress, kind_of
-from narrowcast.study.results import Results, ResultsError
+from narrowcast.study.results import Results, ResultsError, latest
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ def run(study: StudyFile, options: Options) -> Outcome:
 def check_same(study: StudyFile, results: Results) -> None:
     """A folder holds one study: cases of another version of it would look alike and not be comparable."""
     for before in results.sessions()[-1:]:
-        if before["text"] != study.text:
+        if before.get("text") != study.text:
             raise ResultsError(
-                f"{results.folder}: holds results of {before['study']!r} as it was before its file was changed; give "
-                "--out another folder, or remove this one"
+                f"{results.folder}: holds results of {before.get('study')!r} as it was before its file was changed; "
+                "give --out another folder, or remove this one"
             )
 
 
@@ -128,7 +128,7 @@ class _Runner:
             self._all(grids)
             if not self.in_time():
                 progress.note("the budget is used up; run the same command again to go on")
-        known = {line["case"]: line["status"] for line in self.results.lines if "case" in line}
+        known = {name: line.get("status") for name, line in latest(self.results.lines).items()}
         ended = [known.get(case.id) for case in every]
         done, failed, left = (sum(status == wanted for status in ended) for wanted in ("done", "failed", None))
         return Outcome(self.results.folder, len(every), done, failed, left, time.time() - self.began)

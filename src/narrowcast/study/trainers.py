@@ -20,6 +20,7 @@ from narrowcast.parallel.dettmers import SubBatchMLP
 from narrowcast.parallel.wires import stats as activation_stats
 from narrowcast.study import models
 from narrowcast.study.cases import PLAIN
+from narrowcast.study.compressed import NONE, Share, of_message, share
 from narrowcast.study.datasets import Examples
 
 LR = 0.01
@@ -44,6 +45,7 @@ class Trainer(Protocol):
 
     def step(self, x: Tensor, y: Tensor) -> None: ...
     def counted(self) -> Counted: ...
+    def compressed(self) -> Share: ...
     def close(self) -> None: ...
 
 
@@ -70,6 +72,7 @@ class DataParallel:
         algorithm: str,
         nodes: Sequence[Sequence[int]] | None,
         device: torch.device,
+        min_values: int,
     ) -> None:
         self.device = device
         self.model = wrapped(models.build(name, examples).to(self.device), self.device)
@@ -80,7 +83,7 @@ class DataParallel:
             self._handle = None
         else:
             chosen = nodes if algorithm == "hierarchical" else None
-            self._handle = attach(self.model, wire, algorithm=algorithm, nodes=chosen)
+            self._handle = attach(self.model, wire, algorithm=algorithm, nodes=chosen, min_values=min_values)
 
     def step(self, x: Tensor, y: Tensor) -> None:
         self.optimizer.zero_grad()
@@ -96,6 +99,9 @@ class DataParallel:
             sent = self._steps * plain_bytes(self._values) + beside
             return Counted(sent, sent)
         return _from_stats(self._handle.stats(), beside)
+
+    def compressed(self) -> Share:
+        return NONE if self._handle is None else share(self._handle.rows())
 
     def close(self) -> None:
         if self._handle is not None:
@@ -120,11 +126,11 @@ class _MpiState(DDPState):
 class MpiDataParallel:
     """DDP whose gradients travel over MPI; fp32 is MPI's own Allreduce."""
 
-    def __init__(self, name: str, examples: Examples, wire: str, algorithm: str) -> None:
+    def __init__(self, name: str, examples: Examples, wire: str, algorithm: str, min_values: int) -> None:
         self.model = wrapped(models.build(name, examples), torch.device("cpu"))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LR)
         chosen = "native" if wire == PLAIN else algorithm
-        self._state = _MpiState(self.model, wire, algorithm=chosen).over(mpi_ranks())
+        self._state = _MpiState(self.model, wire, algorithm=chosen, min_values=min_values).over(mpi_ranks())
         self.model.register_comm_hook(self._state, ddp_hook)
 
     def step(self, x: Tensor, y: Tensor) -> None:
@@ -134,6 +140,9 @@ class MpiDataParallel:
 
     def counted(self) -> Counted:
         return _from_stats(self._state.stats.as_dict())
+
+    def compressed(self) -> Share:
+        return share(self._state.rows())
 
     def close(self) -> None:
         self._state.close()
@@ -155,6 +164,7 @@ class ModelParallel:
         # as the paper: the gradients of the convolutions, small as they are, in the same type
         self._handle = None if lossless else attach(self.features, wire, algorithm=algorithm, min_values=1)
         self._values, self._steps = models.parameters_of(parts.convolutions), 0
+        self._wire = wire
         self.optimizer = torch.optim.SGD([*self.features.parameters(), *self.layers.parameters()], lr=LR)
 
     def step(self, x: Tensor, y: Tensor) -> None:
@@ -178,6 +188,10 @@ class ModelParallel:
         gradients = self._steps * plain_bytes(self._values)
         return Counted(total.sent + gradients, total.plain + gradients)
 
+    def compressed(self) -> Share:
+        """Every activation and every gradient takes the wire, however small."""
+        return of_message(self._wire)
+
     def close(self) -> None:
         if self._handle is not None:
             self._handle.detach()
@@ -188,8 +202,9 @@ def make(job: dict[str, Any], examples: Examples, wire: str, algorithm: str, tra
     if job["parallel"] == "model":
         return ModelParallel(job["model"], examples, wire, algorithm)
     if transport == "mpi":
-        return MpiDataParallel(job["model"], examples, wire, algorithm)
-    return DataParallel(job["model"], examples, wire, algorithm, job["nodes"], device_of_rank(transport))
+        return MpiDataParallel(job["model"], examples, wire, algorithm, job["min_values"])
+    device = device_of_rank(transport)
+    return DataParallel(job["model"], examples, wire, algorithm, job["nodes"], device, job["min_values"])
 
 
 def device_of_rank(transport: str) -> torch.device:

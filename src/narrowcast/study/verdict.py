@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
@@ -11,11 +11,13 @@ from typing import Any
 
 from narrowcast.bench.timing import torch_threads
 from narrowcast.study import words
-from narrowcast.study.findings import Accuracy, Finding, Findings, Step, Uncompared, grouped, one_each
+from narrowcast.study.finding import NOTHING, Finding, grouped, one_each, percent, share_words
+from narrowcast.study.findings import Accuracy, Findings, Step, Uncompared
 from narrowcast.study.statistics import Conclusion, Interval
 from narrowcast.study.wires import bits_name
 
 FEW_SEEDS = 5
+TOO_SMALL = "every tensor has fewer than min_values values and travelled as it is"
 
 
 class Answer(Enum):
@@ -90,6 +92,8 @@ class Verdict:
     """Of the primary wire: one for each model, data set and number of workers."""
     uncompared: list[Uncompared]
     """Where it was trained, or should have been, and no seed can be compared."""
+    untouched: list[Finding] = field(default_factory=list)
+    """Steps and trainings of the primary wire in which nothing was compressed: they count for nothing."""
 
     @property
     def accuracy(self) -> Conclusion | None:
@@ -144,6 +148,7 @@ class Verdict:
             "speed": [_rate_data(rate) for rate in self.rates],
             "accuracy": [_accuracy_data(row) for row in self.accuracies],
             "uncompared": [_uncompared_data(row) for row in self.uncompared],
+            "nothing_compressed": [row.line["case"] for row in self.untouched],
             "sentences": [*speed_sentences(self), *accuracy_sentences(self)],
             "how_sure": how_sure(self),
         }
@@ -151,7 +156,14 @@ class Verdict:
 
 def _rate_data(rate: RateFinding) -> dict[str, Any]:
     places = [
-        {"model": s.model, "data": s.data, "workers": s.workers, "transport": s.transport, "speedup": vars(s.speedup)}
+        {
+            "model": s.model,
+            "data": s.data,
+            "workers": s.workers,
+            "transport": s.transport,
+            "speedup": vars(s.speedup),
+            "compressed": s.compressed,
+        }
         for s in rate.steps
     ]
     return {"rate": rate.rate_name, "speed": rate.speed.value, "predicted": rate.predicted, "places": places}
@@ -168,6 +180,7 @@ def _accuracy_data(row: Accuracy) -> dict[str, Any]:
         "difference": vars(tested.interval),
         "p": tested.p,
         "failed": len(row.failed),
+        "compressed": row.compressed,
         "conclusion": _conclusion(row).value,
     }
 
@@ -196,7 +209,9 @@ def judge(findings: Findings) -> Verdict:
     """Answer the study's question."""
     ours = [row for row in findings.accuracies if row.wire == findings.primary and row.parallel == "data"]
     uncompared = [row for row in findings.uncompared if row.wire == findings.primary and row.parallel == "data"]
-    return Verdict(findings, _rates(findings), [row for row in ours if row.difference is not None], uncompared)
+    untouched = [row for row in findings.untouched if row.wire == findings.primary and row.parallel == "data"]
+    compared = [row for row in ours if row.difference is not None]
+    return Verdict(findings, _rates(findings), compared, uncompared, untouched)
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
@@ -266,6 +281,8 @@ def headline(verdict: Verdict) -> str:
             return f"No. {subject} {_where_and_where_not(verdict)}; accuracy is lost: {_lost(verdict)}."
         case Answer.NO:
             return f"No. {subject} only {_where(verdict.rates)}; {_unsure_accuracy(verdict)}."
+    if verdict.untouched and not verdict.rates and not verdict.accuracies:
+        return f"Cannot tell. With {verdict.findings.primary} {NOTHING}; {TOO_SMALL}."
     if not verdict.rates:
         return f"Cannot tell. No step times of {verdict.findings.primary} beside {verdict.findings.baseline}."
     if all(rate.speed is Speed.UNKNOWN for rate in verdict.rates):
@@ -288,6 +305,21 @@ MEANING = {
 }
 
 
+def _share_sentences(verdict: Verdict) -> list[str]:
+    """How much of what travelled the wire was made for."""
+    found = []
+    for kind, thing in (("time", "step time"), ("accuracy", "training")):
+        if same := [row for row in verdict.untouched if row.kind == kind]:
+            found.append(f"{words.capital(NOTHING)} in {words.count(len(same), thing)}; {TOO_SMALL}.")
+    if partly := [row for row in (*verdict.settings, *verdict.accuracies) if row.mostly_plain]:
+        least = min(partly, key=lambda row: row.compressed or 0.0)
+        found.append(
+            f"Less than half of the values were compressed in {words.count(len(partly), 'comparison')}, with "
+            f"{least.model} on {least.data} {percent(least)}; the rest travelled as it is."
+        )
+    return found
+
+
 def failed_words(row: Accuracy) -> list[str]:
     return [f"{words.count(len(row.failed), 'training')} failed"] if row.failed else []
 
@@ -299,12 +331,16 @@ def _trained(row: Finding) -> str:
 def accuracy_words(row: Accuracy) -> str:
     tested = row.difference
     assert tested is not None
-    facts = [words.points(tested.interval), words.count(tested.seeds, "seed"), *failed_words(row)]
+    facts = [words.points(tested.interval), words.count(tested.seeds, "seed"), *share_words(row), *failed_words(row)]
     return f"{_trained(row)}: {', '.join(facts)}; {MEANING[_conclusion(row)]}."
 
 
+def unknown_words(row: Uncompared) -> str:
+    return NOTHING if row.untouched else f"{row.why}; {MEANING[Conclusion.UNKNOWN]}"
+
+
 def accuracy_sentences(verdict: Verdict) -> list[str]:
-    unknown = [f"{_trained(row)}: {row.why}; {MEANING[Conclusion.UNKNOWN]}." for row in verdict.uncompared]
+    unknown = [f"{_trained(row)}: {unknown_words(row)}." for row in verdict.uncompared]
     return [*(accuracy_words(row) for row in verdict.accuracies), *unknown]
 
 
@@ -334,6 +370,7 @@ def how_sure(verdict: Verdict) -> list[str]:
         )
         if min(seeds) < FEW_SEEDS:
             found.append(f"Fewer than {FEW_SEEDS} seeds are few: an interval is wide, and an unlucky seed counts much.")
+    found += _share_sentences(verdict)
     if findings.failures:
         found.append(f"{words.count(len(findings.failures), 'case')} failed and could not count.")
     return found

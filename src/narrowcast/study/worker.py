@@ -26,7 +26,7 @@ from narrowcast.predict import model as model_file
 from narrowcast.predict.probe import probe
 from narrowcast.predict.profile import Profiler, mean_over_ranks
 from narrowcast.simulate.train_batches import Batches
-from narrowcast.study import datasets, models, trainers
+from narrowcast.study import compressed, datasets, models, trainers
 from narrowcast.study.cases import PLAIN
 from narrowcast.study.traffic import Sent, sent
 from narrowcast.study.trainers import Counted, Trainer
@@ -151,11 +151,11 @@ def _time(setting: dict[str, Any], transport: str, interface: str | None) -> lis
         for number in range(len(turns.trainers)):
             turns.turn(number)
     profile = alone.result() if alone is not None else None
-    turns.close()
     each = (time.perf_counter() - began) / len(turns.trainers)
     values = models.parameters_of(models.build(setting["model"], turns.examples))
     common = {"parameters": values, "batch": setting["batch"], "seconds": each}
     found = [{**common, **_facts(turns, number, profile)} for number in range(len(turns.trainers))]
+    turns.close()
     text = None if profile is None else model_file.dump(profile)
     names = [case["case"] for case in setting["cases"]]
     return [{"result": facts, "case": name, "profile": text} for facts, name in zip(found, names, strict=True)]
@@ -194,6 +194,7 @@ def _facts(turns: _Turns, number: int, profile: model_file.Profile | None) -> di
     whole = turns.interface is not None
     return {
         "steps_ms": steps_ms,
+        "compressed": turns.trainers[number].compressed(),
         "breakdown_ms": _breakdown(statistics.median(itertools.chain(*steps_ms)), encode, decode, profile),
         "bytes": {
             "claimed": claimed,
@@ -241,7 +242,7 @@ def _bus(setting: dict[str, Any], transport: str, interface: str | None) -> list
         channel.close()
     each = (time.perf_counter() - began) / len(calls)
     return [
-        {"case": case["case"], "result": {**_bus_facts(case["bytes"], found), "seconds": each}}
+        {"case": case["case"], "result": {**_bus_facts(case["bytes"], found), **_bus_share(case), "seconds": each}}
         for case, found in zip(setting["cases"], seconds, strict=True)
     ]
 
@@ -250,6 +251,10 @@ def _bus_facts(size: int, seconds: list[float]) -> dict[str, Any]:
     world = dist.get_world_size()
     gbps = 2 * (world - 1) / world * size / statistics.median(seconds) / 1e9
     return {"bytes": size, "ms": [1e3 * s for s in seconds], "bus_gbps": gbps}
+
+
+def _bus_share(case: dict[str, Any]) -> dict[str, Any]:
+    return {"compressed": compressed.of_message(case["wire"])}
 
 
 def _call(

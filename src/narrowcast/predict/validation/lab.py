@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 import time
@@ -30,6 +31,7 @@ WIRES = ("fp32", "bf16", "int8/256", "int4/128")
 ROUNDS = {"100mbit": 5, "1gbit": 9, "10gbit": 15}
 PROBE_SECONDS = 40
 RUNS = "runs.jsonl"
+ROW: dict[str, type] = {"hosts": int, "rate": str, "model": str, "profile": str, "seconds": dict}
 NOT_COUNTED = (4, "10gbit")
 """Four hosts at 10 Gb/s: two processors are the limit there, not the link."""
 _HERE = Path(__file__).parent
@@ -53,8 +55,26 @@ def grid(
 def read(folder: Path) -> list[dict[str, Any]]:
     """The rows so far; a last line that was cut off is left out."""
     path = folder / RUNS
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(text) for text in lines if text.endswith("}")]
+    *whole, _ = toml.read_text(path).split("\n") if path.exists() else [""]
+    return [_row(path, number, text) for number, text in enumerate(whole, 1) if text]
+
+
+def _row(path: Path, number: int, text: str) -> dict[str, Any]:
+    """A line, checked: a place, a profile, and the seconds of each wire."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise toml.FileError(f"{path}:{number}: no JSON ({error})") from None
+    if not isinstance(found, dict) or not all(isinstance(found.get(key), kind) for key, kind in ROW.items()):
+        raise toml.FileError(f"{path}:{number}: a row has {', '.join(ROW)}; remove the line, it is measured again")
+    for wire, seconds in found["seconds"].items():
+        if not isinstance(seconds, list) or not seconds or not all(_is_time(each) for each in seconds):
+            raise toml.FileError(f"{path}:{number}: seconds.{wire}: must be a list of numbers above 0")
+    return found
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def missing(folder: Path, places: Sequence[Place]) -> list[Place]:

@@ -9,8 +9,9 @@ forward order, separated by ;) where the model is not built in, `compute_ms` (a 
 from __future__ import annotations
 
 import csv
+import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,11 +22,14 @@ from narrowcast.predict.cluster import Cluster, Device, Level
 from narrowcast.predict.costs import Costs
 from narrowcast.predict.model import Description, Layer, Profile
 from narrowcast.predict.step import Setup, Steps
-from narrowcast.predict.toml import FileError
+from narrowcast.predict.toml import FileError, brief, placed, read_text
 from narrowcast.predict.validation.metrics import Cell, Result, figures
 
 NEEDED = ("model", "compute_ms", "link", "workers", "wire", "measured_ms", "role")
 ROLES = ("calibrate", "predict")
+SMALLEST, LARGEST = 1e-12, 1e12
+"""Milliseconds, values and workers: further out a sum of a few products is no number any more."""
+MOST_LAYERS = 10_000
 GUESS_LAYERS = 20
 """A model of which only the size is known is taken for so many equal layers."""
 
@@ -51,21 +55,26 @@ class _Rows:
         self.path, self.line = path, 1
 
     def read(self) -> list[Run]:
-        with self.path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
-            if missing:
-                raise FileError(f"{self.path}:1: no column {missing[0]!r}; there must be {', '.join(NEEDED)}")
-            found = []
-            for row in reader:
-                self.line = reader.line_num
-                found.append(self.run({key: (value or "").strip() for key, value in row.items() if key}))
+        reader = csv.DictReader(io.StringIO(read_text(self.path), newline=""))
+        try:
+            found = [self.run(row) for row in self.rows(reader)]
+        except csv.Error as error:
+            self.line = max(1, reader.line_num)
+            raise self.fail(f"no CSV ({error})") from None
         if not found:
             raise FileError(f"{self.path}:1: the table has no rows")
         return found
 
+    def rows(self, reader: csv.DictReader[str]) -> Iterator[dict[str, str]]:
+        missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
+        if missing:
+            raise FileError(f"{self.path}:1: no column {missing[0]!r}; there must be {', '.join(NEEDED)}")
+        for row in reader:
+            self.line = reader.line_num
+            yield {key: (value or "").strip() for key, value in row.items() if key}
+
     def fail(self, what: str) -> FileError:
-        return FileError(f"{self.path}:{self.line}: {what}")
+        return placed(self.path, self.line, what)
 
     def run(self, row: dict[str, str]) -> Run:
         role = self.one_of(row, "role", ROLES)
@@ -98,22 +107,22 @@ class _Rows:
 
     def one_of(self, row: dict[str, str], key: str, names: Sequence[str]) -> str:
         if row[key] not in names:
-            raise self.fail(f"{key}: take {' or '.join(names)}, got {row[key]!r}")
+            raise self.fail(f"{key}: take {' or '.join(names)}, got {brief(row[key])}")
         return row[key]
 
     def whole(self, key: str, text: str) -> int:
         value = self.number({key: text}, key)
         if value != int(value):
-            raise self.fail(f"{key}: must be a whole number, got {text}")
+            raise self.fail(f"{key}: must be a whole number, got {brief(text)}")
         return int(value)
 
     def number(self, row: dict[str, str], key: str) -> float:
         try:
             value = float(row[key])
         except ValueError:
-            raise self.fail(f"{key}: must be a number, got {row[key]!r}") from None
-        if not 0 < value < math.inf:
-            raise self.fail(f"{key}: must be above 0, got {row[key]}")
+            raise self.fail(f"{key}: must be a number, got {brief(row[key])}") from None
+        if not SMALLEST <= value <= LARGEST:
+            raise self.fail(f"{key}: must be above 0, and {LARGEST:g} at most; got {brief(row[key])}")
         return value
 
     def description(self, row: dict[str, str]) -> Description:
@@ -121,10 +130,12 @@ class _Rows:
             return zoo.MODELS[row["model"]]()
         if row.get("layers"):
             sizes = [self.whole("layers", part) for part in row["layers"].split(";")]
+            if len(sizes) > MOST_LAYERS:
+                raise self.fail(f"layers: at most {MOST_LAYERS}, got {len(sizes)}")
         elif row.get("parameters"):
             sizes = [max(1, self.whole("parameters", row["parameters"]) // GUESS_LAYERS)] * GUESS_LAYERS
         else:
-            raise self.fail(f"model {row['model']!r} is not built in: give parameters or layers")
+            raise self.fail(f"model {brief(row['model'])} is not built in: give parameters or layers")
         return Description(row["model"], tuple(Layer(f"layer{i}", (n,), 1.0) for i, n in enumerate(sizes)), 1)
 
 

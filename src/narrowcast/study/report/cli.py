@@ -10,7 +10,8 @@ import typer
 
 from narrowcast.console import JsonPath
 from narrowcast.study import results, words
-from narrowcast.study.findings import Findings, grouped
+from narrowcast.study.finding import grouped
+from narrowcast.study.findings import Findings
 from narrowcast.study.report import default_path, write
 from narrowcast.study.report.export import as_csv, summary
 from narrowcast.study.report.markdown import as_markdown

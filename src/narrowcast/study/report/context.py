@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from narrowcast.study import words
-from narrowcast.study.findings import Finding, Findings, Step
+from narrowcast.study.finding import Finding
+from narrowcast.study.findings import Findings, Step
 from narrowcast.study.report.markup import Markup, joined, tag
 from narrowcast.study.report.palette import Palette
 from narrowcast.study.report.plot import LINE, Plot, spread, text, text_width
@@ -33,7 +34,8 @@ class Context:
     def _kinds(self) -> dict[str, set[Any]]:
         """The values of axes that are told only where there are several."""
         timed = [*self.findings.here, *self.findings.buses]
-        return {name: {getattr(f, name) for f in timed} for name in ("transport", "hosts", "parallel")}
+        timed = timed or [*self.findings.accuracies]
+        return {name: {getattr(f, name) for f in timed} for name in ("transport", "hosts", "parallel", "min_values")}
 
     def _told(self, finding: Finding, name: str) -> Any:
         return getattr(finding, name) if len(self._kinds[name]) > 1 else None
@@ -54,6 +56,8 @@ class Context:
             parts.append(str(transport))
         if finding.parallel == "model":
             parts.append("model parallel")
+        if finding.kind != "bus" and (least := self._told(finding, "min_values")) is not None:
+            parts.append(f"min_values {least}")
         return " · ".join(parts)
 
     def link(self, finding: Finding) -> str:

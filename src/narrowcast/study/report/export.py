@@ -7,27 +7,30 @@ import io
 import math
 from typing import Any
 
-from narrowcast.study.findings import Accuracy, Finding, Findings, Step, grouped
+from narrowcast.study.finding import Finding, grouped
+from narrowcast.study.findings import Accuracy, Findings, Step
 from narrowcast.study.insights import insights
 from narrowcast.study.statistics import Interval
 from narrowcast.study.verdict import judge
 
 AXES = (
     *("kind", "source", "status", "model", "data", "wire", "algorithm", "workers", "layout"),
-    *("rate_name", "transport", "parallel", "cluster"),
+    *("rate_name", "transport", "parallel", "cluster", "min_values"),
 )
 COLUMNS = (
     *AXES,
     *("step_ms", "step_ms_low", "step_ms_high", "p95_ms", "speedup", "speedup_low", "speedup_high"),
     *("predicted_ms", "bytes_claimed", "bytes_protocol", "bytes_counted", "dollars_per_epoch"),
     *("seeds", "accuracy", "accuracy_low", "accuracy_high", "difference", "difference_low", "difference_high"),
-    *("p_equal", "conclusion", "message_bytes", "bus_gbps", "error"),
+    *("p_equal", "conclusion", "message_bytes", "bus_gbps", "compressed_values", "compressed_bytes", "error"),
 )
 """Of the CSV: one row a setting; what a kind does not have stays empty."""
 
 
 def _axes(finding: Finding) -> dict[str, Any]:
-    return {name: finding.line.get(name) for name in AXES}
+    share = finding.line.get("compressed") or {}
+    shares = {f"compressed_{key}": share.get(key) for key in ("values", "bytes")}
+    return {**{name: finding.line.get(name) for name in AXES}, **shares}
 
 
 def _spread(name: str, interval: Interval | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from narrowcast.study import words
-from narrowcast.study.findings import Finding
+from narrowcast.study.finding import Finding
 
 FILTERS = ("model", "wire", "workers")
 """The axes by which the page can be filtered."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from narrowcast.study import words
+from narrowcast.study.finding import share_words
 from narrowcast.study.findings import Findings
 from narrowcast.study.report.markup import Markup, Row, Table, joined, tag
 from narrowcast.study.results import Line
@@ -18,6 +19,7 @@ from narrowcast.study.verdict import (
     headline,
     how_sure,
     speed_sentences,
+    unknown_words,
 )
 
 ANSWERS = {Answer.YES: "yes", Answer.DEPENDS: "depends", Answer.NO: "no", Answer.LOST: "no", Answer.UNKNOWN: "unknown"}
@@ -120,10 +122,9 @@ def _primary_table(verdict: Verdict) -> Markup:
         assert found is not None
         shown = words.points(found.interval).replace(" points", "")
         assert row.conclusion is not None
-        told = ", ".join([MEANING[row.conclusion], *failed_words(row)])
+        told = ", ".join([MEANING[row.conclusion], *share_words(row), *failed_words(row)])
         rows.append(Row((row.data, row.model, found.seeds, shown, told), row))
-    unknown = MEANING[Conclusion.UNKNOWN]
-    rows += [Row((row.data, row.model, 0, "", f"{unknown}: {row.why}"), row) for row in verdict.uncompared]
+    rows += [Row((row.data, row.model, 0, "", unknown_words(row)), row) for row in verdict.uncompared]
     caption = f"Accuracy of {verdict.findings.primary} beside {verdict.findings.baseline}, points"
     return Table(caption, ("data", "model", "seeds", "difference (95 %)", "finding"), rows, left=2, tail=1).markup()
 

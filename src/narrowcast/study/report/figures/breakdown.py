@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from narrowcast.predict.svg import Axis
 from narrowcast.study import words
-from narrowcast.study.findings import Step, grouped, one_each
+from narrowcast.study.finding import grouped, one_each
+from narrowcast.study.findings import Step
 from narrowcast.study.report.context import Context
 from narrowcast.study.report.markup import Absent, Figure, Markup, Panel, Row, Table, tag
 from narrowcast.study.report.plot import WIDTH, drawing, lines, named, text, text_width
@@ -61,7 +62,8 @@ def _sentence(context: Context, steps: Sequence[Step]) -> str:
     worst = max(plain, key=lambda s: _share(s, "wire") / s.time.value)
     share = _share(worst, "wire") / worst.time.value
     text_ = f"{context.where(worst)} spends {100 * share:.0f} % of a step with {worst.wire} waiting for the link"
-    narrow = one_each((s for s in steps if s.place == worst.place), context.findings.primary)
+    touched = (s for s in steps if s.place == worst.place and not s.untouched)
+    narrow = one_each(touched, context.findings.primary)
     if not narrow:
         return f"{text_}."
     best = narrow[0]

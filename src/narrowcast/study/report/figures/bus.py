@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from narrowcast.study import words
-from narrowcast.study.findings import Finding, grouped, one_algorithm
+from narrowcast.study.finding import Finding, grouped, one_algorithm
 from narrowcast.study.report.context import Context
 from narrowcast.study.report.markup import Absent, Figure, Panel, Row, Table, tag
 from narrowcast.study.report.plot import Plot, padded

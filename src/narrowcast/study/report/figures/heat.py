@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from narrowcast.study import words
-from narrowcast.study.findings import Finding, Step, grouped, one_each
+from narrowcast.study.finding import Finding, grouped, one_each, share_words
+from narrowcast.study.findings import Step
 from narrowcast.study.report.context import Context
 from narrowcast.study.report.markup import Absent, Figure, Markup, Panel, Row, Table, lone, tag
 from narrowcast.study.report.plot import drawing, line, text, text_width
@@ -105,7 +106,7 @@ def _compared(context: Context) -> list[Step]:
 
 
 def _panel_key(step: Step) -> tuple[object, ...]:
-    return (step.model, step.data, step.workers, step.hosts, step.transport, step.parallel)
+    return (step.model, step.data, step.workers, step.hosts, step.transport, step.parallel, step.min_values)
 
 
 def _map_of(context: Context, steps: Sequence[Step]) -> Map:
@@ -165,7 +166,8 @@ def step_table(context: Context, steps: Sequence[Step], caption: str = "Step tim
         head = (s.model, s.data, context.label(s), s.transport, words.rate(s.rate_name), s.workers)
         times = (words.between(s.time), words.significant(s.p95) if s.p95 else "")
         gain = words.times_between(s.speedup) if s.speedup else ""
-        rows.append(Row((*head, *times, gain, f"{s.source}, not interleaved" if s.apart else s.source), s))
+        source = ", ".join([s.source, *(["not interleaved"] if s.apart else []), *share_words(s)])
+        rows.append(Row((*head, *times, gain, source), s))
     heads = ("model", "data", "wire", "over", "link", "workers", "step ms (95 %)", "p95 ms", "speedup (95 %)", "source")
     return Table(caption, heads, rows, left=5, tail=1)
 
@@ -212,7 +214,7 @@ def elsewhere(context: Context) -> Figure | Absent:
     if not steps:
         return Absent(key, title, "this study asked for no predictions for other machines")
     panels = []
-    for same in grouped(steps, lambda s: (s.model, s.cluster, s.transport)).values():
+    for same in grouped(steps, lambda s: (s.model, s.cluster, s.transport, s.min_values)).values():
         rows = list({context.label(step): step for step in context.by_wire(same)}.items())
         names, columns = [name for name, _ in rows], sorted({step.workers for step in same})
         cells = {(names.index(context.label(s)), columns.index(s.workers)): s for s in same}

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from statistics import fmean, median
 
 from narrowcast.predict.svg import Axis
-from narrowcast.study.findings import Accuracy, grouped
+from narrowcast.study.finding import grouped
+from narrowcast.study.findings import Accuracy
 from narrowcast.study.report.context import Context
 from narrowcast.study.report.markup import Absent, Figure, Markup, Panel, Row, Table, tag
 from narrowcast.study.report.plot import WIDTH, drawing, lines, named, number, padded, text, text_width
@@ -112,7 +113,9 @@ def layers(context: Context) -> Figure | Absent:
     rows = [row for row in context.by_wire(context.findings.accuracies) if _ratios(row)]
     if not rows:
         return Absent(key, title, "no training recorded the error of its gradients")
-    panels = [_panel(context, same) for same in grouped(rows, lambda row: (row.model, row.data)).values()]
+    panels = [
+        _panel(context, same) for same in grouped(rows, lambda row: (row.model, row.data, row.min_values)).values()
+    ]
     reading = (
         "Gradients of the trainings themselves, each sent through the codec once: power of the gradient over power of "
         "the error, mean over seeds. A whole bit more is about 6 dB."

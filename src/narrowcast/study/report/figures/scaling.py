@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from narrowcast.study import words
-from narrowcast.study.findings import Step, grouped, one_each
+from narrowcast.study.finding import grouped, one_each
+from narrowcast.study.findings import Step
 from narrowcast.study.report.context import Context
 from narrowcast.study.report.markup import Absent, Figure, Markup, Panel, Row, Table, tag
 from narrowcast.study.report.plot import Plot, padded
@@ -70,7 +71,7 @@ def _panel(context: Context, steps: Sequence[Step]) -> Panel:
 
 def _usable(context: Context) -> list[list[Step]]:
     steps = [s for s in context.findings.measured if effective_workers(s) is not None and not s.hosts]
-    key = lambda s: (s.model, s.data, s.rate_name, s.transport, s.parallel)  # noqa: E731
+    key = lambda s: (s.model, s.data, s.rate_name, s.transport, s.parallel, s.min_values)  # noqa: E731
     places = [same for same in grouped(steps, key).values() if len({s.workers for s in same}) > 1]
     return sorted(places, key=lambda same: same[0].rate_bits)
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 
 from narrowcast.study import words
-from narrowcast.study.findings import Accuracy, Step, grouped
+from narrowcast.study.finding import grouped, share_words
+from narrowcast.study.findings import Accuracy, Step
 from narrowcast.study.report.context import Context
 from narrowcast.study.report.markup import Absent, Figure, Markup, Panel, Row, Table, lone, tag
 from narrowcast.study.report.plot import Plot, beside, padded, text
@@ -35,7 +36,8 @@ def steps_for(context: Context, row: Accuracy) -> list[Step]:
     steps = [
         s
         for s in context.findings.here
-        if (s.model, s.data, s.wire, s.parallel) == (row.model, row.data, row.wire, row.parallel)
+        if (s.model, s.data, s.wire, s.parallel, s.min_values)
+        == (row.model, row.data, row.wire, row.parallel, row.min_values)
     ]
     for name in ("algorithm", "transport", "workers", "layout"):
         steps = [s for s in steps if s.line.get(name) == row.line.get(name)] or steps
@@ -159,10 +161,11 @@ def _accuracy_cells(context: Context, row: Accuracy, corrected: float) -> tuple[
     head = (row.model, row.data, context.label(row), row.workers, row.seeds, words.between(row.mean, least=1))
     found = row.difference
     if found is None:
-        return (*head, "", "", "", "baseline" if row.wire == context.findings.baseline else "no baseline")
+        why = ["baseline"] if row.wire == context.findings.baseline else share_words(row) or ["no baseline"]
+        return (*head, "", "", "", *why)
     difference = words.points(found.interval).replace(" points", "")
     assert row.conclusion is not None
-    told = ", ".join([row.conclusion.value, *failed_words(row)])
+    told = ", ".join([row.conclusion.value, *share_words(row), *failed_words(row)])
     return (*head, difference, words.p_value(found.p), words.p_value(corrected), told)
 
 
@@ -184,7 +187,9 @@ def trade(context: Context) -> Figure | Absent:
     if not any(row.difference for row in rows):
         return Absent(key, title, f"no wire was trained beside {context.findings.baseline}")
     panels, groups = [], []
-    for same in grouped(context.by_wire(rows), lambda row: (row.model, row.data, row.workers, row.parallel)).values():
+    for same in grouped(
+        context.by_wire(rows), lambda row: (row.model, row.data, row.workers, row.parallel, row.min_values)
+    ).values():
         rate = slowest_rate(context, same)
         points = [p for row in same if rate and (p := _point(context, row, rate)) is not None]
         if len(points) > 1:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from narrowcast.study import words
-from narrowcast.study.findings import Accuracy, Step, grouped, one_algorithm
+from narrowcast.study.finding import grouped, one_algorithm
+from narrowcast.study.findings import Accuracy, Step
 from narrowcast.study.report.context import Context
 from narrowcast.study.report.figures.trade import slowest_rate, steps_for
 from narrowcast.study.report.markup import Absent, Figure, Panel, Row, Table, tag
@@ -102,7 +103,7 @@ def _of_wire(courses: Sequence[Course], wire: str) -> Course | None:
 
 def _compared(context: Context, courses: Sequence[Course], target: float) -> str | None:
     plain, narrow = (_of_wire(courses, wire) for wire in (context.findings.baseline, context.findings.primary))
-    if plain is None or narrow is None:
+    if plain is None or narrow is None or narrow.row.untouched or narrow.step.untouched:
         return None
     slow, quick = plain.typical(target), narrow.typical(target)
     if slow is None or quick is None:
@@ -129,7 +130,7 @@ def _sentence(context: Context, groups: Sequence[tuple[Sequence[Course], float |
 def _table(context: Context, rows: Sequence[Accuracy]) -> Table:
     """Every rate, not only the one that is drawn."""
     found = []
-    for same in grouped(rows, lambda row: (row.model, row.data, row.workers, row.parallel)).values():
+    for same in grouped(rows, lambda row: (row.model, row.data, row.workers, row.parallel, row.min_values)).values():
         rates = {(s.rate_bits, s.rate_name) for row in same for s in steps_for(context, row)}
         for _, rate in sorted(rates, key=str):
             courses = _courses(context, same, rate)
@@ -164,7 +165,7 @@ def time_to_accuracy(context: Context) -> Figure | Absent:
     if not rows:
         return Absent(key, title, "nothing was trained")
     groups = []
-    for same in grouped(rows, lambda row: (row.model, row.data, row.workers, row.parallel)).values():
+    for same in grouped(rows, lambda row: (row.model, row.data, row.workers, row.parallel, row.min_values)).values():
         courses = _courses(context, same, slowest_rate(context, same))
         if courses:
             groups.append((courses, _target(context, courses)))

@@ -1,0 +1,74 @@
+"""Every case records how much of what travels was compressed, and `min_values` decides about that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from narrowcast.predict.model import Profile, TensorTime
+from narrowcast.study import Options, accuracy, compressed, expand, parse, run
+from narrowcast.study.results import latest, read
+from narrowcast.study.verdict import verdict_text
+
+NETS = Path(__file__).with_name("nets.py")
+OWN = f"""\
+models = ["{NETS}:net"]
+data = ["{NETS}:rows"]
+wires = ["fp32", "int8/256"]
+batch = 8
+steps = 3
+repeats = 2
+seconds = 0.2
+seeds = 2
+epochs = 1
+workers = [2]
+probe_seconds = 0
+"""
+SMALL = 400 + 400 * 4 + 4
+"""Values of the tensors that have fewer than 10,000; the matrix has 12,800."""
+SHARE = 12_800 / (12_800 + SMALL)
+
+
+def test_measured_and_simulated_cases_say_how_much_they_compressed(tmp_path: Path) -> None:
+    grids = "".join(
+        f'[[grid]]\nkind = "{kind}"\nmin_values = {least}\n'
+        for kind in ("time", "accuracy")
+        for least in (100_000, 500)
+    )
+    study = parse(OWN + grids + '[[grid]]\nkind = "bus"\nsizes = ["64KiB"]\n', "own.toml")
+    outcome = run(study, Options(tmp_path, launcher="local", quiet=True))
+    assert (outcome.total, outcome.failed) == (4 + 8 + 2, 0)
+    found = latest(read(tmp_path))
+    for line in found.values():
+        share = line["compressed"]["values"]
+        if line["wire"] == "fp32" or line.get("min_values") == 100_000:
+            assert line["compressed"] == {"values": 0.0, "bytes": 0.0}, line["case"]
+        elif line["kind"] == "bus":
+            assert share == 1.0
+        else:
+            assert share == pytest.approx((12_800 + 1600) / (12_800 + SMALL)), line["case"]
+            assert 0.85 < line["compressed"]["bytes"] < share
+    text = verdict_text(tmp_path)
+    assert "Nothing was compressed: no finding in 1 step time;" in text
+    again = run(study, Options(tmp_path, launcher="local", quiet=True))
+    assert (again.done, len(latest(read(tmp_path)))) == (14, 14), "every case is found again by its name"
+
+
+def test_min_values_is_part_of_a_name_where_it_is_not_the_usual() -> None:
+    usual, said, other = (
+        [case.id for grid in expand(parse(OWN + text), "lab") for case in grid]
+        for text in ("", "min_values = 10000\n", "min_values = 0\n")
+    )
+    assert usual == said
+    assert other == [f"{name}|min_values 0" for name in usual]
+    case = expand(parse(OWN + "min_values = 0\n"), "lab")[1][0]
+    assert (case.axes()["min_values"], accuracy.job_of(case)["min_values"]) == (0, 0)
+
+
+def test_what_is_predicted_knows_it_too() -> None:
+    profile = Profile("net", 8, 0.1, 0.2, 0.0, (TensorTime("a", 12_800, 0.1), TensorTime("b", SMALL, 0.2)))
+    assert compressed.of_profile(profile, "int8/256", 10_000)["values"] == pytest.approx(SHARE)
+    assert compressed.of_profile(profile, "int8/256", 1)["values"] == 1.0
+    assert compressed.of_profile(profile, "int8/256", 20_000) == compressed.NONE
+    assert compressed.of_profile(profile, "fp32", 0) == compressed.NONE
