@@ -14,7 +14,7 @@ from torch import Tensor
 from narrowcast.formats import Format
 from narrowcast.formats import format as format_named
 from narrowcast.formats.floats import FloatFormat, Specials
-from narrowcast.kernels import accelerator, composed, host, native, own, reference
+from narrowcast.kernels import accelerator, composed, host, native, native_cast, own, reference
 from narrowcast.kernels.plain import check_apart, check_plain, check_written, wrote
 from narrowcast.kernels.plan import AnyPlan, CastPlan, OwnPlan
 from narrowcast.kernels.reference import cast
@@ -53,9 +53,12 @@ def _on_cuda(reason_against_triton: str | None) -> tuple[ModuleType | None, str]
 
 def _kernels(plan: AnyPlan) -> ModuleType:
     """What runs a plan on the CPU."""
+    if isinstance(plan, OwnPlan):
+        return own
+    found = _on_cpu(native.why_not(plan))[0]
     if isinstance(plan, CastPlan):
-        return cast
-    return own if isinstance(plan, OwnPlan) else _on_cpu(native.why_not(plan))[0]
+        return native_cast if found is native else cast
+    return found
 
 
 def check_same_device(what: object, name: str, tensor: Tensor | None, like: Tensor) -> None:
@@ -356,8 +359,8 @@ def explain(plan: AnyPlan | None = None) -> list[Choice]:
 
 
 def _on(device: str, op: str, plan: AnyPlan | None) -> Choice:
-    if isinstance(plan, CastPlan | OwnPlan):
-        on_cpu, why = ("torch" if isinstance(plan, CastPlan) else "the codec's own code"), ""
+    if isinstance(plan, OwnPlan):
+        on_cpu, why = "the codec's own code", ""
     else:
         module, why = _on_cpu(native.why_not(plan) if plan is not None and op != "round_to" else None)
         on_cpu = f"native ({native.isa()})" if module is native else "reference"
