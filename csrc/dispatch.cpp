@@ -19,6 +19,7 @@ using nc::Parts;
 using nc::run;
 
 constexpr int64_t STREAMING_BYTES = 4 << 20;  // outputs above this would only sweep the caches
+constexpr int64_t VALUES_GRAIN = 4096;  // a multiple of every chunk and of the values that share a counter
 enum Refusal { NOT_SUPPORTED = -1, BAD_ARGUMENT = -2 };
 
 // ---- which instruction set ----------------------------------------------------------------------------------------
@@ -153,6 +154,18 @@ NC_EXPORT int nc_reduce(const nc_plan* plan, const uint8_t* const* wires, int32_
   return 0;
 }
 
+NC_EXPORT int nc_cast(const void* x, int32_t dtype, int64_t n, void* out, int32_t out_dtype, int32_t accumulate,
+                      int32_t threads) {
+  if (n == 0) return 0;
+  if (!x || !out || n < 0 || !is_dtype(dtype) || !is_dtype(out_dtype)) return BAD_ARGUMENT;
+  const Kernels& chosen = kernels();
+  const bool streaming = out_dtype == NC_FLOAT32 && !accumulate && n * size_of(out_dtype) >= STREAMING_BYTES;
+  const nc::CastJob job = {x, dtype, n, out, out_dtype, accumulate != 0, streaming};
+  const Parts parts(n, VALUES_GRAIN, size_of(dtype), threads);
+  run(parts, [&](int, int64_t begin, int64_t end) { chosen.cast(job, begin, end); });
+  return 0;
+}
+
 NC_EXPORT int nc_round(const nc_format* format, const void* x, void* out, int32_t dtype, int64_t n, int32_t overflow,
                        int32_t stochastic, uint64_t seed, int32_t threads) {
   if (n == 0) return 0;
@@ -161,8 +174,7 @@ NC_EXPORT int nc_round(const nc_format* format, const void* x, void* out, int32_
   if (!chosen.can_round(*format)) return NOT_SUPPORTED;
   const bool streaming = dtype == NC_FLOAT32 && x != out && n * size_of(dtype) >= STREAMING_BYTES;
   const nc::RoundJob job = {format, x, out, dtype, n, overflow, stochastic != 0, streaming, seed};
-  constexpr int64_t grain = 4096;  // a multiple of every chunk and of the values that share a counter
-  const Parts parts(n, grain, size_of(dtype), threads);
+  const Parts parts(n, VALUES_GRAIN, size_of(dtype), threads);
   run(parts, [&](int, int64_t begin, int64_t end) { chosen.round(job, begin, end); });
   return 0;
 }

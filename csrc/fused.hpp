@@ -36,7 +36,10 @@ static void decode_tile(const DecodeJob& wire, float* to, int64_t begin, int64_t
 // wanted = values + residual * unit: two roundings.
 static void add_owed(const Owed& owed, int64_t begin, int count, float* wanted) {
   const float* const residual = owed.residual + begin;
-  for (int i = 0; i < count; i++) wanted[i] = wanted[i] + residual[i] * owed.unit;
+  const VF unit = all<VF>(owed.unit);
+  combine(
+      wanted, residual, count, [=](VF a, VF r) { return a + r * unit; },
+      [=](VF a, VF r) { return plus(a, kept_finite(r * unit, is_finite(r))); });
 }
 
 // What was wanted and not sent, in units. Where that is not finite the old residual stays.
@@ -44,8 +47,7 @@ static void owe(const Owed& owed, int64_t begin, int count, const float* wanted,
   float* const residual = owed.residual + begin;
   for (int i = 0; i < count; i++) {
     const float lost = (wanted[i] - sent[i]) / owed.unit;
-    const bool finite = (bits_of(lost) & MAGNITUDE) < INFINITE;
-    residual[i] = finite ? lost : residual[i];
+    residual[i] = (bits_of(lost) & MAGNITUDE) < INFINITE ? lost : residual[i];
   }
 }
 
@@ -81,11 +83,16 @@ static void encode_owed(const EncodeJob& job, const Owed& owed, int64_t begin, i
 }
 
 static void finish_sum(const ReduceJob& job, float* total, int count) {
+  const VF divide = all<VF>(job.divide), multiply = all<VF>(job.multiply);
   if (job.divide != 1.0f) {
-    for (int i = 0; i < count; i++) total[i] = total[i] / job.divide;
+    combine(
+        total, total, count, [=](VF a, VF) { return a / divide; },
+        [=](VF a, VF) { return kept_finite(a / divide, is_finite(a)); });
   }
   if (job.multiply != 1.0f) {
-    for (int i = 0; i < count; i++) total[i] = total[i] * job.multiply;
+    combine(
+        total, total, count, [=](VF a, VF) { return a * multiply; },
+        [=](VF a, VF) { return kept_finite(a * multiply, is_finite(a)); });
   }
 }
 

@@ -22,6 +22,11 @@ static inline VF widen_float16(const uint16_t* p) {
 #endif
 }
 
+// Every NaN as the quiet one without sign and payload: processors differ in what they keep of them.
+static inline VF with_one_nan(VF value) {
+  return (VF)(((VU)value & MAGNITUDE) > INFINITE ? all<VU>(QUIET_NAN) : (VU)value);
+}
+
 static inline VU bfloat16_bits(VF value) {
   VU u = (VU)value;
   VU rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16;
@@ -33,6 +38,7 @@ static inline VF round_to_bfloat16(VF value) { return (VF)(bfloat16_bits(value) 
 static inline void narrow_bfloat16(uint16_t* p, VF value) { store_halves(p, bfloat16_bits(value)); }
 
 static inline void narrow_float16(uint16_t* p, VF value) {
+  value = with_one_nan(value);
 #if defined(__AVX512F__)
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
 #elif defined(__AVX2__)

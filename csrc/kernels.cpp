@@ -1,6 +1,7 @@
 // The kernels for one instruction set. Compiled once for each, with NC_ISA as the name of its namespace.
 #include "kernels.hpp"
 
+#include "cast.hpp"
 #include "fused.hpp"
 #include "round.hpp"
 
@@ -82,6 +83,6 @@ static TensorScale tensor_scale(const EncodeJob& job, const Extremes& extremes, 
 #define NC_TEXT(name) NC_TEXT_OF(name)
 
 const Kernels kernels = {NC_TEXT(NC_ISA), can_code,    can_round, grain,    extremes,    tensor_scale,
-                         encode_part,     decode_range, round_range, can_fuse, encode_owed, reduce_range};
+                         encode_part,     decode_range, round_range, cast_range, can_fuse, encode_owed, reduce_range};
 
 }  // namespace nc::NC_ISA

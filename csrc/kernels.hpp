@@ -59,6 +59,15 @@ struct DecodeJob {
   bool accumulate, streaming;
 };
 
+struct CastJob {
+  const void* x;
+  int32_t dtype;
+  int64_t n;
+  void* out;
+  int32_t out_dtype;
+  bool accumulate, streaming;
+};
+
 struct RoundJob {
   const nc_format* format;
   const void* x;
@@ -82,6 +91,7 @@ struct Kernels {
   void (*encode)(const EncodeJob& job, int64_t begin, int64_t end);
   void (*decode)(const DecodeJob& job, int64_t begin, int64_t end);
   void (*round)(const RoundJob& job, int64_t begin, int64_t end);
+  void (*cast)(const CastJob& job, int64_t begin, int64_t end);
   // Blocks or a constant scale, and no block beyond a tile; a scale for the whole tensor is not for these two.
   bool (*can_fuse)(const nc_plan& plan);
   void (*encode_owed)(const EncodeJob& job, const Owed& owed, int64_t begin, int64_t end);

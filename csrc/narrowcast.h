@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-#define NC_ABI 3
+#define NC_ABI 4
 
 enum nc_dtype { NC_FLOAT32 = 0, NC_BFLOAT16 = 1, NC_FLOAT16 = 2 };
 enum nc_method { NC_SCALED = 0, NC_AFFINE = 1, NC_MEANS = 2, NC_SIGN = 3, NC_NVFP4 = 4 };
@@ -89,11 +89,15 @@ int nc_encode_owed(const nc_plan* plan, const void* x, int32_t dtype, int64_t n,
                    uint8_t* codes, uint8_t* scales, uint64_t seed, uint64_t stream, uint64_t offset, int32_t threads);
 
 /* Decode `world` wires of n values (each with its scales `scales_at` bytes from its start), add them in float32 in their
- * order, divide, multiply, and encode the sum as nc_encode_owed does (residual may be NULL). out: NULL, or n values of
+ * order (a finite sum that is too large becomes the largest number), divide, multiply, and encode the sum as nc_encode_owed does (residual may be NULL). out: NULL, or n values of
  * dtype that get what the result decodes to. Plans as for nc_encode_owed. */
 int nc_reduce(const nc_plan* plan, const uint8_t* const* wires, int32_t world, int64_t scales_at, int64_t n,
               float* residual, float unit, float divide, float multiply, uint8_t* codes, uint8_t* scales, void* out,
               int32_t dtype, uint64_t seed, uint64_t stream, uint64_t offset, int32_t threads);
+
+/* out[i] = x[i] in another type, or out[i] + x[i]: a finite number stays finite, and every NaN is the quiet one without
+ * sign and payload. x and out are aligned as their types ask for. */
+int nc_cast(const void* x, int32_t dtype, int64_t n, void* out, int32_t out_dtype, int32_t accumulate, int32_t threads);
 
 /* out[i] = x[i] rounded to the format: nearest even, or stochastic with 16 bits of Philox(seed, stream 0, i).
  * x == out is allowed. */

@@ -42,8 +42,48 @@ struct Sink {
   void write(const float* values, int64_t begin, int count, float* scratch) const;
 };
 
+// What finite numbers give stays finite: a result that is too large becomes the largest number.
+static inline VF kept_finite(VF result, VI given_finite) {
+  const VF largest = all<VF>(float_of(INFINITE - 1));
+  return given_finite & (result == result) ? min(max(result, -largest), largest) : result;
+}
+
+static inline VI is_finite(VF value) { return (VI)((VU)value & MAGNITUDE) < int32_t(INFINITE); }
+
+static inline VF plus(VF a, VF b) { return kept_finite(a + b, is_finite(a) & is_finite(b)); }
+
+// to[i] = step(to[i], from[i]), where `fast` does the same unless its result is not finite: rare, whatever the reason,
+// and looked into only then. Nothing past count is read or written.
+template <class Fast, class Step>
+static inline void combine(float* to, const float* from, int count, const Fast& fast, const Step& step) {
+  constexpr int TOGETHER = 4;
+  int i = 0;
+  for (; i + TOGETHER * LANES <= count; i += TOGETHER * LANES) {
+    VF result[TOGETHER];
+    VI top = {};
+    for (int v = 0; v < TOGETHER; v++) {
+      result[v] = fast(load<VF>(to + i + v * LANES), load<VF>(from + i + v * LANES));
+      top = max(top, (VI)((VU)result[v] & MAGNITUDE));
+    }
+    if (__builtin_expect(any(top >= int32_t(INFINITE)), 0)) {
+      for (int v = 0; v < TOGETHER; v++) {
+        result[v] = step(load<VF>(to + i + v * LANES), load<VF>(from + i + v * LANES));
+      }
+    }
+    for (int v = 0; v < TOGETHER; v++) store(to + i + v * LANES, result[v]);
+  }
+  for (; i < count; i += LANES) {
+    const int size = int(sizeof(float) * smaller(LANES, count - i));
+    VF a = {}, b = {};
+    __builtin_memcpy(&a, to + i, size);
+    __builtin_memcpy(&b, from + i, size);
+    a = step(a, b);
+    __builtin_memcpy(to + i, &a, size);
+  }
+}
+
 static void add_to(float* out, const float* values, int count) {
-  for (int i = 0; i < count; i++) out[i] += values[i];
+  combine(out, values, count, [](VF a, VF b) { return a + b; }, [](VF a, VF b) { return plus(a, b); });
 }
 
 static void saturate_all(float* values, int32_t dtype, int count) {

@@ -304,8 +304,8 @@ WRONG = {
         lambda g: nc.broadcast(torch.ones(10).as_strided((5, 2), (1, 1)), "bf16", 0, g),
         "share their memory, so there is no place for the result; give a copy",
     ),
-    "sparse": (lambda g: nc.all_reduce(torch.ones(3, 3).to_sparse(), "bf16", group=g), "give a dense one on cpu"),
-    "meta": (lambda g: nc.all_reduce(torch.ones(3, device="meta"), "bf16", group=g), "give a dense one on cpu"),
+    "sparse": (lambda g: nc.all_reduce(torch.ones(3, 3).to_sparse(), "bf16", group=g), "give a dense tensor"),
+    "meta": (lambda g: nc.all_reduce(torch.ones(3, device="meta"), "bf16", group=g), "CPUs and CUDA devices"),
     "inference": (lambda g: nc.all_reduce(made_in_inference(), "bf16", group=g), "call in inference_mode, or clone"),
     "numpy": (
         lambda g: nc.all_reduce(np.ones(3, dtype=np.float32), "bf16", group=g),

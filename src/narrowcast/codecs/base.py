@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import compiled
-from narrowcast.codecs.memory import described, flat, lies_plainly, write_back
+from narrowcast.codecs.memory import check_reduced, described, flat, lies_plainly, write_back
 from narrowcast.codecs.spec import Spec
 from narrowcast.kernels import ops
 from narrowcast.kernels.noise import ALIGNMENT, NO_NOISE, Noise
+from narrowcast.kernels.plain import check_plain, check_written, wrote
 from narrowcast.kernels.plan import AnyPlan, OwnPlan, Plan
 from narrowcast.kernels.reference.packing import pack
 
@@ -151,8 +152,11 @@ class Codec(abc.ABC):
             self._check_residual(residual, unit, x)
             dtype = torch.float32
         wire = self._checked_wire(self.nbytes(n, dtype), out, x)
+        if out is not None or residual is not None:
+            check_written(self, {"out": out, "residual": residual}, {"x": x, "scale": scale})
         if n:
             ops.encode(self.plan_for(dtype), flat(x), wire, noise, scale, residual, unit)
+            wrote(out, residual)
         return wire
 
     def _traced_encode(
@@ -211,15 +215,19 @@ class Codec(abc.ABC):
         if decoded is not None:
             self._check_values("decoded", decoded, n, first)
         wire = self._checked_wire(self.nbytes(n), out, first)
+        check_reduced(self, {"out": out, "residual": residual, "decoded": decoded}, wires, scale)
         if n:
             values = None if decoded is None else flat(decoded)
             plan = self.plan_for(torch.float32)
             ops.reduce(plan, wires, n, wire, noise, scale, residual, unit, divide, multiply, values)
             write_back(values, decoded)
+            wrote(out, residual, decoded)
         return wire
 
     def _checked_wires(self, wires: Tensor | Sequence[Tensor], n: int) -> Tensor:
         """The first wire, after all were looked at."""
+        if isinstance(wires, Tensor):
+            check_plain(self, wires)
         if not len(wires):
             raise ValueError(f"reduce with {self}: got no wires; give one for each rank")
         if isinstance(wires, Tensor) and (wires.dim() != 2 or (wires.numel() and wires.stride(1) != 1)):
@@ -234,7 +242,7 @@ class Codec(abc.ABC):
                     "pass whole wires, contiguous uint8, and their own n"
                 )
             ops.check_same_device(self, "a wire", wire, wires[0])
-            ops.check_device(self, wire)
+            check_plain(self, wire)
         return wires[0]
 
     def _check_residual(self, residual: Tensor, unit: float, x: Tensor, n: int | None = None) -> None:
@@ -244,6 +252,7 @@ class Codec(abc.ABC):
         if not lies_plainly(residual, n, torch.float32):
             got = described(residual)
             raise ValueError(f"encode with {self}: the residual must be {n} contiguous float32, got {got}")
+        check_plain(self, residual, "residual")
         ops.check_same_device(self, "the residual", residual, x)
 
     def decode(
@@ -258,12 +267,14 @@ class Codec(abc.ABC):
         """The n values of a wire, flat, as `dtype`; or written into `out` (n values of any shape), or added to it."""
         if torch.compiler.is_compiling():
             return self._traced_decode(wire, n, out, accumulate, dtype)
-        n = ops.check_count(self, n)
+        n, given = ops.check_count(self, n), out is not None
         out = self._checked_output(wire, n, out, accumulate, dtype)
         if n:
             values = flat(out)
             ops.decode(self.plan_for(out.dtype), wire.contiguous(), n, values, accumulate)
             write_back(values, out)
+            if given:
+                wrote(out)
         return out
 
     def _traced_decode(self, wire: Tensor, n: int, out: Tensor | None, accumulate: bool, dtype: torch.dtype) -> Tensor:
@@ -285,6 +296,7 @@ class Codec(abc.ABC):
             )
         if not isinstance(scale, Tensor) or scale.dtype != torch.float32 or scale.numel() != 1:
             raise TypeError(f"encode with {self}: scale must be a float32 tensor with one element, got {scale!r}")
+        check_plain(self, scale, "scale")
         ops.check_same_device(self, "scale", scale, like)
         return scale.resolve_neg()
 
@@ -303,6 +315,7 @@ class Codec(abc.ABC):
             return torch.empty(nbytes, dtype=torch.uint8, device=like.device)
         if not lies_plainly(out, nbytes, torch.uint8):
             raise ValueError(f"encode with {self}: out must be {nbytes} contiguous uint8, got {described(out)}")
+        check_plain(self, out, "out")
         ops.check_same_device(self, "out", out, like)
         return out
 
@@ -310,12 +323,15 @@ class Codec(abc.ABC):
         if not isinstance(wire, Tensor) or wire.dtype != torch.uint8:
             got = wire.dtype if isinstance(wire, Tensor) else f"of type {type(wire).__name__}"
             raise TypeError(f"decode with {self}: the wire is {got}; give the uint8 tensor that encode returned")
-        ops.check_device(self, wire)
+        check_plain(self, wire)
         if out is None:
             if accumulate:
                 raise ValueError(f"decode with {self}: accumulate=True adds to out; give out=")
             out = torch.empty(n, dtype=dtype, device=wire.device)
-        self._check_values("out", out, n, wire)
+            self._check_values("out", out, n, wire)
+        else:
+            self._check_values("out", out, n, wire)
+            check_written(self, {"out": out}, {"wire": wire})
         expected = self.nbytes(n, out.dtype)
         if wire.numel() != expected:
             raise ValueError(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs.base import Codec
+from narrowcast.kernels.ops import check_floats
 
 
 @dataclass
@@ -32,6 +33,7 @@ class ErrorFeedback:
 
         Where what comes back is not finite (a NaN or Inf in the block) the residual stays as it was.
         """
+        check_floats("ErrorFeedback", x)
         if self.residual is None:
             self.residual = torch.zeros(x.numel(), device=x.device)
         if self.residual.numel() != x.numel():

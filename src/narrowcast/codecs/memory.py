@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
+
+from narrowcast.kernels.plain import check_written
 
 
 def lies_plainly(x: Tensor, n: int, dtype: torch.dtype) -> bool:
     """Whether a kernel that is given the address of x finds n such values there."""
-    return isinstance(x, Tensor) and x.dtype == dtype and x.numel() == n and x.is_contiguous() and not x.is_neg()
+    is_such = isinstance(x, Tensor) and x.dtype == dtype and x.numel() == n
+    return is_such and x.layout is torch.strided and x.is_contiguous() and not x.is_neg()
 
 
 def described(x: Tensor) -> str:
     """What it is instead, for an error."""
     if not isinstance(x, Tensor):
         return type(x).__name__
+    if x.layout is not torch.strided:
+        return f"{x.numel()} of {x.dtype} in layout {x.layout}"
     return f"{x.numel()} of {x.dtype}" + ("" if x.is_contiguous() and not x.is_neg() else ", not contiguous")
+
+
+def check_reduced(
+    what: object, written: Mapping[str, Tensor | None], wires: Tensor | Sequence[Tensor], scale: Tensor | None
+) -> None:
+    """What a reduction writes must lie apart from each of its wires."""
+    if any(x is not None for x in written.values()):
+        read = {f"wire {rank}": wire for rank, wire in enumerate(wires)}
+        check_written(what, written, {**read, "scale": scale})
 
 
 def flat(x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from narrowcast.collectives.channel import Channel
 from narrowcast.collectives.feedback import Residuals
 from narrowcast.collectives.flat import Flat
 from narrowcast.kernels.ops import FLOATS, check_integer
+from narrowcast.kernels.plain import check_plain, shares_places
 
 Tensors = Tensor | Sequence[Tensor]
 Spec = str | Codec
@@ -29,10 +30,7 @@ def inputs(what: str, tensors: Tensors, like: Tensors = ()) -> list[Tensor]:
             raise TypeError(
                 f"{what}: got {tensor.dtype}; codecs take float32, float16 and bfloat16, use torch.distributed"
             )
-        if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
-            raise TypeError(
-                f"{what}: got a tensor of layout {tensor.layout} on {tensor.device}; give a dense one on cpu or cuda"
-            )
+        check_plain(what, tensor)
     if len({(t.dtype, t.device) for t in listed + others}) > 1:
         raise TypeError(f"{what}: all tensors of one call must have one dtype and one device")
     return listed
@@ -42,7 +40,7 @@ def outputs(what: str, tensors: Tensors, like: Tensors = ()) -> list[Tensor]:
     """The same for tensors that are written: each of their elements has a place of its own."""
     listed = inputs(what, tensors, like)
     for tensor in listed:
-        if _shares_places(tensor):
+        if shares_places(tensor):
             raise ValueError(
                 f"{what}: elements of a tensor of shape {list(tensor.shape)} and strides {list(tensor.stride())} share "
                 "their memory, so there is no place for the result; give a copy (clone, contiguous)"
@@ -66,29 +64,6 @@ def _listed(what: str, tensors: Tensors) -> list[Tensor]:
 
 def _kind(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-
-
-def _shares_places(tensor: Tensor) -> bool:
-    """Whether two elements lie at one address."""
-    if tensor.is_contiguous() or not tensor.numel():
-        return False
-    reach = 1
-    dims = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
-    for stride, size in dims:
-        if stride < reach:
-            break
-        reach += stride * (size - 1)
-    else:
-        return False
-    return stride == 0 or _places(tensor).unique().numel() < tensor.numel()
-
-
-def _places(tensor: Tensor) -> Tensor:
-    """The address of every element, counted in elements: for strides that interleave."""
-    places = torch.zeros((), dtype=torch.int64)
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        places = places[..., None] + torch.arange(size) * stride
-    return places
 
 
 def plain_codec(what: str, spec: Spec) -> Codec:

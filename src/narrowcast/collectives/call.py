@@ -13,6 +13,7 @@ from narrowcast.collectives.coder import Coder, Range, Times
 from narrowcast.collectives.exchange import Exchange
 from narrowcast.collectives.feedback import Residuals
 from narrowcast.kernels.noise import NO_NOISE, Noise
+from narrowcast.kernels.reference.arithmetic import finished
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,7 @@ class Reduction:
         return self.divide / self.multiply if self.multiply else 0.0
 
     def finish(self, total: Tensor) -> Tensor:
-        if self.divide != 1.0:
-            # by a tensor: a number would be inverted first on a GPU, which rounds twice
-            total.div_(torch.full((), self.divide, device=total.device))
-        return total.mul_(self.multiply) if self.multiply != 1.0 else total
+        return finished(total, self.divide, self.multiply)
 
 
 @dataclass

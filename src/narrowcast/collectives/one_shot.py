@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.collectives.call import Call
+from narrowcast.kernels.reference.arithmetic import keeps_subnormals
 
 
 def one_shot(call: Call, scales: list[Tensor | None] | None = None) -> None:
@@ -13,7 +14,8 @@ def one_shot(call: Call, scales: list[Tensor | None] | None = None) -> None:
 
     1. Encode the whole tensor once and send it to every peer. With error feedback, what a sum before still owes (after
        a call by two_shot) was made owed by this rank's own values.
-    2. Decode all W messages, our own too, and add them in float32 in rank order 0, 1, ...
+    2. Decode all W messages, our own too, and add them in float32 in rank order 0, 1, ...; a sum of finite values that
+       is too large becomes the largest number, at each step, as in all algorithms.
 
     Bytes sent a rank: (W-1) nbytes(n). Roundings a value: 1. Passes over the data: 1 encode, W decodes.
     """
@@ -32,6 +34,7 @@ def one_shot(call: Call, scales: list[Tensor | None] | None = None) -> None:
     exchange.finish()
 
 
+@keeps_subnormals
 def store(x: Tensor, total: Tensor) -> None:
     """Write a float32 sum into x; a finite one stays finite in 16 bits."""
     limit = torch.finfo(x.dtype).max

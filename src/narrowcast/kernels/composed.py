@@ -11,6 +11,7 @@ from torch import Tensor
 from narrowcast.kernels import native
 from narrowcast.kernels.noise import Noise
 from narrowcast.kernels.plan import AnyPlan, Plan
+from narrowcast.kernels.reference.arithmetic import finished, still_owed, with_owed
 
 
 def encode(
@@ -35,15 +36,11 @@ def encode(
         and native.encode_owed(plan, x, wire, residual, unit, noise)
     ):
         return
-    owed = residual if unit == 1.0 else residual * unit
-    wanted = x.float() + owed
+    wanted = with_owed(x, residual, unit)
     kernels.encode(plan, wanted, wire, noise, scale)
     sent = torch.empty_like(wanted)
     kernels.decode(plan, wire, wanted.numel(), sent)
-    lost = torch.sub(wanted, sent, out=sent)
-    lost = lost if unit == 1.0 else lost.div_(unit)
-    # a value that is not finite owes nothing new: the old residual stays
-    residual.copy_(torch.where(lost.isfinite(), lost, residual))
+    residual.copy_(still_owed(wanted, sent, unit, residual))
 
 
 def reduce(
@@ -68,10 +65,6 @@ def reduce(
     total = torch.empty(n)
     for number, one in enumerate(wires):
         kernels.decode(plan, one, n, total, number > 0)
-    if divide != 1.0:
-        total.div_(divide)
-    if multiply != 1.0:
-        total.mul_(multiply)
-    encode(kernels, plan, total, wire, noise, scale, residual, unit)
+    encode(kernels, plan, finished(total, divide, multiply), wire, noise, scale, residual, unit)
     if out is not None:
         kernels.decode(plan, wire, n, out)

@@ -10,7 +10,8 @@ from torch import Tensor
 from narrowcast.kernels import native_matmul
 from narrowcast.kernels.accumulator import Accumulator, accumulator
 from narrowcast.kernels.operands import how_to_compute
-from narrowcast.kernels.ops import FLOATS, Choice, check_floats, check_seed
+from narrowcast.kernels.ops import Choice, check_floats, check_seed
+from narrowcast.kernels.plain import check_written, wrote
 from narrowcast.kernels.reference import matmul as reference_matmul
 
 
@@ -30,6 +31,9 @@ def matmul(
     if rule.is_torch:
         result = torch.matmul(a.float(), b.float())
         return result if out is None else _into(out, result)
+    if out is not None:
+        check_floats("matmul: out", out)
+        check_written("matmul", {"out": out}, {})
     a_BMK, b_BKN, shape = _as_batches(*(x.detach().float().resolve_neg() for x in (a, b)))
     if out is not None and _is_free(out, shape, a, b):
         result = out
@@ -37,7 +41,10 @@ def matmul(
         result = torch.empty(shape, dtype=torch.float32, device=a.device)
     # a view for the kernel, not for the caller: autograd lets nobody change one in place
     _dispatch(a_BMK, b_BKN, rule, noise, result.view(a_BMK.shape[0], a_BMK.shape[1], b_BKN.shape[2]))
-    return result if out is None or out is result else _into(out, result)
+    if out is not result:
+        return result if out is None else _into(out, result)
+    wrote(out)
+    return out
 
 
 def _is_free(out: Tensor, shape: tuple[int, ...], *operands: Tensor) -> bool:
@@ -57,8 +64,7 @@ def _into(out: Tensor, result: Tensor) -> Tensor:
 
 def _check(a: Tensor, b: Tensor) -> None:
     for x in (a, b):
-        if not isinstance(x, Tensor) or x.dtype not in FLOATS:
-            check_floats("matmul", x)
+        check_floats("matmul", x)
         if x.dim() == 0:
             raise ValueError("matmul: got a scalar; give vectors or matrices")
     if a.device != b.device:

@@ -31,9 +31,9 @@ from narrowcast.formats.floats import FloatFormat
 from narrowcast.formats.integers import Coding, UniformFormat
 from narrowcast.kernels import search_table
 from narrowcast.kernels.noise import NO_NOISE, Noise
-from narrowcast.kernels.plan import NVFP4_BLOCK_SCALE, Layout, Method, Plan, Rule, Store
+from narrowcast.kernels.plan import NVFP4_BLOCK_SCALE, CastPlan, Layout, Method, Plan, Rule, Store
 
-ABI = 3
+ABI = 4
 FLOAT32_BIAS = 127
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 OVERFLOWS = {"saturate": 0, "inf": 1, "nan": 2}
@@ -126,6 +126,7 @@ def _declare(library: ctypes.CDLL) -> None:
         c_int32,
     ]  # fmt: skip
     library.nc_round.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int64, c_int32, c_int32, c_uint64, c_int32]
+    library.nc_cast.argtypes = [c_void_p, c_int32, c_int64, c_void_p, c_int32, c_int32, c_int32]
     library.nc_isa.restype = c_char_p
     library.nc_set_isa.argtypes = [c_char_p]
 
@@ -240,8 +241,10 @@ def _round_format(fmt: Format) -> NativeFormat:
 # ---- the ops ---------------------------------------------------------------------------------------------------------
 
 
-def why_not(plan: Plan) -> str | None:
+def why_not(plan: Plan | CastPlan) -> str | None:
     """Why this plan cannot run here, or None."""
+    if isinstance(plan, CastPlan):
+        return None
     return "CPD's corner cases are in the reference only" if plan.cpd else _why_not_format(plan.format)
 
 
@@ -334,6 +337,14 @@ def reduce(
     if status == 0:
         _clear_padding(plan, layout, wire, n)
     return bool(status == 0)
+
+
+def cast(x: Tensor, out: Tensor, accumulate: bool = False) -> None:
+    """Write contiguous x into `out`, which may be of another type, or add it."""
+    status = _library().nc_cast(
+        x.data_ptr(), DTYPES[x.dtype], x.numel(), out.data_ptr(), DTYPES[out.dtype], accumulate, torch.get_num_threads()
+    )
+    check_status(status, "nc_cast", f"{x.dtype} to {out.dtype}")
 
 
 def round_to(x: Tensor, fmt: Format, rounding: str, overflow: str, rules: str, seed: int, out: Tensor) -> Tensor:

@@ -14,8 +14,9 @@ from torch import Tensor
 from narrowcast.formats import Format
 from narrowcast.formats import format as format_named
 from narrowcast.formats.floats import FloatFormat, Specials
-from narrowcast.kernels import accelerator, composed, host, native, own, reference
+from narrowcast.kernels import accelerator, composed, host, native, native_cast, own, reference
 from narrowcast.kernels.noise import NO_NOISE, Noise
+from narrowcast.kernels.plain import check_apart, check_plain, check_written, wrote
 from narrowcast.kernels.plan import AnyPlan, CastPlan, OwnPlan
 from narrowcast.kernels.reference import cast
 
@@ -31,9 +32,6 @@ class Choice:
     device: str
     implementation: str
     why: str
-
-
-DEVICES = ("cpu", "cuda")
 
 
 def _on_cpu(reason_against_native: str | None) -> tuple[ModuleType, str]:
@@ -54,17 +52,12 @@ def _on_cuda(reason_against_triton: str | None) -> tuple[ModuleType | None, str]
 
 def _kernels(plan: AnyPlan) -> ModuleType:
     """What runs a plan on the CPU."""
+    if isinstance(plan, OwnPlan):
+        return own
+    found = _on_cpu(native.why_not(plan))[0]
     if isinstance(plan, CastPlan):
-        return cast
-    return own if isinstance(plan, OwnPlan) else _on_cpu(native.why_not(plan))[0]
-
-
-def check_device(what: object, tensor: Tensor) -> None:
-    """`what` is who asks: a name, or a codec, written out only when something is wrong."""
-    if tensor.device.type not in DEVICES:
-        raise NotImplementedError(
-            f"{what}: got a tensor on {tensor.device}; kernels run on CPUs and CUDA devices, so move it to one"
-        )
+        return native_cast if found is native else cast
+    return found
 
 
 def check_same_device(what: object, name: str, tensor: Tensor | None, like: Tensor) -> None:
@@ -75,11 +68,12 @@ def check_same_device(what: object, name: str, tensor: Tensor | None, like: Tens
 
 
 def check_floats(what: object, x: Tensor) -> None:
+    """`what` is who asks: a name, or a codec, written out only when something is wrong."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{what}: got {type(x).__name__}; give a torch tensor, for example torch.as_tensor(x)")
     if x.dtype not in FLOATS:
         raise TypeError(f"{what}: got {x.dtype}; give float32, float16 or bfloat16, for example x.float()")
-    check_device(what, x)
+    check_plain(what, x)
 
 
 def check_integer(what: object, rule: str, number: int) -> int:
@@ -235,8 +229,7 @@ class Rounder:
 
     def __call__(self, x: Tensor, seed: int | None = None, out: Tensor | None = None) -> Tensor:
         noise = 0 if seed is None and self.rounding != "stochastic" else _checked_seed(seed)
-        if not isinstance(x, Tensor) or x.dtype not in FLOATS or not (x.is_cuda or x.is_cpu):
-            check_floats("round_to", x)
+        check_floats("round_to", x)
         source = x.detach() if x.requires_grad and torch.is_grad_enabled() else x
         if x.is_neg():
             source = source.resolve_neg()
@@ -244,16 +237,23 @@ class Rounder:
             out = torch.empty_like(source)
             self._run(x)(source, self.format, self.rounding, self.overflow, self.rules, noise, out)
             return out
-        return self._in_any_layout(source, noise, torch.empty_like(source) if out is None else _checked_out(x, out))
+        if out is None:
+            return self._in_any_layout(source, noise, torch.empty_like(source))
+        self._in_any_layout(source, noise, _checked_out(x, out))
+        wrote(out)
+        return out
 
     def _in_any_layout(self, x: Tensor, seed: int, out: Tensor) -> Tensor:
         how, run = (self.format, self.rounding, self.overflow, self.rules, seed), self._run(x)
         if self.rounding != "stochastic" and (lying := _as_they_lie(x, out)) is not None:
+            _check_in_place(*lying)
             run(lying[0], *how, lying[1])
             return out
         in_place = out.is_contiguous() and not out.is_neg()
         target = out if in_place else torch.empty_like(x, memory_format=torch.contiguous_format)
-        run(x.contiguous(), *how, target)
+        source = x.contiguous()
+        _check_in_place(source, target)
+        run(source, *how, target)
         return out if target is out else out.copy_(target)
 
 
@@ -275,6 +275,12 @@ def _as_they_lie(x: Tensor, out: Tensor) -> tuple[Tensor, Tensor] | None:
     if x.is_contiguous() or x.stride() != out.stride() or out.is_neg() or not _dense(x):
         return None
     return torch.as_strided(x.detach(), (x.numel(),), (1,)), torch.as_strided(out, (out.numel(),), (1,))
+
+
+def _check_in_place(x: Tensor, out: Tensor) -> None:
+    """In place is fine: each value is written where it was read."""
+    if x.data_ptr() != out.data_ptr():
+        check_apart("round_to", "out", out, "x", x)
 
 
 def _dense(x: Tensor) -> bool:
@@ -305,9 +311,11 @@ def traced_round(
 
 
 def _checked_out(x: Tensor, out: Tensor) -> Tensor:
+    check_floats("round_to: out", out)
     if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device:
         got = f"{tuple(out.shape)} {out.dtype} on {out.device}"
         raise ValueError(f"round_to: out is {got}; it must be like x: {tuple(x.shape)} {x.dtype} on {x.device}")
+    check_written("round_to", {"out": out}, {})
     return out
 
 
@@ -345,8 +353,8 @@ def explain(plan: AnyPlan | None = None) -> list[Choice]:
 
 
 def _on(device: str, op: str, plan: AnyPlan | None) -> Choice:
-    if isinstance(plan, CastPlan | OwnPlan):
-        on_cpu, why = ("torch" if isinstance(plan, CastPlan) else "the codec's own code"), ""
+    if isinstance(plan, OwnPlan):
+        on_cpu, why = "the codec's own code", ""
     else:
         module, why = _on_cpu(native.why_not(plan) if plan is not None and op != "round_to" else None)
         on_cpu = f"native ({native.isa()})" if module is native else "reference"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from narrowcast.kernels.noise import derive
+from narrowcast.kernels.ops import check_floats
 from narrowcast.simulate.caster import Caster, What, caster
 
 GRADIENTS = ("straight-through", "quantised")
@@ -145,6 +146,8 @@ def cast(
     if gradient == "quantised":
         default = fmt if backward_fmt is None else backward_fmt
         backward = caster(default, backward_rounding or rounding, overflow if backward_fmt is None else None, rules)
+    if not (torch.compiler.is_compiling() or (forward.is_identity and backward.is_identity)):
+        check_floats("cast", x)
     base = _need_seed("cast", (forward, backward), seed)
     return apply_casts(x, forward, backward, (derive(base, FORWARD), derive(base, BACKWARD)))
 

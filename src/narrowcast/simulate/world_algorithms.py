@@ -22,6 +22,7 @@ from narrowcast.collectives.two_shot import FIRST, SECOND, chunks_of
 from narrowcast.kernels.noise import Noise
 from narrowcast.kernels.plan import TINY
 from narrowcast.kernels.reference import blocks
+from narrowcast.kernels.reference.arithmetic import plus
 from narrowcast.simulate.world_memory import Residuals
 from narrowcast.simulate.world_sums import Sums
 from narrowcast.simulate.world_wire import Scales, Wire
@@ -97,7 +98,7 @@ class Job:
                 self.wire.through(values, part, noise, scales, place, accumulate)
                 continue
             sent = self.repaid(values, part, noise, scales, self.residuals.first_Wn[worker, low:high])
-            _ = place.add_(sent) if accumulate else place.copy_(sent)
+            place.copy_(plus(place, sent) if accumulate else sent)
 
     def sum_of_own(self, parts: Sequence[Range]) -> Tensor:
         """The sum over all workers, in the order of their seats."""
@@ -184,7 +185,7 @@ def _take_own(job: Job, at: Sequence[Part], total: Tensor, add: bool) -> None:
             # noise of its own: the sum is rounded with the other one
             job.wire.through(own.float(), part, job.noise(worker, 1), job.scales[worker], cast)
             own = cast
-        _ = torch.add(own, place, out=place) if add else place.copy_(own)
+        place.copy_(plus(own.float(), place) if add else own)
 
 
 class _Correction:

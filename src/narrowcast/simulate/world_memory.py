@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.collectives.coder import Range, segment_ranges
+from narrowcast.kernels.reference.arithmetic import still_owed, with_owed
 
 Names = tuple[str, ...]
 Owners = list[tuple[int, Range]]
@@ -36,12 +37,11 @@ class Residuals:
 
     def wanted(self, values: Tensor, owed: Tensor) -> Tensor:
         """What should be sent, in float32."""
-        return values.float() + owed * self.unit
+        return with_owed(values, owed, self.unit)
 
     def owe(self, owed: Tensor, wanted: Tensor, sent: Tensor) -> None:
         """Keep what was wanted but not sent; where that is not finite the old residual stays."""
-        new = (wanted - sent) / self.unit
-        owed.copy_(torch.where(new.isfinite(), new, owed))
+        owed.copy_(still_owed(wanted, sent, self.unit, owed))
 
     def hand_over(self, owners: Owners) -> None:
         """From now on these own the sums."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from narrowcast.collectives.coder import Range
 from narrowcast.formats import Format
 from narrowcast.kernels.ops import round_to
+from narrowcast.kernels.reference.arithmetic import plus
 from narrowcast.kernels.reference.blocks import inverse
 
 
@@ -61,7 +62,7 @@ class Running:
 
     def add(self, value: Tensor) -> None:
         """`value` may be used again by the caller."""
-        total = value if self._total is None else self._total + value
+        total = value if self._total is None else plus(self._total, value)
         self._total = self._q(total.clone() if total is value else total)
 
     def result(self) -> Tensor:
@@ -83,7 +84,7 @@ class _Kahan(Running):
             super().add(value)
             return
         step = self._q(value if self._lost is None else value - self._lost)
-        total = self._q(self._total + step)
+        total = self._q(plus(self._total, step))
         self._lost = self._q(self._q(total - self._total) - step)
         self._total = total
 
@@ -107,4 +108,4 @@ class _Pairs(Running):
 
     def _merge(self) -> None:
         (count, right), (more, left) = self._open.pop(), self._open.pop()
-        self._open.append((count + more, self._q(left + right)))
+        self._open.append((count + more, self._q(plus(left, right))))

@@ -17,6 +17,7 @@ from narrowcast.collectives.aps import NOTHING
 from narrowcast.collectives.coder import Coder, Range, segment_ranges
 from narrowcast.kernels.noise import Noise
 from narrowcast.kernels.plan import TINY, Plan
+from narrowcast.kernels.reference.arithmetic import plus
 from narrowcast.kernels.reference.scaled import find_scales
 
 Scales = list[Tensor | None] | None
@@ -46,7 +47,7 @@ class Wire:
     ) -> None:
         """Encode and decode `values`, which are those of `part`, into `out`; or add them to it."""
         if self._is_identity(values.dtype):
-            _ = out.add_(values) if accumulate else out.copy_(values)
+            out.copy_(plus(out, values.float()) if accumulate else values)
             return
         wire = self._message(self.coder.nbytes(part))
         self.coder.encode(values, part, wire, noise, scales)

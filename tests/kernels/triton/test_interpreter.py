@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 SCRIPT = Path(__file__).with_name("interpreted.py")
 
 
-@pytest.mark.parametrize("group", ["codecs-0", "codecs-1", "fused", "wide", "words", "rounding", "cpd"])
+@pytest.mark.parametrize("group", ["codecs-0", "codecs-1", "fused", "wide", "words", "rounding", "cpd", "finite"])
 def test_every_kernel_equals_the_reference(group: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(SCRIPT), group],

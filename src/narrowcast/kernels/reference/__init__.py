@@ -8,12 +8,15 @@ from torch import Tensor
 from narrowcast.kernels.noise import NO_NOISE, Noise
 from narrowcast.kernels.plan import Method, Plan
 from narrowcast.kernels.reference import affine, nvfp4, scaled, signs
+from narrowcast.kernels.reference.arithmetic import keeps_subnormals, plus
 from narrowcast.kernels.reference.blocks import read_scales, write_scales
+from narrowcast.kernels.reference.cast import put, saturating
 from narrowcast.kernels.reference.packing import pack, unpack
 from narrowcast.kernels.reference.philox import random_bits
 from narrowcast.kernels.reference.rounding import round_to as round_to
 
 
+@keeps_subnormals
 def encode(plan: Plan, x: Tensor, wire: Tensor, noise: Noise = NO_NOISE, scale: Tensor | None = None) -> None:
     """See `kernels.ops.encode`."""
     n = x.numel()
@@ -41,16 +44,16 @@ def _encode_block(plan: Plan, x: Tensor, random: Tensor | None, scale: Tensor | 
     return signs.encode(plan, x)
 
 
+@keeps_subnormals
 def decode(plan: Plan, wire: Tensor, n: int, out: Tensor, accumulate: bool = False) -> None:
     """See `kernels.ops.decode`."""
     if n == 0:
         return
     value = _decode_float(plan, wire, n).view(out.shape)
     if accumulate:
-        value = out.float() + value
-    limit = torch.finfo(out.dtype).max
+        value = plus(out.float(), value)
     # a finite value stays finite in a 16-bit output too
-    out.copy_(torch.where(value.isfinite(), value.clamp(-limit, limit), value))
+    put(out, saturating(value, out.dtype))
 
 
 def _decode_float(plan: Plan, wire: Tensor, n: int) -> Tensor:

@@ -7,6 +7,10 @@ from torch import Tensor
 
 from narrowcast.kernels.noise import NO_NOISE, Noise
 from narrowcast.kernels.plan import CastPlan
+from narrowcast.kernels.reference.arithmetic import keeps_subnormals, plus
+
+_BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
+_NAN = {torch.float32: 0x7FC00000, torch.bfloat16: 0x7FC0, torch.float16: 0x7E00}
 
 
 def saturating(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -19,25 +23,38 @@ def saturating(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(x.isinf(), x.float(), cut)
 
 
+def with_one_nan_(x: Tensor) -> Tensor:
+    """Every NaN of x as the quiet one without sign and payload: casts of torch leave others on other machines."""
+    lost = x.isnan()
+    if bool(lost.any()):
+        x.view(_BITS[x.dtype]).masked_fill_(lost, _NAN[x.dtype])
+    return x
+
+
+def put(out: Tensor, value: Tensor) -> Tensor:
+    """Write float32 values; NaN has one pattern in 16 bits."""
+    out.copy_(value)
+    return out if out.dtype == torch.float32 else with_one_nan_(out)
+
+
+@keeps_subnormals
 def encode(plan: CastPlan, x: Tensor, wire: Tensor, noise: Noise = NO_NOISE, scale: Tensor | None = None) -> None:
     """See `kernels.ops.encode`."""
     dtype = plan.dtype
     aligned = wire if wire.data_ptr() % dtype.itemsize == 0 else torch.empty_like(wire)
     stored = aligned.view(dtype).copy_(x)
     # one cheap pass tells whether anything overflowed, or was not finite to begin with
-    if dtype != x.dtype and not bool(stored.sum(dtype=torch.float32).isfinite()):
-        stored.copy_(saturating(x, dtype))
+    if not bool(stored.sum(dtype=torch.float32).isfinite()):
+        with_one_nan_(stored.copy_(saturating(x, dtype)))
     if aligned is not wire:
         wire.copy_(aligned)
 
 
+@keeps_subnormals
 def decode(plan: CastPlan, wire: Tensor, n: int, out: Tensor, accumulate: bool = False) -> None:
     """See `kernels.ops.decode`."""
     aligned = wire if wire.data_ptr() % plan.dtype.itemsize == 0 else wire.clone()
     value = aligned.view(plan.dtype)
-    if accumulate and out.dtype == torch.float32:
-        out.add_(value)
-        return
     if accumulate:
-        value = out.float() + value.float()
-    out.copy_(value if value.dtype == out.dtype else saturating(value, out.dtype))
+        value = plus(out.float(), value.float())
+    put(out, saturating(value, out.dtype))

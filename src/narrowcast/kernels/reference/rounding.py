@@ -9,6 +9,8 @@ from torch import Tensor
 
 from narrowcast.formats import Format, Kind
 from narrowcast.formats.floats import FloatFormat
+from narrowcast.kernels.reference.arithmetic import keeps_subnormals
+from narrowcast.kernels.reference.cast import put
 from narrowcast.kernels.reference.cpd import round_cpd
 from narrowcast.kernels.reference.philox import random_bits
 
@@ -141,12 +143,13 @@ def _finite_values(x: Tensor, fmt: Format, rounding: str, overflow: str, random:
     return torch.where(_overflowed(index, grid, rounding), lost, value)
 
 
+@keeps_subnormals
 def round_to(x: Tensor, fmt: Format, rounding: str, overflow: str, rules: str, seed: int, out: Tensor) -> Tensor:
     """See `kernels.ops.round_to`."""
     wide = x.float()
     if rules == "cpd":
         assert isinstance(fmt, FloatFormat)
-        return out.copy_(round_cpd(wide, fmt.exp_bits, fmt.man_bits))
+        return put(out, round_cpd(wide, fmt.exp_bits, fmt.man_bits))
     random = random_bits(x.numel(), seed, 0).view(x.shape) if rounding == "stochastic" else None
     finite = torch.isfinite(wide)
     value = _finite_values(torch.where(finite, wide, 0.0), fmt, rounding, overflow, random).float()
@@ -154,4 +157,4 @@ def round_to(x: Tensor, fmt: Format, rounding: str, overflow: str, rules: str, s
         value = torch.where(value == 0, torch.copysign(value, wide), value)
     special = fmt.values.float()[special_codes(fmt, wide, torch.zeros_like(wide, dtype=torch.int64))]
     value = torch.where(finite, value, special)
-    return out.copy_(torch.where(wide <= 0, math.nan, value) if fmt.positive_only else value)
+    return put(out, torch.where(wide <= 0, math.nan, value) if fmt.positive_only else value)

@@ -80,8 +80,8 @@ def bf16_pattern(value, SATURATE: tl.constexpr):
     else:
         near = size
     rounded = (near + 0x7FFF + ((near >> 16) & 1)) >> 16
-    rounded = tl.where(size > INFINITE, 0x7FC0, rounded)
-    return rounded | ((u >> 16) & 0x8000)
+    # one NaN, without sign and payload
+    return tl.where(size > INFINITE, 0x7FC0, rounded | ((u >> 16) & 0x8000))
 
 
 @triton.jit
@@ -95,6 +95,13 @@ def fp16_of(value, SATURATE: tl.constexpr):
 
 
 @triton.jit
+def fp16_pattern(value, SATURATE: tl.constexpr):
+    """The bits of that, as int32; one NaN, without sign and payload."""
+    word = fp16_of(value, SATURATE).to(tl.uint16, bitcast=True).to(tl.int32)
+    return tl.where(value == value, word, 0x7E00)
+
+
+@triton.jit
 def write_floats(base, at, value, mask, DTYPE: tl.constexpr, SATURATE: tl.constexpr, MASKED: tl.constexpr):
     """Store float32 values as DTYPE."""
     if DTYPE == FP32:
@@ -103,7 +110,8 @@ def write_floats(base, at, value, mask, DTYPE: tl.constexpr, SATURATE: tl.conste
         half = bf16_pattern(value, SATURATE).to(tl.uint16)
         store(base.to(tl.pointer_type(tl.uint16), bitcast=True) + at, half, mask, MASKED)
     else:
-        store(base + at, fp16_of(value, SATURATE), mask, MASKED)
+        half = fp16_pattern(value, SATURATE).to(tl.uint16)
+        store(base.to(tl.pointer_type(tl.uint16), bitcast=True) + at, half, mask, MASKED)
 
 
 @triton.jit
@@ -167,6 +175,28 @@ def inverse(scale):
 @triton.jit
 def is_finite(x):
     return (bits_of(x) & MAGNITUDE) < INFINITE
+
+
+@triton.jit
+def kept_finite(result, given):
+    """`result`, but the largest number where it is too large and what it was made of is finite. `given`: whether."""
+    cut = tl.where(result > LARGEST, LARGEST, tl.where(result < -LARGEST, -LARGEST, result))
+    return tl.where(given, cut, result)
+
+
+@triton.jit
+def plus(a, b):
+    """a + b; a finite sum stays finite."""
+    return kept_finite(a + b, is_finite(a) & is_finite(b))
+
+
+@triton.jit
+def with_owed(v, owed, unit, UNIT: tl.constexpr):
+    """v + owed * unit: two roundings."""
+    if UNIT == 0:
+        return plus(v, owed)
+    else:
+        return plus(v, kept_finite(owed * unit, is_finite(owed)))
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from narrowcast.kernels.triton.bits import read_floats, write_floats
+from narrowcast.kernels.triton.bits import plus, read_floats, write_floats
 from narrowcast.kernels.triton.encode import end_of
 from narrowcast.kernels.triton.planes import WIDE, inside, places, read_values
 
@@ -18,7 +18,7 @@ def decode_tile(
     value = read_values(wire, table, (0, scales_at, tail_at), (start, rem, row0), P, J, MASKED)
     mask = inside(rem, J)
     if J.accumulate:
-        value = read_floats(out + start, places(J), mask, J.out_dtype, MASKED) + value
+        value = plus(read_floats(out + start, places(J), mask, J.out_dtype, MASKED), value)
     write_floats(out + start, places(J), value, mask, J.out_dtype, True, MASKED)
 
 

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from narrowcast.kernels.triton.bits import (
     INFINITE,
+    MAGNITUDE,
     after_loads,
     bf16_pattern,
     bits_of,
@@ -22,12 +23,15 @@ from narrowcast.kernels.triton.bits import (
     fp16_of,
     inverse,
     is_finite,
+    kept_finite,
     own_noise,
+    plus,
     power_of_two,
     read_floats,
     shared_noise,
     store,
     tree_sum_down,
+    with_owed,
     write_floats,
 )
 from narrowcast.kernels.triton.codes import code_of, cpd_rounded, float_code, uniform_raw, with_specials
@@ -80,9 +84,9 @@ def finished(total, factors, J: tl.constexpr):
     """A sum, divided and multiplied as the reduction says."""
     divide, multiply, _unit, _backward = factors
     if J.divide:
-        total = tl.div_rn(total, tl.zeros_like(total) + divide)
+        total = kept_finite(tl.div_rn(total, tl.zeros_like(total) + divide), is_finite(total))
     if J.multiply:
-        total = total * multiply
+        total = kept_finite(total * multiply, is_finite(total))
     return total
 
 
@@ -119,6 +123,18 @@ def sum_at_once(wires, table, planes, tile, P: tl.constexpr, J: tl.constexpr):
 
 
 @triton.jit
+def sum_carefully(wires, table, planes, tile, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
+    """The same, where a finite sum that is too large becomes the largest number at each step."""
+    stride, _scales_at, _tail_at = planes
+    total = read_values(wires, table, planes, tile, P, J, MASKED)
+    for rank in range(1, J.world):
+        total = plus(total, read_values(wires + rank * stride, table, planes, tile, P, J, MASKED))
+    if J.no_minus:
+        total = total + 0.0
+    return total
+
+
+@triton.jit
 def sum_of_wires(wires, table, planes, tile, factors, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
     """Decode the same tile of J.world wires and add in rank order."""
     if J.halves and not MASKED:
@@ -129,6 +145,9 @@ def sum_of_wires(wires, table, planes, tile, factors, P: tl.constexpr, J: tl.con
         total = sum_at_once(wires, table, planes, tile, P, J)
     else:
         total = sum_one_by_one(wires, table, planes, tile, P, J, MASKED)
+    # what is not finite now was not finite before or has overflowed on the way: rare, and looked into only then
+    if tl.max(bits_of(total) & MAGNITUDE, axis=0) >= INFINITE:
+        total = sum_carefully(wires, table, planes, tile, P, J, MASKED)
     return finished(total, factors, J)
 
 
@@ -148,12 +167,8 @@ def wanted(memory, planes, tile, factors, P: tl.constexpr, J: tl.constexpr, MASK
     owed = v
     if J.residual:
         owed = read_floats(residual + start, places(J), mask, 0, MASKED)
-        if J.residual == 2:
-            pass  # the first pass added it
-        elif J.unit == 0:
-            v = v + owed
-        else:
-            v = v + owed * unit
+        if J.residual != 2:  # then the first pass added it
+            v = with_owed(v, owed, unit, J.unit)
     return v, owed
 
 
@@ -458,10 +473,7 @@ def sums_kernel(
     v = read_floats(x + begin, inner, mask, J.x_dtype, True)
     if J.residual:
         owed = read_floats(residual + begin, inner, mask, 0, True)
-        if J.unit == 0:
-            v = v + owed
-        else:
-            v = v + owed * unit
+        v = with_owed(v, owed, unit, J.unit)
     into = sums + block * J.columns + column
     if P.l2:
         small = v * power_of_two(0 - norm_exponent(parts_top(parts, block, count, J)))[:, None]

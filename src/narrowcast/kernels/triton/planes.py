@@ -18,7 +18,7 @@ from narrowcast.kernels.triton.bits import (
     bf16_pattern,
     bits_of,
     float_of,
-    fp16_of,
+    fp16_pattern,
     load,
     power_of_two,
     store,
@@ -210,11 +210,12 @@ def read_codes(wire, start, rem, mask, P: tl.constexpr, J: tl.constexpr, MASKED:
 def write_cast(wire, start, value, mask, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
     """Values in the type of the wire; finite ones stay finite."""
     if P.cast == FP32:
-        word = bits_of(value)
+        # one NaN, without sign and payload
+        word = tl.where(value == value, bits_of(value), QUIET_NAN)
     elif P.cast == BF16:
         word = bf16_pattern(value, True)
     else:
-        word = fp16_of(value, True).to(tl.uint16, bitcast=True).to(tl.int32)
+        word = fp16_pattern(value, True)
     write_words(wire + start * (P.bits // 8), places(J), word, mask, P.bits // 8, J.aligned, MASKED)
 
 
