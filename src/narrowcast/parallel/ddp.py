@@ -21,9 +21,10 @@ from narrowcast.collectives.coder import Times
 from narrowcast.collectives.transport import TorchTransport
 from narrowcast.collectives.work import Work
 from narrowcast.kernels.ops import FLOATS
-from narrowcast.parallel import policy
+from narrowcast.parallel import ddp_torch, policy
 from narrowcast.parallel.memory import Memory
 from narrowcast.parallel.policies.watch import Watch
+from narrowcast.parallel.private import in_autograd
 from narrowcast.parallel.probe import probe
 from narrowcast.parallel.stats import Row, Stats
 from narrowcast.parallel.telling import telling
@@ -61,6 +62,7 @@ class DDPState:
         sample_every: int = 0,
     ) -> None:
         policy.check(gradients)
+        ddp_torch.check_state(model)
         self.model, self.group = model, group or model.process_group
         self.policy, self.nodes, self.algorithm = gradients, nodes, algorithm
         self.min_values, self.seed, self.step = min_values, seed, 0
@@ -275,9 +277,9 @@ class _LiveShare:
         """Count the ranks that are in a backward pass; the channel does this before the buckets."""
         model = self._state.model
         self._count = None
-        if model._join_config.enable and not model._divide_by_initial_world_size:
+        if ddp_torch.divides_by_live_ranks(model):
             # a rank without inputs calls the hook from outside of autograd, to keep the others company
-            self._count = torch.tensor([float(torch._C._current_graph_task_id() != -1)])
+            self._count = torch.tensor([float(in_autograd())])
             channel = self._state.channel
             self._counted = all_reduce(self._count, "as-is", async_op=True, algorithm="one_shot", channel=channel)
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from narrowcast.codecs import ErrorReport
 from narrowcast.collectives.api import all_reduce
-from narrowcast.parallel import mixed_precision, policy
+from narrowcast.parallel import ddp_torch, mixed_precision, policy
 from narrowcast.parallel.ddp import Bucket, DDPState, plain
 from narrowcast.parallel.stats import Row, render
 from narrowcast.parallel.timeline import Event
@@ -167,6 +167,7 @@ def attach(
         )
     if parameters is not None or between is not None:
         raise ValueError("attach: parameters= and between= are for FSDP2; DDP sends gradients alone, leave them out")
+    ddp_torch.check(model)
     hook = _free_hook(model)
 
     def make(chosen: object) -> DDPState:
@@ -201,7 +202,7 @@ def attach(
 def _free_hook(model: DistributedDataParallel) -> _Hook:
     """The model's own of an earlier attach, or a new one; raises where it is in use or another one is there."""
     hook: _Hook | None = getattr(model, "_narrowcast_hook", None)
-    if hook is None and model._comm_hooks and mixed_precision.state_of(model) is None:
+    if hook is None and ddp_torch.has_hook(model) and ddp_torch.mixed_precision_state(model) is None:
         raise RuntimeError("attach: the model has a communication hook already; DDP takes only one, remove that one")
     if hook is not None and hook.state is not None:
         raise RuntimeError("attach: the model is attached already; call detach() on its handle first")
@@ -212,7 +213,7 @@ def register(model: DistributedDataParallel, hook: _Hook) -> None:
     """Give the model our hook, once: on its own, or behind the one that mixed precision brings."""
     if hasattr(model, "_narrowcast_hook"):
         return
-    taken = mixed_precision.state_of(model)
+    taken = ddp_torch.mixed_precision_state(model)
     if taken is None:
         model.register_comm_hook(None, hook.__call__)
     else:
