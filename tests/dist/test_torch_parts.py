@@ -15,13 +15,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from dist.models import batch, error_of, mlp
+from dist.models import batch, error_of, in_bf16, mlp, wrapped
 from dist.pool import Pool
 from dist.shards import full, loss, mesh_of, replicated_mesh, sharded
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.nn.parallel.distributed import _MixedPrecision
 
 import narrowcast as nc
 from narrowcast.collectives import channel
@@ -84,10 +82,10 @@ def attempts(root: Any, parts: tuple[str, ...], attach: Callable[[], object]) ->
     """Of each part: its name, what attach says where it is missing, and the channels that were opened for that."""
     found = []
     for part in parts:
-        before = len(channel._OPEN)
+        before = set(channel._OPEN)
         with without(root, part):
             error = error_of(attach)
-        found.append((part.partition("|")[0], error, len(channel._OPEN) - before))
+        found.append((part.partition("|")[0], error, len(set(channel._OPEN) - before)))
     return found
 
 
@@ -139,8 +137,7 @@ def test_each_part_of_hsdp_that_is_missing_is_named_before_anything_is_sent(pool
 
 
 def ddp_parts(group: dist.ProcessGroup) -> tuple[list[tuple[str, str, int]], list[tuple[str, str, int]]]:
-    half = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16)
-    plain, mixed = DDP(mlp(), process_group=group), DDP(mlp(), process_group=group, mixed_precision=half)
+    plain, mixed = wrapped(group), in_bf16(group)
     found = attempts(torch, private.AUTOGRAD, lambda: nc.attach(plain, "int8/256"))
     found += attempts(plain, (*ddp_torch.JOIN, *ddp_torch.HOOKS), lambda: nc.attach(plain, "int8/256"))
     found += attempts(mixed, ddp_torch.MIXED, lambda: nc.attach(mixed, "int8/256"))
@@ -177,6 +174,18 @@ def test_a_class_of_fsdp2_that_is_missing_is_named(module: str, name: str, monke
     assert spec is not None and spec.loader is not None
     with pytest.raises(RuntimeError, match=f"keeps FSDP2's classes .*{name}.* elsewhere than 2.11 to"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_versions_of_torch_are_the_same_everywhere() -> None:
+    versions = re.search(r"^TORCHES \?= (.+)$", (ROOT / "Makefile").read_text(), re.M)[1].split()
+    oldest, newest = (version.rpartition(".")[0] for version in (versions[0], versions[-1]))
+    assert private.KNOWN == f"{oldest} to {newest}"
+    assert f'"torch>={oldest}"' in (ROOT / "pyproject.toml").read_text()
+    own = re.search(r"^torch==(.+)\.\d+$", (ROOT / "constraints.txt").read_text(), re.M)[1]
+    assert f"tested: {oldest}, {own} and {newest}" in (ROOT / "README.md").read_text()
 
 
 PARALLEL = Path(private.__file__).parent
