@@ -350,7 +350,8 @@ def test_mixed_precision_of_ddp_keeps_its_hook_which_asks_ours_for_the_mean(pool
     """The pass itself needs an accelerator, which torch says; tests/gpu/check_cuda.py runs it."""
     for values, size, told in pool.run(2, mixed_precision):
         assert (values, size) == ([1.5], 1)
-        assert "cpu backend doesn't support events" in told or "CUDA" in told
+        # a torch with CUDA says it in its own words
+        assert "doesn't support" in told or "CUDA" in told
 
 
 def in_half(group: dist.ProcessGroup, dtype: torch.dtype) -> tuple[bytes, float]:
