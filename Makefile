@@ -1,8 +1,8 @@
 # Everything here works in a bare clone with python3 (3.10 or newer) and make, as root or as a plain user.
 PYTHON ?= python3
 WORKERS ?= 2
-# The oldest and the newest torch that the package is tested with; `make test` takes the one of constraints.txt.
-TORCHES ?= 2.11.0 2.15.0
+# Their versions are in constraints-oldest.txt and so on; `make test` takes constraints.txt.
+TORCHES ?= oldest newest
 TORCH_TESTS := tests/dist tests/kernels tests/codecs
 VENV := .venv
 BIN := $(VENV)/bin
@@ -69,11 +69,10 @@ test-extras: $(VENV)/installed $(VENV)/dev  ## the examples for Lightning, Accel
 	@$(BIN)/python -m pytest -q -m extras $(PYTEST_ARGS)
 
 test-torch: $(TORCHES:%=build/torch-%/installed)  ## what depends on torch's version, on the oldest and the newest (3 GB each to fetch)
-	@status=0; for version in $(TORCHES); do \
-	  log=build/torch-$$version.log; \
-	  build/torch-$$version/bin/python -m pytest -q -n $(WORKERS) -p no:cacheprovider $(TORCH_TESTS) $(PYTEST_ARGS) >$$log 2>&1 \
-	    || { status=1; cat $$log; }; \
-	  echo "torch $$version: $$(tail -n 1 $$log)"; \
+	@status=0; for which in $(TORCHES); do \
+	  python=build/torch-$$which/bin/python; log=build/torch-$$which.log; \
+	  $$python -m pytest -q -n $(WORKERS) -p no:cacheprovider $(TORCH_TESTS) $(PYTEST_ARGS) >$$log 2>&1 || { status=1; cat $$log; }; \
+	  echo "torch $$($$python -c 'import torch; print(torch.__version__.partition("+")[0])'): $$(tail -n 1 $$log)"; \
 	done; exit $$status
 
 native:  ## build the CPU library into the source tree, for use without an install
@@ -122,12 +121,11 @@ $(VENV)/dev: pyproject.toml | $(VENV)/installed
 	@touch $@
 
 # An environment by itself for each version of torch, with what it brings: its own Triton among it.
-build/torch-%/installed: pyproject.toml CMakeLists.txt $(wildcard csrc/*)
+build/torch-%/installed: constraints-%.txt pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 	$(call system,command -v c++,g++,the package works through its plain reference and is slower)
-	@echo "== virtual environment for torch $*"
+	@echo "== virtual environment for the $* torch"
 	@rm -rf build/torch-$* && $(PYTHON) -m venv build/torch-$*
-	@echo 'torch==$*' >build/torch-$*/constraints.txt
-	@build/torch-$*/bin/python -m pip install -qq --disable-pip-version-check -c build/torch-$*/constraints.txt -e '.[test]'
+	@build/torch-$*/bin/python -m pip install -qq --disable-pip-version-check -c constraints-$*.txt -e '.[test]'
 	@touch $@
 
 $(VENV)/bench: pyproject.toml | $(VENV)/installed

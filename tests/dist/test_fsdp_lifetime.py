@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import narrowcast as nc
-from narrowcast.parallel import stale
+from narrowcast.parallel import fsdp_handle, stale
 
 
 def resources() -> tuple[int, int]:
@@ -71,7 +71,7 @@ def test_a_model_that_is_dropped_without_detach_is_freed_with_its_channels(
     pool: Pool, replicas: int, steps: int
 ) -> None:
     for errors in pool.run(2 if replicas == 1 else 8, dropped, replicas, steps):
-        assert errors == ["RuntimeError: handle: its model is gone; only step, stats(), events() and errors() are left"] * 2
+        assert errors == [f"RuntimeError: {fsdp_handle.GONE}"] * 2
 
 
 def detached(group: dist.ProcessGroup) -> bool:

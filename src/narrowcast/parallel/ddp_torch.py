@@ -1,8 +1,6 @@
-"""DDP's private parts: the one place that reaches for them, and the check that this torch has them."""
+"""DDP's private parts: the list of them, and the check that this torch has them."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -44,15 +42,3 @@ def divides_by_live_ranks(model: DistributedDataParallel) -> bool:
         return False
     private.check(OWNER, model, JOINED)
     return not model._divide_by_initial_world_size
-
-
-def has_hook(model: DistributedDataParallel) -> bool:
-    return bool(model._comm_hooks)
-
-
-def mixed_precision_state(model: DistributedDataParallel) -> Any | None:
-    """The state of the hook that mixed precision registered, where that is the model's only one."""
-    if model.mixed_precision is None or len(model._comm_hooks) != 1:
-        return None
-    ((_, state),) = model._comm_hooks
-    return state

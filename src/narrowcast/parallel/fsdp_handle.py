@@ -15,6 +15,8 @@ from narrowcast.parallel.handle import Handle, check_strict
 from narrowcast.parallel.stats import Row, Stats, render
 from narrowcast.parallel.timeline import Event
 
+GONE = "handle: its model is gone, and with it what error feedback kept; stats(), events() and errors() remain"
+
 
 class ShardedHandle(Handle):
     """What `attach` returns for a model that `fully_shard` was called on. It does not keep the model alive."""
@@ -27,7 +29,7 @@ class ShardedHandle(Handle):
     def _sharded(self) -> fsdp.FSDPState:
         state = self._state_of_model()
         if state is None:
-            raise RuntimeError("handle: its model is gone; only step, stats(), events() and errors() are left")
+            raise RuntimeError(GONE)
         return state
 
     def _settled(self) -> dict[str, Stats]:

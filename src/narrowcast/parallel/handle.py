@@ -202,7 +202,7 @@ def attach(
 def _free_hook(model: DistributedDataParallel) -> _Hook:
     """The model's own of an earlier attach, or a new one; raises where it is in use or another one is there."""
     hook: _Hook | None = getattr(model, "_narrowcast_hook", None)
-    if hook is None and ddp_torch.has_hook(model) and ddp_torch.mixed_precision_state(model) is None:
+    if hook is None and model._comm_hooks and mixed_precision.state_of(model) is None:
         raise RuntimeError("attach: the model has a communication hook already; DDP takes only one, remove that one")
     if hook is not None and hook.state is not None:
         raise RuntimeError("attach: the model is attached already; call detach() on its handle first")
@@ -213,7 +213,7 @@ def register(model: DistributedDataParallel, hook: _Hook) -> None:
     """Give the model our hook, once: on its own, or behind the one that mixed precision brings."""
     if hasattr(model, "_narrowcast_hook"):
         return
-    taken = ddp_torch.mixed_precision_state(model)
+    taken = mixed_precision.state_of(model)
     if taken is None:
         model.register_comm_hook(None, hook.__call__)
     else:

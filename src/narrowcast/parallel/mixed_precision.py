@@ -42,6 +42,14 @@ class _Detour:
         return 1
 
 
+def state_of(model: DistributedDataParallel) -> Any | None:
+    """The state of the hook that mixed precision registered, where that is the model's only one."""
+    if model.mixed_precision is None or len(model._comm_hooks) != 1:
+        return None
+    _, state = model._comm_hooks[0]
+    return state if hasattr(state, "ddp_weakref") else None
+
+
 def take_detour(state: Any, hook: Hook) -> None:
     """From now on mixed precision's hook asks ours for the mean."""
     weak = state.ddp_weakref
