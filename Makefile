@@ -1,6 +1,9 @@
 # Everything here works in a bare clone with python3 (3.10 or newer) and make, as root or as a plain user.
 PYTHON ?= python3
 WORKERS ?= 2
+# Their versions are in constraints-oldest.txt and so on; `make test` takes constraints.txt.
+TORCHES ?= oldest newest
+TORCH_TESTS := tests/dist tests/kernels tests/codecs
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
@@ -11,7 +14,7 @@ CMAKE = $$(command -v $(CURDIR)/$(BIN)/cmake || command -v cmake)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help study test lint docs bench validate fuzz sanitize test-large test-extras native native-aarch64 clean
+.PHONY: help study test lint docs bench validate fuzz sanitize test-large test-extras test-torch native native-aarch64 clean
 MAKEFLAGS += --no-print-directory
 
 # $(call system,TEST,PACKAGE,CONSEQUENCE): where TEST fails, install the Debian package if that can be done here, and
@@ -73,6 +76,13 @@ test-extras: $(VENV)/installed $(VENV)/dev  ## the examples for Lightning, Accel
 	@$(PIP) -e '.[extras]'
 	@$(BIN)/python -m pytest -q -m extras $(PYTEST_ARGS)
 
+test-torch: $(TORCHES:%=build/torch-%/installed)  ## what depends on torch's version, on the oldest and the newest (3 GB each to fetch)
+	@status=0; for which in $(TORCHES); do \
+	  python=build/torch-$$which/bin/python; log=build/torch-$$which.log; \
+	  $$python -m pytest -q -n $(WORKERS) -p no:cacheprovider $(TORCH_TESTS) $(PYTEST_ARGS) >$$log 2>&1 || { status=1; cat $$log; }; \
+	  echo "torch $$($$python -c 'import torch; print(torch.__version__.partition("+")[0])'): $$(tail -n 1 $$log)"; \
+	done; exit $$status
+
 native:  ## build the CPU library into the source tree, for use without an install
 	$(call system,command -v c++,g++,no C++ compiler)
 	@[ -n "$(CMAKE)" ] || { $(PYTHON) -m venv $(VENV) && $(PIP) cmake; }
@@ -116,6 +126,14 @@ $(VENV)/dev: pyproject.toml | $(VENV)/installed
 	$(call system,[ -f "$$($(PYTHON) -c $(INCLUDE))/Python.h" ],python3-dev,softposit$(COMMA) which the tests compare with$(COMMA) cannot be built)
 	@echo "== the tools for development"
 	@$(PIP) -e '.[dev]'
+	@touch $@
+
+# An environment by itself for each version of torch, with what it brings: its own Triton among it.
+build/torch-%/installed: constraints-%.txt pyproject.toml CMakeLists.txt $(wildcard csrc/*)
+	$(call system,command -v c++,g++,the package works through its plain reference and is slower)
+	@echo "== virtual environment for the $* torch"
+	@rm -rf build/torch-$* && $(PYTHON) -m venv build/torch-$*
+	@build/torch-$*/bin/python -m pip install -qq --disable-pip-version-check -c constraints-$*.txt -e '.[test]'
 	@touch $@
 
 $(VENV)/bench: pyproject.toml | $(VENV)/installed

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from dist.emulation import summed
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel.distributed import _MixedPrecision
 
 Loss = Callable[[nn.Module, int, int], Tensor]
 """Of a model, a rank and a step."""
@@ -32,6 +36,18 @@ def loss(model: nn.Module, rank: int, step: int) -> Tensor:
 def wrapped(group: dist.ProcessGroup, module: nn.Module | None = None, **options: Any) -> DDP:
     # about a kilobyte a bucket: several of them, and they are rebuilt after the first step
     return DDP(module or mlp(), process_group=group, **{"bucket_cap_mb": 0.001, **options})
+
+
+def streams_of_the_cpu() -> AbstractContextManager[object]:
+    """DDP asks for streams of any device, and a torch with CUDA then wants a GPU."""
+    return mock.patch("torch.Stream", functools.partial(torch.Stream, device="cpu"))
+
+
+def in_bf16(group: dist.ProcessGroup) -> DDP:
+    """With DDP's mixed precision."""
+    kind = torch.bfloat16
+    with streams_of_the_cpu():
+        return wrapped(group, mixed_precision=_MixedPrecision(param_dtype=kind, reduce_dtype=kind, buffer_dtype=kind))
 
 
 def local_gradients(module: nn.Module, world: int, step: int, of: Loss = loss) -> list[list[Tensor | None]]:

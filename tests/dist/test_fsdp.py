@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import narrowcast as nc
 from narrowcast.parallel import TensorInfo, policy
 from narrowcast.parallel import rows as messages
+from narrowcast.parallel.fsdp_torch import param_groups
 
 STEPS = 3
 
@@ -185,8 +186,8 @@ def with_op(group: dist.ProcessGroup, how: str) -> None:
             module.set_gradient_divide_factor(8.0)
         if how in ("sums", "factor of sums"):
             module.set_force_sum_reduction_for_comms(True)
-        for private in module._get_fsdp_state()._fsdp_param_groups:
-            spy(private._reduce_scatter_comm, seen)
+        for unit in param_groups(module):
+            spy(unit.collectives[0], seen)
     loss(model, rank, 0).backward()
     mean = rank_order_mean(twin, world, 0)
     expected = [m * world / 8 for m in mean] if "factor" in how else mean

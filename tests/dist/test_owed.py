@@ -44,7 +44,8 @@ def written(group: dist.ProcessGroup, kind: str, path: str) -> tuple[State, Stat
 
 
 def read(group: dist.ProcessGroup, kind: str, path: str) -> State:
-    handle = nc.attach(model_of(group, kind), "int4/64+ef", min_values=1)
+    model = model_of(group, kind)
+    handle = nc.attach(model, "int4/64+ef", min_values=1)
     # nothing but plain tensors: what a cautious torch.load takes
     Owed(handle, writes=False).load_state_dict(torch.load(path, weights_only=True))
     found = whole(handle.state_dict())
@@ -71,7 +72,8 @@ def test_one_rank_writes_what_all_owe(pool: Pool, tmp_path: Path, kind: str, wor
 
 def on_the_mesh(group: dist.ProcessGroup) -> set[str]:
     """Where the parts of the state lie, for a model whose collectives run on another device than its shards."""
-    handle = nc.attach(sharded(mesh_of(group)), "int4/64+ef", min_values=1)
+    model = sharded(mesh_of(group))
+    handle = nc.attach(model, "int4/64+ef", min_values=1)
     for _, tensor in handle._sharded.owing():
         tensor.private.device = torch.device("meta")
     found = {value.to_local().device.type for value in handle.state_dict().values()}

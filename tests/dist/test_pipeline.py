@@ -120,9 +120,10 @@ def test_with_8_bits_the_boundary_carries_a_quarter_and_the_bits_are_those_of_th
         messages = STEPS * MICROBATCHES
         assert sent["get_fwd_send_ops"] == ([envelope] * messages if rank < STAGES - 1 else [])
         assert sent["get_bwd_send_ops"] == ([envelope] * messages if rank > 0 else [])
-        # torch's inference of shapes sends nothing, but runs each stage once
+        # torch's inference of shapes sends nothing, but runs each stage once: backward, too, in versions after 2.11
         assert counted["forward_sent_bytes"] == ((messages + 1) * envelope if rank < STAGES - 1 else 0)
-        assert counted["backward_plain_bytes"] == ((messages + 1) * 4 * VALUES if rank > 0 else 0)
+        runs = (messages, messages + 1) if rank > 0 else (0,)
+        assert counted["backward_plain_bytes"] in [run * 4 * VALUES for run in runs]
     losses, gradients, weights = emulated(*specs)
     assert same(ranks[-1][0], losses)
     for rank in range(STAGES):

@@ -39,7 +39,9 @@ def reduction_of(op: Any, world: int) -> Reduction:
     if kind == dist.ReduceOp.AVG:
         return Reduction(divide=float(world))
     if kind == dist.ReduceOp.PREMUL_SUM:
-        return Reduction(multiply=float(op.factor))
+        # torch 2.11 has no op.factor, and all versions give it to pickle
+        _, factor = op.__getstate__()
+        return Reduction(multiply=float(factor))
     raise ValueError(f"collectives: op {op} is not a sum; take SUM, AVG or PREMUL_SUM")
 
 

@@ -22,9 +22,10 @@ from narrowcast.collectives.coder import Times
 from narrowcast.collectives.transport import TorchTransport
 from narrowcast.collectives.work import Work
 from narrowcast.kernels.ops import FLOATS
-from narrowcast.parallel import ddp_layout, policy, scaling
+from narrowcast.parallel import ddp_layout, ddp_torch, policy, scaling
 from narrowcast.parallel.memory import Memory
 from narrowcast.parallel.policies.watch import Watch
+from narrowcast.parallel.private import in_autograd
 from narrowcast.parallel.probe import probe
 from narrowcast.parallel.seeds import model_seed, seed_of
 from narrowcast.parallel.stats import Row, Stats, is_compressed
@@ -64,6 +65,7 @@ class DDPState:
         sample_every: int = 0,
     ) -> None:
         policy.check(gradients)
+        ddp_torch.check_state(model)
         self.group = ddp_layout.check_group(model, group)
         self.policy, self.nodes, self.algorithm = gradients, nodes, algorithm
         self.min_values, self.seed, self.step = min_values, model_seed(seed, self.group), 0
@@ -298,9 +300,9 @@ class _LiveShare:
         """Count the ranks that are in a backward pass; the channel does this before the buckets."""
         model = self._model()
         self._count = None
-        if model is not None and model._join_config.enable and not model._divide_by_initial_world_size:
+        if model is not None and ddp_torch.divides_by_live_ranks(model):
             # a rank without inputs calls the hook from outside of autograd, to keep the others company
-            self._count = torch.tensor([float(torch._C._current_graph_task_id() != -1)])
+            self._count = torch.tensor([float(in_autograd())])
             options: dict[str, Any] = {"async_op": True, "algorithm": "one_shot", "channel": self._channel}
             self._counted = all_reduce(self._count, "as-is", **options)
 

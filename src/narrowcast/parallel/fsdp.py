@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.distributed.tensor import DTensor
 
 from narrowcast.codecs import Codec, error_report
@@ -27,6 +26,7 @@ from narrowcast.parallel import policy, scaling, stale
 from narrowcast.parallel.digest import digest
 from narrowcast.parallel.fsdp_comm import BETWEEN, GRADIENT, PARAMETER, Between, Gradients, Parameters
 from narrowcast.parallel.fsdp_layout import Sharded, Unit
+from narrowcast.parallel.fsdp_torch import DefaultAllGather, DefaultReduceScatter, at_end_of_backward, param_groups
 from narrowcast.parallel.local_state import local_part
 from narrowcast.parallel.memory import Memory
 from narrowcast.parallel.policies.watch import Watch
@@ -65,6 +65,7 @@ class FSDPState:
         shard, replicas = layout.groups_of(self.units)
         self.channel = Channel(TorchTransport(shard))
         self.replicas = Channel(TorchTransport(replicas)) if replicas is not None else None
+        self._closing = [_closed_with(model, channel) for channel in self.channels if channel is not None]
         self.memory, self.between_memory = self._new_memory(scaler)
         self._step, self._in_step, self._watch = 0, False, Watch(gradients, min_values)
         self._undo: list[Undo] = []
@@ -184,8 +185,7 @@ class FSDPState:
         self.memory.begin_step()
         self.between_memory.begin_step()
         self._watch.decide(step - 1, self._sum, self.channel.world * (self.replicas.world if self.replicas else 1))
-        if torch._C._current_graph_task_id() != -1:
-            torch.autograd.Variable._execution_engine.queue_callback(self.settle)
+        at_end_of_backward(self.settle)
 
     def settle(self) -> None:
         """End the step if FSDP's backward pass is over: checkpoints run passes of autograd inside of it."""
@@ -237,16 +237,16 @@ class FSDPState:
         self._undo.append(stale.watch(self.model, [t.private.sharded_param for u in self.units for t in u.tensors]))
 
     def _install(self, unit: Unit) -> None:
-        module, private = unit.module, unit.private
-        gradients = Gradients(self, unit, private._reduce_scatter_comm)
+        module, (reduce_scatter, all_gather, _) = unit.module, unit.private.collectives
+        gradients = Gradients(self, unit, reduce_scatter)
         module.set_custom_reduce_scatter(gradients)
         self._undo.append(lambda: module.set_custom_reduce_scatter(gradients.plain))
         if PARAMETER in self.policies:
-            parameters = Parameters(self, unit, private._all_gather_comm)
+            parameters = Parameters(self, unit, all_gather)
             module.set_custom_all_gather(parameters)
             self._undo.append(lambda: module.set_custom_all_gather(parameters.plain))
         if self.replicas is not None:
-            self._undo.append(unit.take_over_replicas())
+            self._undo.append(unit.private.take_over_replicas())
             module.set_all_reduce_hook(Between(self, unit, gradients))
             self._undo.append(lambda: module.set_all_reduce_hook(None))  # type: ignore[arg-type]
         unit.watch(self.settle)
@@ -256,9 +256,8 @@ class FSDPState:
         """Back to FSDP's own collectives."""
         while self._undo:
             self._undo.pop()()
-        self.channel.close()
-        if self.replicas is not None:
-            self.replicas.close()
+        for closing in self._closing:
+            closing()
 
     # ---- what is owed ------------------------------------------------------------------------------------------------
 
@@ -310,6 +309,13 @@ class FSDPState:
         self.between_memory.load({})
 
 
+def _closed_with(model: nn.Module, channel: Channel) -> Undo:
+    """Close the channel, once: when this is called, or when the model is dropped without detach()."""
+    closing = weakref.finalize(model, channel.close)
+    closing.atexit = False  # where the process ends first, the channels see to it
+    return closing
+
+
 def _key(row: int, name: str) -> str:
     return f"{row}|{name}"
 
@@ -348,8 +354,8 @@ def _check_watchers(role: str, of: object, sees_gradients: bool) -> None:
 def check_free(model: nn.Module) -> None:
     """Refuse a model that has collectives of its own, or ours."""
     for module in model.modules():
-        for group in layout.param_groups(module) if isinstance(module, FSDPModule) else ():
-            comms: tuple[Any, ...] = (group._reduce_scatter_comm, group._all_gather_comm, group._all_reduce_hook)
+        for group in param_groups(module) if isinstance(module, FSDPModule) else ():
+            comms = group.collectives
             if any(isinstance(comm, (Gradients, Parameters, Between)) for comm in comms):
                 raise RuntimeError("attach: the model is attached already; call detach() on its handle first")
             if type(comms[0]) is not DefaultReduceScatter or type(comms[1]) is not DefaultAllGather or comms[2]:

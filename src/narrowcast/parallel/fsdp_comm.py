@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from narrowcast.codecs import Codec
 from narrowcast.collectives import agreement
@@ -24,6 +23,7 @@ from narrowcast.kernels.noise import Noise
 from narrowcast.kernels.ops import FLOATS
 from narrowcast.parallel import rows
 from narrowcast.parallel.fsdp_layout import Sharded, Unit
+from narrowcast.parallel.fsdp_torch import AllGather, ReduceScatter
 from narrowcast.parallel.seeds import seed_of
 from narrowcast.parallel.stats import is_compressed
 from narrowcast.parallel.telling import telling

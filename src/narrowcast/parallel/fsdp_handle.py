@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from narrowcast.codecs import ErrorReport
-from narrowcast.parallel import fsdp
+from narrowcast.parallel import fsdp, fsdp_torch
 from narrowcast.parallel.digest import differing
 from narrowcast.parallel.handle import Handle, check_strict
 from narrowcast.parallel.stats import Row, Stats, render
 from narrowcast.parallel.timeline import Event
 
+GONE = "handle: its model is gone, and with it what error feedback kept; stats(), events() and errors() remain"
+
 
 class ShardedHandle(Handle):
-    """What `attach` returns for a model that `fully_shard` was called on."""
+    """What `attach` returns for a model that `fully_shard` was called on. It does not keep the model alive."""
 
     def __init__(self, state: fsdp.FSDPState) -> None:
-        self._sharded = state
+        self._state_of_model, self._stats = weakref.ref(state), state.stats
+        self._detached: fsdp.FSDPState | None = None
+
+    @property
+    def _sharded(self) -> fsdp.FSDPState:
+        state = self._state_of_model()
+        if state is None:
+            raise RuntimeError(GONE)
+        return state
+
+    def _settled(self) -> dict[str, Stats]:
+        state = self._state_of_model()
+        if state is not None:
+            state.settle()
+        return self._stats
 
     @property
     def step(self) -> int:
         """Backward passes that communicated."""
-        return self._sharded.step
+        return self._settled()["gradient"].steps
 
     @property
     def seed(self) -> int:
@@ -33,8 +50,7 @@ class ShardedHandle(Handle):
 
     def stats(self) -> dict[str, float]:
         """Bytes, effective ratio and milliseconds of this rank, in all and by role, summed since attach."""
-        self._sharded.settle()
-        parts = self._sharded.stats
+        parts = self._settled()
         found = Stats.total(parts.values()).as_dict()
         for role, part in parts.items():
             found |= {f"{role}_{key}": getattr(part, key) for key in ("calls", "sent_bytes", "plain_bytes")}
@@ -42,7 +58,7 @@ class ShardedHandle(Handle):
 
     def events(self) -> list[Event]:
         """The last calls, for a trace."""
-        return sorted(Stats.total(self._sharded.stats.values()).events, key=lambda event: event.start)
+        return sorted(Stats.total(self._stats.values()).events, key=lambda event: event.start)
 
     def rows(self) -> list[Row]:
         """Every tensor in every role: its wire, or why it stays as it is."""
@@ -54,7 +70,7 @@ class ShardedHandle(Handle):
 
     def errors(self) -> dict[str, ErrorReport]:
         """What the codecs lost on each gradient when it was last sampled (`sample_every`)."""
-        return dict(self._sharded.stats["gradient"].sampled)
+        return dict(self._stats["gradient"].sampled)
 
     def check_ranks(self) -> None:
         """Gather all parameters and compare a hash of them over the ranks and replicas; raise where one differs."""
@@ -73,8 +89,10 @@ class ShardedHandle(Handle):
         self._sharded.load(state)
 
     def detach(self) -> None:
-        """Back to FSDP's own collectives."""
-        self._sharded.close()
+        """Back to FSDP's own collectives. The state, which the model had, is now the handle's."""
+        self._detached = self._state_of_model()
+        if self._detached is not None:
+            self._detached.close()
 
 
 def attach_sharded(
@@ -85,6 +103,7 @@ def attach_sharded(
         raise ValueError(f"attach: {name}={value!r} is for DDP; with FSDP2 {instead}")
     if isinstance(gradients, str) and gradients == "auto":
         raise ValueError("attach: gradients='auto' is for DDP; with FSDP2 give a spec, as 'int8/256'")
+    fsdp_torch.check(model)
     fsdp.check_free(model)
     state = fsdp.FSDPState(model, gradients, **options)
     check_strict(state, strict)

@@ -1,4 +1,4 @@
-"""What FSDP2 keeps in one collective call: the one place that looks into its private parts.
+"""What FSDP2 keeps in one collective call.
 
 `fully_shard` makes a parameter group of a module. Its reduce-scatter gets, for each rank, the r-th part of every tensor
 that has a gradient, one after another, each padded to equal parts; its all-gather gets this rank's part of all tensors.
@@ -15,10 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMeshInfo, HSDPMeshInfo
 
-ParamGroup = Any
-"""torch's FSDPParamGroup, which is private."""
+from narrowcast.parallel.fsdp_torch import DDPMeshInfo, FSDPMeshInfo, Group, HSDPMeshInfo, Parameter, param_groups
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class Sharded:
     name: str
     shape: tuple[int, ...]
     dim: int
-    private: Any
+    private: Parameter
 
     @property
     def trainable(self) -> bool:
@@ -59,21 +57,13 @@ class Sharded:
         return torch.cat([row.view(part) for row in rows], dim=self.dim)
 
 
-def param_groups(module: FSDPModule) -> list[ParamGroup]:
-    """What a module shards by itself: one group, or several since torch has per-parameter meshes (after 2.11)."""
-    state: Any = module._get_fsdp_state()
-    if hasattr(state, "_fsdp_param_groups"):
-        return list(state._fsdp_param_groups)
-    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
-
-
 class Unit:
     """A module that `fully_shard` was called on, with the parameters that travel together."""
 
     def __init__(self, number: int, name: str, module: FSDPModule, names: dict[nn.Module, str]) -> None:
         self.number, self.name, self.module = number, name, module
-        self.private: ParamGroup = param_groups(module)[0]
-        self.tensors = [_sharded(private, names) for private in self.private.fsdp_params]
+        self.private: Group = param_groups(module)[0]
+        self.tensors = [_sharded(private, names) for private in self.private.parameters]
         self.gain = 1.0
         """What the reduce-scatter made of the mean, when it last ran: 1 for AVG, the number of ranks for SUM."""
         self._touched: set[int] = set()
@@ -82,16 +72,15 @@ class Unit:
 
     @property
     def mesh(self) -> Any:
-        return self.private.mesh_info
+        return self.private.mesh
 
     @property
     def reduce_dtype(self) -> torch.dtype:
         """The type of the gradients when they travel."""
-        mixed = self.private.mp_policy
-        return mixed.reduce_dtype or mixed.param_dtype or self.tensors[0].dtype
+        return self.private.reduce_dtype
 
     def gather_dtype(self, tensor: Sharded) -> torch.dtype:
-        return self.private.mp_policy.param_dtype or tensor.dtype
+        return tensor.private.gather_dtype
 
     def wholes(self, world: int) -> list[Tensor]:
         """The parameters while they are gathered; one rank has them anyway."""
@@ -101,7 +90,7 @@ class Unit:
     @property
     def in_backward(self) -> bool:
         """Whether FSDP is in a backward pass, from the first gradient to the end of the outermost pass."""
-        return bool(self.module._get_fsdp_state()._state_ctx.post_backward_final_callback_queued)
+        return self.private.in_backward
 
     # ---- which tensors have a gradient -------------------------------------------------------------------------------
 
@@ -126,21 +115,25 @@ class Unit:
 
     def _hook(self) -> None:
         for index, tensor in enumerate(self.tensors):
-            unsharded = getattr(tensor.private, "_unsharded_param", None)
+            unsharded = tensor.private.unsharded_if_made
             if index not in self._hooked and unsharded is not None and unsharded.requires_grad:
                 self._removable.append(unsharded.register_post_accumulate_grad_hook(self._toucher(index)))
                 self._hooked.add(index)
 
     def _toucher(self, index: int) -> Callable[[Tensor], None]:
-        return lambda _: self._touched.add(index)
+        # autograd keeps this where the garbage collector cannot see it: it must not hold the module
+        touched = self._touched
+        return lambda _: touched.add(index)
 
     def reduced(self, numel: int, world: int) -> list[Sharded]:
         """The tensors in a reduce-scatter of `numel` values, in their order."""
-        touched, self._touched = self._touched, set()
-        trainable = [t for t in self.tensors if t.trainable]
+        touched = frozenset(self._touched)
+        self._touched.clear()
+        in_order = [(index, self.tensors[index]) for index in self.private.order]
+        trainable = [t for _, t in in_order if t.trainable]
         if sum(t.part(world) for t in trainable) * world == numel:
             return trainable
-        some = [t for index, t in enumerate(self.tensors) if index in touched]
+        some = [t for index, t in in_order if index in touched]
         if sum(t.part(world) for t in some) * world == numel:
             return some
         raise RuntimeError(
@@ -152,32 +145,10 @@ class Unit:
         """The lengths of a rank's parts in an all-gather over `world` ranks, of a model sharded over `full_world`."""
         return [t.part(full_world) * full_world // world for t in self.tensors]
 
-    # ---- HSDP --------------------------------------------------------------------------------------------------------
 
-    def take_over_replicas(self) -> Callable[[], None]:
-        """Stop FSDP's own all-reduce between replicas, which has no hook; returns the way back."""
-        group, old, after = self.private, self.private.mesh_info, self.private.post_forward_mesh_info
-        # newer versions of torch have more to hand over
-        newer = {name: getattr(old, name) for name in ("dp_mesh_dims", "spmd_mesh") if hasattr(old, name)}
-        new = FSDPMeshInfo(old.mesh, shard_mesh_dim=old.shard_mesh_dim, **newer)
-        if hasattr(old, "reduce_scatter_process_group"):
-            new.reduce_scatter_process_group = old.reduce_scatter_process_group
-        group.mesh_info = new
-        if after is old:
-            group.post_forward_mesh_info = new
-
-        def back() -> None:
-            group.mesh_info = old
-            if group.post_forward_mesh_info is new:
-                group.post_forward_mesh_info = old
-
-        return back
-
-
-def _sharded(private: Any, names: dict[nn.Module, str]) -> Sharded:
-    info = private._module_info
-    name = f"{names[info.module]}.{info.param_name}".removeprefix(".")
-    return Sharded(name, tuple(private._orig_size), private.fsdp_placement.dim, private)
+def _sharded(private: Parameter, names: dict[nn.Module, str]) -> Sharded:
+    module, name = private.place
+    return Sharded(f"{names[module]}.{name}".removeprefix("."), private.shape, private.dim, private)
 
 
 def units(model: nn.Module) -> list[Unit]:
@@ -189,24 +160,24 @@ def units(model: nn.Module) -> list[Unit]:
         if not isinstance(module, FSDPModule):
             continue
         groups = param_groups(module)
-        if not groups or id(groups[0]) in seen:
+        if not groups or id(groups[0].private) in seen:
             continue
-        seen.add(id(groups[0]))
+        seen.add(id(groups[0].private))
         _check(name, groups)
         found.append(Unit(len(found), name, module, names))
     return found
 
 
-def _check(name: str, groups: Sequence[ParamGroup]) -> None:
+def _check(name: str, groups: Sequence[Group]) -> None:
     place = name or "the root module"
     if len(groups) > 1:
         raise ValueError(
             f"attach: {place} shards its parameters over several meshes, and FSDP2 takes no custom collectives there; "
             "give such parameters a fully_shard of their own"
         )
-    if not isinstance(groups[0].mesh_info, FSDPMeshInfo):
+    if not isinstance(groups[0].mesh, FSDPMeshInfo):
         raise ValueError(
-            f"attach: {place} is replicated over a mesh {tuple(groups[0].mesh_info.mesh.shape)} and not sharded; "
+            f"attach: {place} is replicated over a mesh {tuple(groups[0].mesh.mesh.shape)} and not sharded; "
             "use DistributedDataParallel, or a mesh with a dimension to shard over"
         )
 

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from narrowcast.codecs import ErrorReport
 from narrowcast.collectives.api import all_reduce
-from narrowcast.parallel import ddp_layout, mixed_precision, policy, strides
+from narrowcast.parallel import ddp_layout, ddp_torch, mixed_precision, policy, strides
 from narrowcast.parallel.ddp import Bucket, DDPState, plain
 from narrowcast.parallel.digest import differing, digest
 from narrowcast.parallel.stats import Row, Stats, render, total
@@ -236,6 +236,7 @@ def attach(
         )
     if parameters is not None or between is not None:
         raise ValueError("attach: parameters= and between= are for FSDP2; DDP sends gradients alone, leave them out")
+    ddp_torch.check(model)
     ddp_layout.check_group(model, group)
     hook = _free_hook(model)
 
