@@ -11,7 +11,7 @@ CMAKE = $$(command -v $(CURDIR)/$(BIN)/cmake || command -v cmake)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help study test lint docs bench validate test-large test-extras native native-aarch64 clean
+.PHONY: help study test lint docs bench validate test-large test-extras law8 native native-aarch64 clean
 MAKEFLAGS += --no-print-directory
 
 # $(call system,TEST,PACKAGE,CONSEQUENCE): where TEST fails, install the Debian package if that can be done here, and
@@ -64,6 +64,9 @@ test-large: $(VENV)/installed $(VENV)/dev  ## tensors of more than 2^31 elements
 test-extras: $(VENV)/installed $(VENV)/dev  ## the examples for Lightning, Accelerate and TensorBoard, which it installs
 	@$(PIP) -e '.[extras]'
 	@$(BIN)/python -m pytest -q -m extras $(PYTEST_ARGS)
+
+law8: $(VENV)/installed $(VENV)/dev  ## error feedback loses nothing: 5000 random trainings (LAW8="--first 17 --cases 1": one again)
+	@cd tests && ../$(BIN)/python -m dist.law8 $(LAW8)
 
 native:  ## build the CPU library into the source tree, for use without an install
 	$(call system,command -v c++,g++,no C++ compiler)
