@@ -141,7 +141,6 @@ NOT_YET: dict[str, Callable[[Case], bool]] = {
     "steps skipped after several exchanges": lambda case: bool(case.skips) and case.sync == "every" and case.passes > 1,
     "DDP, permuted weights": lambda case: case.kind == "ddp" and case.strides,
     "DDP, unused parameters": lambda case: case.kind == "ddp" and case.unused > 0,
-    "FSDP2, frozen later": lambda case: case.kind in ("fsdp", "hsdp") and case.frozen is not None,
 }
 """Combinations in which the law is known not to hold, and why: to be empty."""
 
