@@ -65,6 +65,7 @@ class Case:
     """The iterations after which somebody takes a state_dict."""
     set_to_none: bool
     bucket_view: bool
+    """DDP's gradients are views of its buckets; LocalSGD: a hook on the optimizer counts its steps."""
 
     def features(self) -> str:
         return ", ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))

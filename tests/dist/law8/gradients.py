@@ -176,19 +176,17 @@ class Training:
 
     def _step(self, optimizer: Recorder, iteration: int, ledger: Ledger) -> None:
         optimizer.given = {}
-        if self.case.scaler:
-            self.scaler.step(optimizer)
-        else:
+        if not self.case.scaler:
             optimizer.step()
+        elif any(p.grad is not None for p in optimizer.named.values()):
+            # a scaler refuses an optimizer that has nothing to do
+            self.scaler.step(optimizer)
         for name, given in optimizer.given.items():
-            if counts(self.case, name, self._reduced_in(name), iteration):
+            if counts(self.case, name, self.named[name].dtype, iteration):
                 ledger.count(name, self.pending[name], given)
         for name in optimizer.named:
             self.pending.pop(name, None)
         optimizer.zero_grad(self.case.set_to_none)
-
-    def _reduced_in(self, name: str) -> torch.dtype:
-        return self.named[name].dtype
 
     def part(self, name: str, whole: Tensor) -> Tensor:
         """What this rank holds of a tensor."""

@@ -16,8 +16,8 @@ class Ledger:
 
     The bound: a step adds a rank's value to its residual, takes what was sent from that, adds W values, divides, adds
     the second residual and takes what was sent from it; and a state is the mean of W numbers that are two residuals
-    added. Each of these operations rounds once, by half a unit in the last place of numbers that are at most `largest`:
-    the gradients of all ranks added up, and the residuals likewise. That is W + 8 roundings a step.
+    added. That is W + 8 operations a step, and each rounds by half a unit in the last place at most. What they round is a
+    sum over ranks: no more than W times the largest gradient or residual.
     """
 
     def __init__(self) -> None:
