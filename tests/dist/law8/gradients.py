@@ -58,8 +58,7 @@ def wrapped(case: Case, world: int) -> nn.Module:
         return DDP(model, process_group=group_of(*range(world)), bucket_cap_mb=0.002, **options)
     mixed = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32} if case.dtypes == "mixed" else {}
     options = {"mesh": mesh_of(case.kind, world), "mp_policy": MixedPrecisionPolicy(**mixed)}
-    for part in model.parts:
-        fully_shard(part, **options)
+    fully_shard(model.part, **options)
     return fully_shard(model, **options)
 
 

@@ -56,8 +56,9 @@ def _run_part(case: Case, world: int, iterations: range, state: dict[str, object
         training.iterate(iteration, ledger, compare)
         if compare:
             wrong |= ledger.wrong(training.residuals())
-    state.update(training.state())
-    ledger.each(training.whole)
+    if iterations.stop < case.iterations:
+        state.update(training.state())
+        ledger.each(training.whole)
     training.close()
     return wrong
 

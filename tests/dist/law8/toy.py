@@ -9,8 +9,6 @@ from dist.law8.cases import Case
 from torch import Tensor, nn
 
 SHAPES = ((37, 20), (1,), (300,), (6, 5, 3, 3), (0,), (16, 24), (3, 1), (129,))
-PARTS = 3
-"""The first two are units of FSDP2 of their own, the last one is the root's."""
 ALWAYS = "q0"
 """Is used in every pass: a loss needs something to go back to."""
 
@@ -30,22 +28,22 @@ class Part(nn.Module):
 
 
 class Toy(Part):
-    """Three parts with tensors of many shapes."""
+    """Tensors of many shapes, in the model itself and in a part, which is a unit of FSDP2 of its own."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
         draw = random.Random(case.seed)
-        self.parts = nn.ModuleList([Part(), Part()])
+        self.part = Part()
         self.register_parameter(ALWAYS, nn.Parameter(torch.zeros(70, 3, dtype=dtype_of(case, 0))))
         # FSDP2 takes no empty ones
         allowed = [shape for shape in SHAPES if case.kind in ("ddp", "local") or shape != (0,)]
         shapes = draw.sample(allowed, draw.randint(3, len(allowed)))
         for number, shape in enumerate(shapes, 1):
-            owner = (*self.parts, self)[number % PARTS]
+            owner = (self, self.part)[number % 2]
             owner.register_parameter(f"p{number}", nn.Parameter(_laid_out(case, shape, dtype_of(case, number))))
 
     def forward(self, gradients: dict[str, Tensor]) -> Tensor:
-        return super().forward(gradients) + sum(part(gradients) for part in self.parts)
+        return super().forward(gradients) + self.part(gradients)
 
 
 def _laid_out(case: Case, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
