@@ -14,7 +14,7 @@ CMAKE = $$(command -v $(CURDIR)/$(BIN)/cmake || command -v cmake)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help study test lint docs bench validate fuzz sanitize test-large test-extras test-torch native native-aarch64 clean
+.PHONY: help study test lint docs bench validate fuzz sanitize test-large test-extras test-torch law8 native native-aarch64 clean
 MAKEFLAGS += --no-print-directory
 
 # $(call system,TEST,PACKAGE,CONSEQUENCE): where TEST fails, install the Debian package if that can be done here, and
@@ -82,6 +82,9 @@ test-torch: $(TORCHES:%=build/torch-%/installed)  ## what depends on torch's ver
 	  $$python -m pytest -q -n $(WORKERS) -p no:cacheprovider $(TORCH_TESTS) $(PYTEST_ARGS) >$$log 2>&1 || { status=1; cat $$log; }; \
 	  echo "torch $$($$python -c 'import torch; print(torch.__version__.partition("+")[0])'): $$(tail -n 1 $$log)"; \
 	done; exit $$status
+
+law8: $(VENV)/installed $(VENV)/dev  ## error feedback loses nothing: 5000 random trainings (LAW8="--first 17 --cases 1": one again)
+	@cd tests && ../$(BIN)/python -m dist.law8 $(LAW8)
 
 native:  ## build the CPU library into the source tree, for use without an install
 	$(call system,command -v c++,g++,no C++ compiler)

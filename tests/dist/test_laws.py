@@ -140,15 +140,17 @@ def test_all_ranks_are_bit_identical_after_200_steps_with_every_registered_codec
 # ---- law 8 -----------------------------------------------------------------------------------------------------------
 
 
-def owed(group: dist.ProcessGroup, spec: str, algorithm: str, steps: int) -> tuple[list[float], float, float]:
+def owed(
+    group: dist.ProcessGroup, spec: str, algorithm: str, steps: int, dtype: torch.dtype
+) -> tuple[list[float], float, float]:
     """What was wanted and what was sent over many steps, for this rank's first shot and its shard's second."""
     rank, world, n = dist.get_rank(group), dist.get_world_size(group), 500
     made = torch.Generator().manual_seed(rank)
     residuals, worst = Residuals.zeros(n), 0.0
     wanted_sum, got_sum = torch.zeros(n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
     for step in range(steps):
-        x = torch.randn(n, generator=made)
-        everyone = [torch.empty(n) for _ in range(world)]
+        x = torch.randn(n, generator=made).to(dtype)
+        everyone = [torch.empty(n, dtype=dtype) for _ in range(world)]
         dist.all_gather(everyone, x, group=group)
         before = residuals.first.clone(), residuals.second.clone()
         y = x.clone()
@@ -171,9 +173,16 @@ def _owed(group: dist.ProcessGroup, first: Tensor, second: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("algorithm", ["two_shot", "one_shot"])
-@pytest.mark.parametrize("spec", EF)
-def test_what_was_sent_and_what_is_owed_is_what_was_wanted_over_50_steps(pool: Pool, spec: str, algorithm: str) -> None:
-    for kept, worst, total in pool.run(3, owed, spec, algorithm, 50):
+@pytest.mark.parametrize(
+    "spec, dtype",
+    [*((spec, torch.float32) for spec in EF), *((s, d) for s in EF[:2] for d in (torch.bfloat16, torch.float16))],
+    ids=str,
+)
+def test_what_was_sent_and_what_is_owed_is_what_was_wanted_over_50_steps(
+    pool: Pool, spec: str, dtype: torch.dtype, algorithm: str
+) -> None:
+    """In 16 bits, too: what the result's own type cannot hold is owed."""
+    for kept, worst, total in pool.run(3, owed, spec, algorithm, 50, dtype):
         assert max(kept) > 0
         assert (kept[1] > 0) == (algorithm == "two_shot") or spec == "bf16+ef"
         # an ulp of values of some units: of each rank's sum, of the rank-order sum, and of the residual itself

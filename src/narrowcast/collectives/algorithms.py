@@ -77,7 +77,9 @@ def _alone(call: Call) -> None:
         store(call.x, call.reduction.finish(total))
         return
     total = call.reduction.finish(call.residuals.pay(total, 0))
-    store(call.x, call.residuals.pay(total, 1))
+    total = call.residuals.pay(total, 1)
+    store(call.x, total)
+    call.residuals.keep(total, call.x, 0, (0, call.x.numel()), call.reduction.gain)
 
 
 def scales(call: Call) -> list[Tensor | None] | None:

@@ -41,6 +41,13 @@ class Residuals:
             owed.copy_(torch.where(total.isfinite(), 0.0, owed))
         return total
 
+    def keep(self, exact: Tensor, stored: Tensor, shot: int, part: Range, gain: float = 1.0) -> None:
+        """Owe what a result of 16 bits does not hold of the float32 one. gain: values to results, over who owes it."""
+        if stored.dtype != torch.float32:
+            owed = self._owed(shot, part)
+            lost = (exact - stored.float()) * gain / self.unit
+            owed.copy_(torch.where(lost.isfinite(), owed + lost, owed))
+
     def owed(self, shot: int, part: Range) -> Owed:
         """What a part's encoding takes in and renews."""
         return self._owed(shot, part), self.unit

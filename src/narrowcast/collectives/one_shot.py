@@ -15,7 +15,8 @@ def one_shot(call: Call, scales: list[Tensor | None] | None = None) -> None:
     1. Encode the whole tensor once and send it to every peer. With error feedback, what a sum before still owes (after
        a call by two_shot) was made owed by this rank's own values.
     2. Decode all W messages, our own too, and add them in float32 in rank order 0, 1, ...; a sum of finite values that
-       is too large becomes the largest number, at each step, as in all algorithms.
+       is too large becomes the largest number, at each step, as in all algorithms. With error feedback, what a result
+       of 16 bits does not hold of the finished sum every rank owes: the result's loss times gain / W.
 
     Bytes sent a rank: (W-1) nbytes(n). Roundings a value: 1. Passes over the data: 1 encode, W decodes.
     """
@@ -30,7 +31,10 @@ def one_shot(call: Call, scales: list[Tensor | None] | None = None) -> None:
     total = exchange.floats(call.x.numel())
     for rank in range(exchange.world):
         coder.decode(wire if rank == exchange.rank else incoming[rank].get(), whole, total, accumulate=rank > 0)
-    store(call.x, call.reduction.finish(total))
+    total = call.reduction.finish(total)
+    store(call.x, total)
+    if call.residuals is not None:
+        call.residuals.keep(total, call.x, 0, whole, call.reduction.gain / exchange.world)
     exchange.finish()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from narrowcast.collectives.call import Call, take
@@ -69,6 +70,10 @@ class TwoShot:
         )
         for peer in self.exchange.others():
             self.exchange.send(wire, peer, second_index(c))
+        if self.call.residuals is not None and self.call.x.dtype != torch.float32:
+            exact = self.exchange.floats(part[1] - part[0])
+            self.coder.decode(wire, part, exact)
+            self.call.residuals.keep(exact, take(self.call.x, part), SECOND, part)
 
     def collect(self, c: int) -> None:
         """Decode chunk c of everybody else's shard."""
@@ -104,7 +109,8 @@ def two_shot(call: Call, scales: list[Tensor | None] | None = None) -> None:
     1. Cut the tensor into one shard a rank and each shard into chunks, between blocks.
     2. Encode every shard, chunk by chunk, and send it to its owner.
     3. The owner decodes the chunks of all ranks, its own too, and adds them in float32 in rank order 0, 1, ...
-    4. It encodes the sum and sends it to everybody; it decodes its own bytes as the others do.
+    4. It encodes the sum and sends it to everybody; it decodes its own bytes as the others do. With error feedback it
+       also owes what a result of 16 bits does not hold of the decoded value.
 
     Bytes sent a rank: 2 (W-1)/W nbytes(n). Roundings a value: 2. Passes over the data: 2 (encode, decode), and one of
     each over a shard. While chunk c is on the wire, c-1 is summed and c+1 encoded; while the last one is, the channel's

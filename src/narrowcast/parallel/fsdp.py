@@ -69,6 +69,8 @@ class FSDPState:
         self.memory, self.between_memory = self._new_memory(scaler)
         self._step, self._in_step, self._watch = 0, False, Watch(gradients, min_values)
         self._undo: list[Undo] = []
+        self._owing = {tensor.name for unit in self.units for tensor in unit.tensors if tensor.trainable}
+        """Parameters that may have residuals although they are frozen now."""
         try:
             # with the channels open, so that whoever fails is heard; ranks that disagree find out here already
             with telling(*self.channels):
@@ -265,7 +267,8 @@ class FSDPState:
         """The parameters that error feedback may owe to, at whatever step."""
         if not any(may_owe(of) for role, of in self.policies.items() if role != PARAMETER):
             return []
-        return [(unit, tensor) for unit in self.units for tensor in unit.tensors if tensor.trainable]
+        every = [(unit, tensor) for unit in self.units for tensor in unit.tensors]
+        return [(unit, tensor) for unit, tensor in every if tensor.trainable or tensor.name in self._owing]
 
     def owed(self) -> dict[str, Tensor]:
         """The mean over all ranks of what they owe, sharded as the parameters are (collective)."""

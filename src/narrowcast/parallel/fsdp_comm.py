@@ -147,7 +147,10 @@ class Gradients(_Comm, ReduceScatter):
         state.show(self.unit, self.last, x)
 
         def job(exchange: Exchange) -> None:
-            store(total, rows.reduce_scatter(plan, exchange, x, reduction, residuals))
+            exact = rows.reduce_scatter(plan, exchange, x, reduction, residuals)
+            store(total, exact)
+            if residuals is not None:
+                rows.keep(plan, exchange.rank, exact, total, reduction, residuals)
 
         plain = (world - 1) * x.numel() * x.element_size() // world
         count = self._count(GRADIENT, "reduce_scatter of gradients", x.numel(), plain, plan.times, _compressed(plan))

@@ -26,7 +26,7 @@ from narrowcast.collectives.work import Work
 from narrowcast.kernels.ops import FLOATS
 from narrowcast.parallel import local_state, policy
 from narrowcast.parallel.digest import differing, digest
-from narrowcast.parallel.local_state import State, local_part
+from narrowcast.parallel.local_state import State, local_part, start_of
 from narrowcast.parallel.memory import Memory
 from narrowcast.parallel.seeds import default_group, own_seed
 from narrowcast.parallel.stale import parameters_of
@@ -47,7 +47,8 @@ class LocalSGD:
     """Exchange with the other workers every so many steps, in few bits. Making one is collective.
 
     Between exchanges a worker's parameters are its own. At an exchange each worker sends how far it moved (the outer
-    gradient: where it started less where it is), the mean goes to an outer optimizer, and all start from its result.
+    gradient: where it started less where it is), the mean goes to an outer optimizer, and all start from its result,
+    each parameter in its own type. With an optimizer, that one keeps it alive until `close()`.
 
     optimizer: the inner one; every step that it makes is counted. Without it call `step()` after each. spec: a policy,
     as for `attach`. outer: makes the outer optimizer of a list of tensors; by default `nesterov`. group: the workers;
@@ -82,6 +83,7 @@ class LocalSGD:
         # float32, whatever the model's type: an outer step is small beside the value
         self._anchors = {name: local_part(p).float().clone() for name, p in self._parameters.items()}
         self._outer = outer(list(self._anchors.values()))
+        self._fresh = local_state.own_keys(self._outer)
         self._channel = Channel(TorchTransport(group))
         self._seed = own_seed("LocalSGD", seed, group or default_group())
         self._memory, self._stats = Memory(self._channel.world), Stats()
@@ -112,12 +114,11 @@ class LocalSGD:
     @torch.no_grad()
     def exchange(self) -> None:
         """Exchange now (collective)."""
-        moved = {name: self._anchors[name] - local_part(p).float() for name, p in self._parameters.items()}
         with telling(self._channel):
-            works = [
-                self._start(number, codec, names, moved)
-                for number, (codec, names) in enumerate(self._by_codec().items())
-            ]
+            _check_complete(self._model, self._parameters)
+            moved = {name: self._moved(name) for name in self._parameters}
+            calls = enumerate(self._by_codec().items())
+            works = [self._start(number, codec, names, moved) for number, (codec, names) in calls]
             works += self._start_buffers()
         for work in works:
             work.wait()
@@ -129,6 +130,10 @@ class LocalSGD:
             local_part(parameter).copy_(self._anchors[name])
         self.exchanges += 1
         self._stats.steps = self.exchanges
+
+    def _moved(self, name: str) -> Tensor:
+        own = local_part(self._parameters[name])
+        return start_of(own, self._anchors[name]) - own.float()
 
     def _start(self, number: int, codec: Codec, names: tuple[str, ...], moved: Mapping[str, Tensor]) -> Work:
         tensors = [moved[name] for name in names]
@@ -198,7 +203,9 @@ class LocalSGD:
 
     def check_ranks(self) -> None:
         """Compare where the workers started from, and their outer optimizers (collective); raise where one differs."""
-        state = [v for a in self._anchors.values() for v in self._outer.state[a].values() if isinstance(v, Tensor)]
+        state = [
+            v for a in self._anchors.values() for v in self._outer.state.get(a, {}).values() if isinstance(v, Tensor)
+        ]
         different = differing(self._channel, digest([*self._anchors.values(), *state]))
         if different:
             raise RuntimeError(f"check_ranks: the outer state of workers {different} differs from that of worker 0")
@@ -223,7 +230,7 @@ class LocalSGD:
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
         """Go on from a checkpoint, with whatever number of workers; load the model's state beside it."""
-        self._memory.load(local_state.load(self._parameters, self._anchors, self._outer, state))
+        self._memory.load(local_state.load(self._parameters, self._anchors, self._outer, self._fresh, state))
         self.steps, self.exchanges = int(state["counters"]["steps"]), int(state["counters"]["exchanges"])
         self._stats.steps = self.exchanges
 
@@ -241,6 +248,16 @@ def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
         if parameter.dtype not in FLOATS:
             raise TypeError(f"LocalSGD: {name} is {parameter.dtype}; it takes 16- and 32-bit floats")
     return found
+
+
+def _check_complete(model: nn.Module, ours: Mapping[str, nn.Parameter]) -> None:
+    """Whatever is trained and not exchanged drifts apart."""
+    more = sorted(name for name, p in model.named_parameters() if p.requires_grad and name not in ours)
+    if more:
+        raise RuntimeError(
+            f"LocalSGD: {more[0]} is trained now and was not when LocalSGD was made; close() it and make a new one "
+            "while all workers have the same values"
+        )
 
 
 _COUNTED: weakref.WeakSet[Optimizer] = weakref.WeakSet()

@@ -41,7 +41,7 @@ class Rows:
         whole = list(self.lengths) * self.world
         distinct = dict.fromkeys(self.codecs)
         self._coders = {codec: Coder(codec, whole, self.dtype, self.times) for codec in distinct}
-        self._runs = list(runs(self.lengths, self.codecs))
+        self.runs = list(runs(self.lengths, self.codecs))
         self.length = sum(self.lengths)
 
     def range(self, row: int, run: Range = (0, 0)) -> Range:
@@ -49,14 +49,14 @@ class Rows:
         return row * self.length + run[0], row * self.length + run[1]
 
     def nbytes(self, row: int) -> int:
-        return sum(self._coders[codec].nbytes(self.range(row, run)) for codec, run in self._runs)
+        return sum(self._coders[codec].nbytes(self.range(row, run)) for codec, run in self.runs)
 
     def encode(
         self, values: Tensor, row: int, noise: Noise, scales: Scales | None = None, residuals: Residuals | None = None
     ) -> Tensor:
         """The message of a row; `values` holds that row alone."""
         wire, at = torch.empty(self.nbytes(row), dtype=torch.uint8, device=values.device), 0
-        for codec, run in self._runs:
+        for codec, run in self.runs:
             part, coder = self.range(row, run), self._coders[codec]
             out = wire[at : at + coder.nbytes(part)]
             owed = residuals.owed(0, part) if residuals is not None and codec.feedback else None
@@ -67,7 +67,7 @@ class Rows:
     def decode(self, wire: Tensor, row: int, out: Tensor, accumulate: bool = False) -> None:
         """Read the message of a row into `out`, which holds that row alone."""
         at = 0
-        for codec, run in self._runs:
+        for codec, run in self.runs:
             part, coder = self.range(row, run), self._coders[codec]
             size = coder.nbytes(part)
             coder.decode(wire[at : at + size], part, out[run[0] : run[1]], accumulate)
@@ -121,6 +121,14 @@ def reduce_scatter(
         rows.decode(own if rank == mine else incoming[rank].get(), mine, total, accumulate=rank > 0)
     exchange.finish()
     return reduction.finish(total)
+
+
+def keep(rows: Rows, rank: int, total: Tensor, stored: Tensor, reduction: Reduction, residuals: Residuals) -> None:
+    """After `reduce_scatter`: what a result of 16 bits does not hold of the sum is owed by whoever has the row."""
+    for codec, run in rows.runs:
+        if codec.feedback:
+            low, high = run
+            residuals.keep(total[low:high], stored[low:high], 0, rows.range(rank, run), reduction.gain)
 
 
 def all_gather(rows: Rows, exchange: Exchange, own: Tensor, out: Tensor) -> None:

@@ -169,7 +169,9 @@ class World:
                 store(out, reduction.finish(total))
                 return
             ours = Owed(owed.first_Wn[0], owed.second_n, owed.unit)
-            store(out, ours.pay(reduction.finish(ours.pay(total, 0)), 1))
+            total = ours.pay(reduction.finish(ours.pay(total, 0)), 1)
+            store(out, total)
+            ours.keep(total, out, 0, (0, out.numel()), reduction.gain)
             return
         if chosen == "one_shot" and owed is not None:
             owed.fold(reduction.gain)  # before scales are found: it counts too

@@ -125,7 +125,9 @@ class Job:
                     self.wire.through(total[low:high], part, noise, scales, self.out[low:high])
                     continue
                 owed = self.residuals.second_n[low:high]
-                store(self.out[low:high], self.repaid(total[low:high], part, noise, scales, owed))
+                sent = self.repaid(total[low:high], part, noise, scales, owed)
+                store(self.out[low:high], sent)
+                self.residuals.keep(owed, sent, self.out[low:high])
 
     def joined(self, parts: Sequence[Part]) -> Sequence[Part]:
         """Neighbouring parts that give the same bytes encoded in one go: blocks, where no noise tells who encoded."""
@@ -134,8 +136,10 @@ class Job:
 
 def one_shot(job: Job) -> None:
     """`narrowcast.collectives.one_shot`."""
-    total = job.sum_of_own([job.whole])
-    store(job.out, job.reduction.finish(total))
+    total = job.reduction.finish(job.sum_of_own([job.whole]))
+    store(job.out, total)
+    if job.residuals is not None:
+        job.residuals.keep(job.residuals.first_Wn, total, job.out, job.reduction.gain / job.world)
 
 
 def two_shot(job: Job) -> None:

@@ -43,6 +43,12 @@ class Residuals:
         """Keep what was wanted but not sent; where that is not finite the old residual stays."""
         owed.copy_(still_owed(wanted, sent, self.unit, owed))
 
+    def keep(self, owed: Tensor, exact: Tensor, stored: Tensor, gain: float = 1.0) -> None:
+        """`narrowcast.collectives.Residuals.keep`."""
+        if stored.dtype != torch.float32:
+            lost = (exact - stored.float()) * gain / self.unit
+            owed.copy_(torch.where(lost.isfinite(), owed + lost, owed))
+
     def hand_over(self, owners: Owners) -> None:
         """From now on these own the sums."""
         if owners == self.owners:

@@ -1,0 +1,42 @@
+"""Law 8, whatever happens in training: what arrived + residual = what was wanted. `make law8` runs many more cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from dist.law8.cases import KINDS, case_of
+from dist.law8.run import run_all
+from dist.pool import Pool
+
+CASES, JOBS = 200, 8
+
+
+@pytest.mark.parametrize("part", range(JOBS))
+def test_nothing_is_lost_in_any_combination(_pools: Callable[[], Pool], part: int) -> None:
+    failures = [failure for _, found in run_all(_pools, range(part, CASES, JOBS)) for failure in found]
+    assert not failures, "\n".join(map(str, failures))
+
+
+def test_the_cases_cover_the_product() -> None:
+    """Each way to train with each thing that can happen to it, more than once in what is run here."""
+    cases = [case_of(seed) for seed in range(CASES)]
+    happens = {
+        "several passes, one exchange": lambda c: c.passes > 1 and c.sync == "last",
+        "several exchanges a step": lambda c: c.passes > 1 and c.sync == "every",
+        "unused parameters": lambda c: c.unused > 0,
+        "16 bits": lambda c: c.dtypes != "float32",
+        "wires that change": lambda c: len(c.plan) > 1,
+        "a checkpoint": lambda c: len(c.worlds) > 1,
+        "frozen later": lambda c: c.frozen is not None,
+    }
+    with_gradients = {
+        "steps that are skipped": lambda c: c.scaler and c.skips,
+        "several optimizers on one scaler": lambda c: c.scaler and c.optimizers > 1,
+        "a scale lowered by hand": lambda c: c.lowered,
+    }
+    for kind in KINDS:
+        for what, of in {**happens, **({} if kind == "local" else with_gradients)}.items():
+            assert sum(bool(of(case)) for case in cases if case.kind == kind) > 1, f"{kind}: {what}"
+    assert sum(case.strides for case in cases if case.kind in ("ddp", "local")) > 5
+    assert {world for case in cases for world in case.worlds} == {1, 2, 3, 4}
