@@ -56,6 +56,33 @@ def poisoned(group: dist.ProcessGroup, algorithm: str, bad: float) -> list[tuple
     return found
 
 
+ALGORITHMS = {"native": ("as-is", "fp32", "bf16", "fp16"), "shared_scale": ("int8/64",)}
+OPS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist._make_nccl_premul_sum(3.0))
+
+
+def too_large(group: dist.ProcessGroup, algorithm: str) -> list[str]:
+    """Calls that bring something back that is not finite of values that are; or finite of one that was not."""
+    found = []
+    for spec in ALGORITHMS.get(algorithm, ("as-is", "fp32", "int8/64", "e5m2+aps", "nvfp4", "bf16")):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            for op in OPS:
+                x = torch.ones(128, dtype=dtype)
+                x[3], x[70] = torch.finfo(dtype).max, -torch.finfo(dtype).max
+                y = x.clone()
+                y[100] = torch.inf if dist.get_rank(group) == 1 else 1.0
+                nc.all_reduce(x, spec, op, group, algorithm=algorithm)
+                nc.all_reduce(y, spec, op, group, algorithm=algorithm)
+                if not x.isfinite().all() or y[100].isfinite():
+                    found.append(f"{spec} {dtype} {op}")
+    return found
+
+
+@pytest.mark.parametrize("algorithm", ["two_shot", "one_shot", "ring", "tree", "shared_scale", "native"])
+def test_finite_values_never_give_infinities_and_those_that_were_stay(pool: Pool, algorithm: str) -> None:
+    for faults in pool.run(4, too_large, algorithm):
+        assert faults == []
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("algorithm", ["two_shot", "one_shot", "ring", "tree"])
 def test_non_finite_on_one_rank_is_non_finite_on_every_rank_in_that_block_only(

@@ -37,6 +37,8 @@ class Case:
     inner: str = "as-is"
     bad: float | None = None
     """A value that is not finite, on one worker at one step."""
+    huge: bool = False
+    """Every third value is so large that sums of them leave float32."""
 
     def nodes(self, world: int) -> list[list[int]] | None:
         if not self.node:
@@ -49,6 +51,9 @@ class Case:
         for shape in SEGMENTS[self.segments]:
             size = 2.0 ** torch.randint(-8, 4, shape, generator=made)
             found.append((torch.randn(shape, generator=made) * size).to(self.dtype))
+            if self.huge:
+                flat = found[-1].view(-1)
+                flat[::3] = torch.finfo(self.dtype).max * torch.where(flat[::3] < 0.5, 1.0, -1.0)
         if self.bad is not None and worker == 1 and step == 1:
             found[0].view(-1)[2] = self.bad
         return found
@@ -152,6 +157,23 @@ def test_non_finite_values_go_the_same_way(pool: Pool, bad: float) -> None:
     check(
         pool, 4, [*cases, Case("shared_scale", "int8/64", bad=bad), Case("hierarchical", "e5m2+aps", node=2, bad=bad)]
     )
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_sums_that_are_too_large_are_held_in_the_same_way(pool: Pool, average: bool) -> None:
+    specs = ("as-is", "bf16+ef", "int4/128+sr+ef", "nvfp4", "int8")
+    cases = [
+        Case(name, spec if name in ("two_shot", "one_shot") else spec.removesuffix("+ef"), dtype=dtype, **options)
+        for name in ("two_shot", "one_shot", "ring", "tree")
+        for spec, dtype in zip(specs, (torch.float32, torch.bfloat16) * 3, strict=False)
+        for options in [{"average": average, "huge": True}]
+    ]
+    cases += [Case("shared_scale", "int8/64", huge=True), Case("hierarchical", "int8/64", node=2, huge=True)]
+    check(pool, 4, cases)
+    for case in cases:
+        workers = [case.tensors(worker, 0) for worker in range(4)]
+        found = case.world(4).all_reduce(workers, "avg" if average else "sum", step=0)
+        assert all(tensor.isfinite().all() for tensor in found[0]), case
 
 
 # ---- many chunks -----------------------------------------------------------------------------------------------------

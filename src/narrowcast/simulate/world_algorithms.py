@@ -205,7 +205,7 @@ class _Correction:
 
     def add(self, own: Tensor, arrived: Tensor) -> Tensor:
         self._before, self._step = arrived, self._q(own if self._lost is None else own - self._lost)
-        return self._q(arrived + self._step)
+        return self._q(plus(arrived, self._step))
 
     def learn(self, sent: Tensor) -> None:
         self._lost = self._q(self._q(sent - self._before) - self._step)
@@ -246,7 +246,7 @@ def _halved(
     arrived = job.new((low, high))
     job.wire.through(theirs[low - begin : high - begin], (low, high), job.noise(partner, 0), scales, arrived)
     own, (begin, _) = held[place]
-    return job.sums.rounded(own[low - begin : high - begin] + arrived, (low, high)), (low, high)
+    return job.sums.rounded(plus(own[low - begin : high - begin], arrived), (low, high)), (low, high)
 
 
 def hierarchical(job: Job) -> None:
