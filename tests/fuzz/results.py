@@ -16,13 +16,15 @@ from fuzz.base import Kind, one_line, replaced, require
 from study.report import made_up
 
 from narrowcast.study.findings import Findings
+from narrowcast.study.insights import insights
 from narrowcast.study.lines import usable_lines
 from narrowcast.study.report import write_report
+from narrowcast.study.report.export import rows
 from narrowcast.study.results import ResultsError
 from narrowcast.study.verdict import verdict_text
 
-ONE_IN = 2000
-"""How many files are read for one of which a whole report is made."""
+JUDGED_IN, REPORTED_IN = 20, 2000
+"""How many files are read for one that is judged, and for one of which a whole report is made."""
 EVIL = (
     *(
         "<script>alert(1)</script>",
@@ -81,9 +83,9 @@ def _places(value: Any, path: Path_ = ()) -> Iterator[Path_]:
             yield from _places(inner, (*path, number))
 
 
-def make(source: Random) -> tuple[str, bool]:
-    whole = source.randrange(ONE_IN) == 0
-    lines = [_lines()[0], *source.sample(_lines()[1:], len(_lines()) - 1 if whole else 3)]
+def make(source: Random) -> tuple[str, str]:
+    far = "report" if source.randrange(REPORTED_IN) == 0 else "judge" if source.randrange(JUDGED_IN) == 0 else "read"
+    lines = [_lines()[0], *source.sample(_lines()[1:], 3 if far == "read" else len(_lines()) - 1)]
     lines = copy.deepcopy(lines)
     for _ in range(source.choice((1, 1, 2, 5))):
         line = source.choice(lines)
@@ -101,15 +103,15 @@ def make(source: Random) -> tuple[str, bool]:
     if source.random() < 0.2:
         at = source.randrange(len(texts))
         texts[at] = replaced(texts[at], source)
-    return "".join(f"{text}\n" for text in texts), whole
+    return "".join(f"{text}\n" for text in texts), far
 
 
-def check(given: tuple[str, bool]) -> None:
-    text, whole = given
+def check(given: tuple[str, str]) -> None:
+    text, far = given
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "results.jsonl").write_text(text, encoding="utf-8", errors="replace")
         try:
-            _report(folder) if whole else usable_lines(folder)
+            USES[far](folder)
         except ResultsError as error:
             message = str(error).replace(f"{folder}/", "")
             require(PLACE.match(message), f"the message does not begin with file and line: {message}")
@@ -119,8 +121,14 @@ def check(given: tuple[str, bool]) -> None:
 def _report(folder: str) -> None:
     page = Path(write_report(folder)).read_text(encoding="utf-8")
     require(page.count("<script") == 2 and "<img" not in page, "the page has markup of the results")
+
+
+def _judge(folder: str) -> None:
     verdict_text(folder)
-    Findings.of(folder)
+    findings = Findings.of(folder)
+    insights(findings)
+    rows(findings)
 
 
+USES = {"read": usable_lines, "judge": _judge, "report": _report}
 KIND = Kind("results", 4, make, check)

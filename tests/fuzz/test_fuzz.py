@@ -16,7 +16,7 @@ from fuzz.registry import KINDS, shares
 from narrowcast.cli import main
 
 SEED = 20260
-COUNTS = {"wires": 600, "specs": 600, "notes": 600}
+COUNTS = {"wires": 600, "specs": 600, "notes": 600, "results": 300}
 TESTS = Path(__file__).parents[1]
 
 

@@ -68,7 +68,8 @@ class Finding:
     @property
     def min_values(self) -> int:
         """Tensors with fewer values travelled as they are; lines that do not say so have the usual number."""
-        return int(self.line.get("min_values", MIN_VALUES))
+        found = self.line.get("min_values")
+        return MIN_VALUES if found is None else int(found)
 
     @property
     def place(self) -> tuple[Any, ...]:
