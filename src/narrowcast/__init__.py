@@ -31,7 +31,7 @@ from narrowcast.parallel import attach as attach
 from narrowcast.parallel import ddp_hook as ddp_hook
 from narrowcast.parallel import schedule as schedule
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Codebook",

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 
 from narrowcast.collectives.transport import Transport, TransportError
 
-VERSION = "1"
+VERSION = "2"
 """Of the messages: ranks with another one are told apart before anything is sent."""
 
 LONGEST = 1 << 24

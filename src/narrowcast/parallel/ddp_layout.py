@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from narrowcast.parallel.private import in_autograd
 
 
 def check_group(model: DistributedDataParallel, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -56,7 +57,7 @@ class Unused:
         self._names, self._is_static, self._are_views = names, model.static_graph, model.gradient_as_bucket_view
         self._uses: Tensor | None = None
         # whoever asks DDP in its own hook waits for ever
-        (self._find_map if torch._C._current_graph_task_id() == -1 else self._find_map_later)(model)
+        (self._find_map_later if in_autograd() else self._find_map)(model)
         self._expected = [names[id(p)] for _, p in reduced(model) if p.requires_grad]
         self._seen: set[str] = set()
         self._in_place: set[str] = set()

@@ -14,6 +14,8 @@ JOINED = ("_divide_by_initial_world_size",)
 """What it needs in a model's `join()`, which brings it."""
 HOOKS = ("_comm_hooks", "mixed_precision")
 """What `attach` needs beside that."""
+UNUSED = ("reducer._get_local_used_map", "parameters_to_ignore")
+"""What error feedback needs where a pass may leave parameters out."""
 MIXED = ("reducer._run_allreduce_hook",)
 """What it needs where the model has mixed precision; "reducer" is what that one's hook asks for, too."""
 MIXED_STATE = ("ddp_weakref",)
@@ -30,6 +32,8 @@ def check(model: DistributedDataParallel) -> None:
     """Raise where this torch keeps something elsewhere: before anything is sent."""
     check_state(model)
     private.check(OWNER, model, HOOKS)
+    if model.find_unused_parameters or model.static_graph:
+        private.check(OWNER, model, UNUSED)
     if model.mixed_precision is not None:
         private.check(OWNER, model, MIXED)
         for _, state in model._comm_hooks[:1]:

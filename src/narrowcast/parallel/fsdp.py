@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -65,7 +64,6 @@ class FSDPState:
         shard, replicas = layout.groups_of(self.units)
         self.channel = Channel(TorchTransport(shard))
         self.replicas = Channel(TorchTransport(replicas)) if replicas is not None else None
-        self._closing = [_closed_with(model, channel) for channel in self.channels if channel is not None]
         self.memory, self.between_memory = self._new_memory(scaler)
         self._step, self._in_step, self._watch = 0, False, Watch(gradients, min_values)
         self._undo: list[Undo] = []
@@ -258,8 +256,9 @@ class FSDPState:
         """Back to FSDP's own collectives."""
         while self._undo:
             self._undo.pop()()
-        for closing in self._closing:
-            closing()
+        for channel in self.channels:
+            if channel is not None:
+                channel.close()
 
     # ---- what is owed ------------------------------------------------------------------------------------------------
 
@@ -310,13 +309,6 @@ class FSDPState:
             owed |= {_key(row, name): part for row, part in enumerate(parts)}
         self.memory.load(owed)
         self.between_memory.load({})
-
-
-def _closed_with(model: nn.Module, channel: Channel) -> Undo:
-    """Close the channel, once: when this is called, or when the model is dropped without detach()."""
-    closing = weakref.finalize(model, channel.close)
-    closing.atexit = False  # where the process ends first, the channels see to it
-    return closing
 
 
 def _key(row: int, name: str) -> str:
