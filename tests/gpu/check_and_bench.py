@@ -156,7 +156,7 @@ def check_plan(found: Found, plan: Plan | CastPlan) -> None:
     x = hard_values(block, N)
     wire = check_encode(found, plan, x, "hard values", Noise(5, 6, 48))
     check_encode(found, plan, with_specials(x, 900), "NaN and Inf", Noise(5, 6, 0))
-    check_encode(found, plan, normal(N, 3), "normal values", (2**63, 2**40, 2**33))
+    check_encode(found, plan, normal(N, 3), "normal values", Noise(2**63, 2**40, 2**33))
     check_encode(found, plan, normal(16384, 3), "a whole number of tiles", Noise(1, 2, 0))
     small = (normal(4099, 7) * torch.exp(2 * normal(4099, 8))).bfloat16()
     check_encode(found, plan, small, "bfloat16", Noise(3, 0, 0))
