@@ -55,6 +55,13 @@ def test_a_study_of_ones_own_network_and_data_on_the_loopback(tmp_path: Path) ->
     (start,) = {line["start"] for line in found.values() if line["source"] == "measured"}
     assert start == f"{read(tmp_path)[0]['started']} 1"
     assert measured["parameters"] == 32 * 400 + 400 + 400 * 4 + 4
+    shares = {(line["source"], line["wire"], line["compressed"]["values"]) for line in found.values()}
+    share = 32 * 400 / measured["parameters"]
+    assert shares == {
+        (source, wire, share if wire == "int8/256" else 0.0)
+        for source in ("measured", "simulated", "predicted")
+        for wire in ("fp32", "int8/256")
+    }
     parts = measured["breakdown_ms"]
     assert set(parts) == {"forward", "backward", "encode", "wire", "decode", "update"}
     # the matrix in 8 bits and a scale for each 256 values, the rest as it is; half of it twice

@@ -217,12 +217,12 @@ def validate(path: str | Path) -> Result:
     """Fit each link on its calibrating rows, predict the others."""
     runs, cells, notes = load(path), [], []
     if not any(run.role == "predict" for run in runs):
-        raise FileError(f"{path}: no row's role is predict, so there is nothing to compare; give one or more")
+        raise FileError(f"{path}:1: no row's role is predict, so there is nothing to compare; give one or more")
     for name in dict.fromkeys(run.link for run in runs):
         own = [run for run in runs if run.link == name]
         known = [run for run in own if run.role == "calibrate"]
         if not known:
-            raise FileError(f"{path}: link {name!r} has no row whose role is calibrate; give one or more")
+            raise FileError(f"{path}:1: link {brief(name)} has no row whose role is calibrate; give one or more")
         link = fit(known)
         notes.append(f"{name}: {explained(link, known)}")
         for run in own:
