@@ -16,7 +16,9 @@ from dist.law8.ledger import Ledger
 from dist.pool import LARGEST, Pool, WorkerError
 
 BATCH = 12
-"""Cases in one job: few enough that it ends long before a group's timeout."""
+"""Cases in one job."""
+JOB_SECONDS = 300.0
+"""For a job on a machine that has much else to do. Ranks that wait for each other in vain raise long before."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +99,12 @@ def run_all(current: Callable[[], Pool], seeds: Sequence[int]) -> Iterator[tuple
         try:
             pool = current()
             pool.run(LARGEST, gradients.make_groups)
-            ranks = pool.run(world, run_batch, batch)
+            ranks = pool.run(world, run_batch, batch, timeout=JOB_SECONDS)
         except (WorkerError, TimeoutError, AssertionError) as error:
             seed = _seed_of(error, batch)
+            if seed is None:
+                waiting[:0] = [(world, [each]) for each in batch]
+                continue
             others = [each for each in batch if each != seed]
             waiting[:0] = [(world, others)] if others else []
             yield [seed], [Failure(seed, str(error)[-1500:])]
@@ -107,10 +112,10 @@ def run_all(current: Callable[[], Pool], seeds: Sequence[int]) -> Iterator[tuple
             yield batch, [_failure(seed, found) for seed, *found in zip(batch, *ranks, strict=True) if any(found)]
 
 
-def _seed_of(error: BaseException, batch: Sequence[int]) -> int:
-    """The case that raised; where a rank did not come back nobody knows, and the first one is blamed."""
+def _seed_of(error: BaseException, batch: Sequence[int]) -> int | None:
+    """The case that raised. Where a rank did not come back at all it is known only if there was but one."""
     named = re.findall(r"RuntimeError: seed (\d+):", str(error))
-    return int(named[0]) if named else batch[0]
+    return int(named[0]) if named else batch[0] if len(batch) == 1 else None
 
 
 def _failure(seed: int, found: Sequence[dict[str, float]]) -> Failure:
