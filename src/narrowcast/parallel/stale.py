@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
@@ -63,7 +62,8 @@ def _twins(theirs: Sequence[Tensor], ours: Sequence[Tensor]) -> bool:
 
 
 def _mesh_of(tensor: Tensor) -> object:
-    return tensor.device_mesh if isinstance(tensor, DTensor) else None
+    """Of a DTensor, whose class is not imported for this."""
+    return getattr(tensor, "device_mesh", None)
 
 
 def _shapes_of(tensors: Iterable[Tensor]) -> Counter[tuple[int, ...]]:
