@@ -135,18 +135,3 @@ def _wires(draw: random.Random, plain: tuple[str, ...]) -> tuple[tuple[str, str]
     if draw.random() < 0.3:
         return ("*2", draw.choice(WITH_FEEDBACK + plain)), ("*", rest)
     return (("*", rest),)
-
-
-NOT_YET: dict[str, Callable[[Case], bool]] = {
-    "a scale lowered by hand": lambda case: bool(case.lowered),
-    "steps skipped with several optimizers": lambda case: bool(case.skips) and case.optimizers > 1,
-    "steps skipped after several exchanges": lambda case: bool(case.skips) and case.sync == "every" and case.passes > 1,
-    "DDP, permuted weights": lambda case: case.kind == "ddp" and case.strides,
-    "DDP, unused parameters": lambda case: case.kind == "ddp" and case.unused > 0,
-}
-"""Combinations in which the law is known not to hold, and why: to be empty."""
-
-
-def not_yet(case: Case) -> str:
-    """Why a case is left out; empty where it is not."""
-    return next((why for why, of in NOT_YET.items() if of(case)), "")

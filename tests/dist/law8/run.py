@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 from dist.law8 import gradients, local
-from dist.law8.cases import Case, case_of, not_yet
+from dist.law8.cases import Case, case_of
 from dist.law8.ledger import Ledger
 from dist.pool import LARGEST, Pool, WorkerError
 
@@ -84,8 +84,7 @@ def batches(seeds: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
     by_world: dict[int, list[int]] = {}
     for seed in seeds:
         case = case_of(seed)
-        if not not_yet(case):
-            by_world.setdefault(max(case.worlds), []).append(seed)
+        by_world.setdefault(max(case.worlds), []).append(seed)
     for world, members in by_world.items():
         for at in range(0, len(members), BATCH):
             yield world, members[at : at + BATCH]

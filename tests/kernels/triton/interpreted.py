@@ -272,12 +272,12 @@ def finite() -> None:
         x[: n // 2 : 5], x[1 : n // 2 : 5] = largest, -largest
         rows = ops.aligned_rows(4, plan.layout(n).nbytes)
         for rank, row in enumerate(rows):
-            oracle(plan).encode(plan, with_specials(x, 3000) if rank == 2 else x.roll(rank // 2), row, rank)
+            oracle(plan).encode(plan, with_specials(x, 3000) if rank == 2 else x.roll(rank // 2), row, Noise(rank))
         for unit, divide, multiply in ((1.0, 1.0, 1.0), (3.0, 1e-3, 1e30)):
             found = []
             for run in (composed_reduce, launch.reduce):
                 wire, out, owed = poisoned(plan, n), torch.zeros(n), x * 0.9
-                run(plan, rows, n, wire, 1, 2, 0, None, owed, unit, divide, multiply, out)
+                run(plan, rows, n, wire, Noise(1, 2), None, owed, unit, divide, multiply, out)
                 found.append((wire, out, owed))
             for wanted, got, name in zip(*found, ("wire", "values", "residual"), strict=True):
                 same(got, wanted, f"{name} of a sum of {spec} that is too large")
