@@ -65,7 +65,7 @@ def parse(text: str) -> Spec:
     for name in names:
         if name not in OPTIONS:
             raise ValueError(
-                f"codec spec {text!r}: unknown option {'+' + name!r}; options: {', '.join('+' + o for o in OPTIONS)}"
+                f"codec spec {text!r}: unknown option +{repr(name)[1:-1]}; options: {', '.join('+' + o for o in OPTIONS)}"
             )
     if len(set(names)) < len(names):
         raise ValueError(f"codec spec {text!r}: an option is written twice; write each once")
