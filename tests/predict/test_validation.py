@@ -236,9 +236,18 @@ def test_a_table_without_a_column_or_a_file_is_an_error(tmp_path: Path) -> None:
 def test_lab_runs_can_be_resumed(tmp_path: Path) -> None:
     places = lab.grid(hosts=(2,), rates=("1gbit",))
     assert lab.missing(tmp_path, places) == places
-    row = {"hosts": 2, "rate": "1gbit", "model": "cnn"}
+    row = {"hosts": 2, "rate": "1gbit", "model": "cnn", "profile": "", "seconds": {"fp32": [0.1]}}
     (tmp_path / lab.RUNS).write_text(json.dumps(row) + '\n{"hosts": 2, "ra')
     assert [place.model for place in lab.missing(tmp_path, places)] == ["mlp", "transformer"]
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{", '{"hosts": 2, "rate": 1}', "[" * 100_000, '{"hosts": 2, "seconds": {"fp32": []}}']
+)
+def test_a_row_of_the_lab_that_says_nothing_is_named_with_its_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / lab.RUNS).write_text(f"{text}\n")
+    with pytest.raises(FileError, match=r"runs\.jsonl:1: "):
+        lab.read(tmp_path)
 
 
 def test_the_grid_is_the_promised_one() -> None:

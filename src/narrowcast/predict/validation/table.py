@@ -113,7 +113,7 @@ class _Rows:
     def whole(self, key: str, text: str) -> int:
         value = self.number({key: text}, key)
         if value != int(value):
-            raise self.fail(f"{key}: must be a whole number, got {brief(text)}")
+            raise self.fail(f"{key}: must be a whole number, got {value:g}")
         return int(value)
 
     def number(self, row: dict[str, str], key: str) -> float:
@@ -122,7 +122,8 @@ class _Rows:
         except ValueError:
             raise self.fail(f"{key}: must be a number, got {brief(row[key])}") from None
         if not SMALLEST <= value <= LARGEST:
-            raise self.fail(f"{key}: must be above 0, and {LARGEST:g} at most; got {brief(row[key])}")
+            what = f"{LARGEST:g} or less" if LARGEST < value < math.inf else "above 0"
+            raise self.fail(f"{key}: must be {what}, got {value:g}")
         return value
 
     def description(self, row: dict[str, str]) -> Description:
