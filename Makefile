@@ -134,6 +134,9 @@ $(VENV)/dev: pyproject.toml | $(VENV)/installed
 # An environment by itself for each version of torch, with what it brings: its own Triton among it.
 build/torch-%/installed: constraints-%.txt pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 	$(call system,command -v c++,g++,the package works through its plain reference and is slower)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "$(PYTHON) is older than 3.10: make PYTHON=python3.12 ..."; exit 1; }
+	$(call system,$(PYTHON) -c "import ensurepip",python3-venv,python3 -m venv needs it)
+	$(call system,[ -f "$$($(PYTHON) -c $(INCLUDE))/Python.h" ],python3-dev,softposit$(COMMA) which the tests compare with$(COMMA) cannot be built)
 	@echo "== virtual environment for the $* torch"
 	@rm -rf build/torch-$* && $(PYTHON) -m venv build/torch-$*
 	@build/torch-$*/bin/python -m pip install -qq --disable-pip-version-check -c constraints-$*.txt -e '.[test]'

@@ -14,6 +14,8 @@ from torch import Tensor
 
 import narrowcast as nc
 from narrowcast.codecs import all_specs
+from narrowcast.kernels.noise import Noise
+from narrowcast.kernels.reference import cast
 
 SOME = [
     *(
@@ -450,3 +452,20 @@ def test_round_to_refuses_a_wrong_type() -> None:
         nc.round_to(torch.ones(4), "e5m2", rounding="stochastic", seed=1.5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"got torch\.float64; give float32, float16 or bfloat16"):
         nc.round_to(torch.ones(4).double(), "e5m2")
+
+
+def test_noise_as_one_value_is_checked_as_its_parts_are() -> None:
+    codec, x = nc.codec("int8/64+sr"), normal(64)
+    assert torch.equal(codec.encode(x, noise=Noise(5, 6, 16)), codec.encode(x, seed=5, stream=6, offset=16))
+    with pytest.raises(ValueError, match=r"offset=3; .*a multiple of 16"):
+        codec.encode(x, noise=Noise(0, 0, 3))
+
+
+def test_a_nan_that_others_wrote_comes_back_as_ours() -> None:
+    """By the native library and by the reference alike."""
+    for spec, dtype, patterns in (("fp32", torch.int32, [0x7FC00001, -1]), ("bf16", torch.int16, [0x7FC1, -1])):
+        wire = torch.tensor(patterns, dtype=dtype).view(torch.uint8)
+        plan, out = nc.codec(spec).plan_for(torch.float32), torch.empty(2)
+        cast.decode(plan, wire, 2, out)
+        for found in (out, nc.codec(spec).decode(wire, 2)):
+            assert found.view(torch.int32).tolist() == [0x7FC00000] * 2

@@ -103,7 +103,7 @@ DIFFERENCES = {
     "inner": "inner='bf16' (others 'as-is')",
     "call": "call='broadcast' (others 'all_reduce')",
     "src": "src=1 (others 0)",
-    "version": "version='0.9' (others '1')",
+    "version": "version='0.9' (others '2')",
 }
 
 

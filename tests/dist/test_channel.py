@@ -112,7 +112,7 @@ def test_it_waits_for_one_further_back_too(between: int) -> None:
 def test_nothing_is_sent_after_all_was() -> None:
     exchange = Exchange(Alone(), 1)
     exchange.all_sent()
-    with pytest.raises(AssertionError, match="next call"):
+    with pytest.raises(RuntimeError, match="internal: a call sends after its last message"):
         exchange.send(torch.ones(4, dtype=torch.uint8), 0, 0)
 
 

@@ -94,7 +94,8 @@ def test_patterns_that_match_nothing_are_named(pool: Pool, kind: str) -> None:
 
 
 def in_the_table(group: dist.ProcessGroup, kind: str) -> tuple[str, str]:
-    handle = nc.attach(model_of(group, kind), PATTERNS, min_values=1)
+    model = model_of(group, kind)
+    handle = nc.attach(model, PATTERNS, min_values=1)
     text = handle.explain()
     handle.detach()
     return text, error_of(lambda: nc.attach(model_of(group, kind), PATTERNS, min_values=1, strict=True))

@@ -202,7 +202,7 @@ LISTED = {
     for part in parts
     for name in re.split(r"[.|]", part)
 }
-KNOWN_ELSEWHERE = {"_local_tensor", "_subclasses"}
+KNOWN_ELSEWHERE = {"_per_optimizer_states", "_local_tensor", "_subclasses"}
 """A DTensor's, which torch's own parallel styles use so; fake tensors, which have no public name."""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from random import Random
+from typing import Any
 
 import torch
 from sanitize.guarded import Guard
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from narrowcast.codecs import Codec, all_specs, codec
 from narrowcast.codecs.base import PlanCodec
+from narrowcast.codecs.cast import Cast
 from narrowcast.formats import all_formats
 from narrowcast.kernels import native, ops
 from narrowcast.kernels.accumulator import accumulator
@@ -58,7 +60,13 @@ def _codecs() -> list[Codec]:
         "int8/16384",
     )
     found = [codec(spec) for spec in (*all_specs(), *more)]
-    return [one for one in found if isinstance(one, PlanCodec) and native.why_not(one.plan) is None]
+    return [one for one in found if _is_native(one)]
+
+
+def _is_native(one: Codec) -> bool:
+    if isinstance(one, Cast):
+        return str(one) != "as-is"  # one of the others, by the type of its values
+    return isinstance(one, PlanCodec) and native.why_not(one.plan) is None
 
 
 def _values(n: int, source: Random) -> Tensor:
@@ -112,7 +120,9 @@ def reduce(source: Random, guard: Guard) -> Call:
     found, n, dtype = source.choice(_codecs()), source.choice(SIZES[1:]), source.choice(DTYPES)
     wires = [guard.copy(_wire(found, _values(n, source), source)) for _ in range(WORLD)]
     decoded = guard.empty([n], dtype, source.randrange(4))
-    options = {"divide": 3.0, "multiply": 0.5, "decoded": decoded}
+    options: dict[str, Any] = {"divide": 3.0, "multiply": 0.5, "decoded": decoded}
+    if source.random() < 0.5:
+        options["residual"] = guard.copy(_values(n, source).nan_to_num(), source.randrange(4))
     return Call(f"reduce {found} of {n} {dtype}", lambda: found.reduce(wires, n, **options))
 
 

@@ -46,3 +46,12 @@ def test_numbers_that_json_does_not_know_become_null(tmp_path: Path) -> None:
         results.append(case="a", status="done", loss=float("nan"), curve=[{"loss": float("inf")}])
     assert read(tmp_path)[0]["loss"] is None
     assert read(tmp_path)[0]["curve"] == [{"loss": None}]
+
+
+def test_what_is_written_can_be_read_again(tmp_path: Path) -> None:
+    """A training that diverges has a loss of any size; what a reader would refuse is not written at all."""
+    with Results(tmp_path) as results:
+        results.append(kind="accuracy", case="a", status="done", loss=3e13)
+        with pytest.raises(ResultsError, match=r"accuracy must be a number from 0 to 100, got 101"):
+            results.append(kind="accuracy", case="b", status="done", accuracy=101.0)
+    assert [line["case"] for line in read(tmp_path)] == ["a"]

@@ -144,7 +144,7 @@ class Codec(abc.ABC):
         if torch.compiler.is_compiling():
             return self._traced_encode(x, noise or Noise(seed, stream, offset), scale, residual, unit, out)
         ops.check_floats(self, x)
-        noise = self._checked_noise(seed, stream, offset) if noise is None else noise
+        noise = self._checked_noise(*((seed, stream, offset) if noise is None else noise))
         if scale is not None:
             scale = self._checked_scale(scale, x)
         n, dtype = x.numel(), x.dtype
@@ -207,7 +207,7 @@ class Codec(abc.ABC):
             return wire if out is None else out.copy_(wire)
         n = ops.check_count(self, n)
         first = self._checked_wires(wires, n)
-        noise = self._checked_noise(seed, stream, offset) if noise is None else noise
+        noise = self._checked_noise(*((seed, stream, offset) if noise is None else noise))
         if scale is not None:
             scale = self._checked_scale(scale, first)
         if residual is not None:

@@ -125,7 +125,8 @@ def all_reduce(
         call.times = times or call.times
         algorithms.run(chosen, call)
 
-    more: dict[str, object] = {"algorithm": chosen, "op": str(reduction), "segments": flat.lengths, "seed": noise.seed}
+    more: dict[str, object] = {"algorithm": chosen, "op": str(reduction), "segments": flat.lengths}
+    more["seed"] = noise.seed if codec.stochastic or inside.stochastic else None
     more |= {"nodes": nodes, "inner": str(inside)}
     signature = _signature("all_reduce", codec, flat, **more, accumulator=accumulator)
     owed = [] if residuals is None else [residuals.first, residuals.second]

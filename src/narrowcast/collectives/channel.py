@@ -221,6 +221,8 @@ class Channel:
             found.__context__ = fault
         if found is not error:
             found.__cause__ = error
+            if self._broken is error:
+                self._broken = found
         return found
 
     def close(self, timeout: timedelta = timedelta(seconds=5)) -> None:

@@ -7,6 +7,8 @@ signatures in the same order everywhere, so that neither will ever come to the o
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 import threading
 import time
 import weakref
@@ -17,6 +19,8 @@ from typing import Protocol
 
 from narrowcast.collectives.agreement import DisagreementError, Failure, parted
 from narrowcast.collectives.transport import Transport
+
+log = logging.getLogger("narrowcast")
 
 PATIENCE, EVERY = 2.0, 0.5
 """Seconds after which a call is looked after, and between two looks."""
@@ -58,6 +62,20 @@ def look(channel: Watched) -> None:
             if ours.get(theirs.call, theirs.text) != theirs.text:
                 channel.part(parted({channel.transport.rank: ours[theirs.call], rank: theirs.text}))
                 return
+    _say_that_it_waits(waiting)
+
+
+def _say_that_it_waits(call: Begun) -> None:
+    """Ranks that are missed may be late, or in a collective of torch's: nobody can tell, so the user is told once."""
+    name = json.loads(call.text).get("call")
+    if name in BY_HAND and call.number not in _SAID:
+        _SAID.append(call.number)
+        log.warning("%s waits for other ranks: it is collective, so call it on every rank", name)
+
+
+BY_HAND = ("state_dict", "check_ranks")
+"""What users call themselves, and easily on one rank alone."""
+_SAID: deque[int] = deque(maxlen=64)
 
 
 class Lookout:

@@ -137,7 +137,7 @@ class TorchTransport:
         self._has_nccl, self._meeting = has_nccl(chosen), meeting
         self._carrier: Any = None
         self._store: Any = dist.PrefixStore(prefix, _connection(chosen, store, "notes"))  # type: ignore[attr-defined]
-        self._shared = 0
+        self._shared, self._asked = 0, 0
 
     def isend(self, wire: Tensor, peer: int, tag: int) -> Pending:
         TorchTransport.messages += 1
@@ -219,7 +219,12 @@ class TorchTransport:
     def tell(self, place: str) -> dict[int, str]:
         def ask() -> dict[int, str]:
             self._store.set(f"at/{self.rank}", place)
-            others = {peer: f"at/{peer}" for peer in range(self.world) if peer != self.rank}
+            # a few in turn: all of them twice a second would be W squared requests
+            asked = range(self._asked, self._asked + min(ASKED_AT_ONCE, self.world - 1))
+            self._asked = asked.stop
+            others = {
+                peer: f"at/{peer}" for peer in ((self.rank + 1 + k % (self.world - 1)) % self.world for k in asked)
+            }
             return {peer: self._read(key) for peer, key in others.items() if self._store.check([key])}
 
         with underway:
@@ -286,6 +291,8 @@ PROBE_EVERY = 0.25
 """Seconds between two looks at the connections of ranks that are missed."""
 NOTES_WAIT = 0.5
 """Seconds for the others to notice that we closed, and to write down what they saw."""
+ASKED_AT_ONCE = 16
+"""Peers whose place a look asks for."""
 STORE_GRACE = 1.0
 """Seconds for a few words with the store. Where its host is stopped it never answers, and it knows no timeout."""
 

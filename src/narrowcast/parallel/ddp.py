@@ -71,8 +71,8 @@ class DDPState:
         self.min_values, self.seed, self.step = min_values, model_seed(seed, self.group), 0
         self.parameters = {name: p for name, p in ddp_layout.reduced(model) if p.requires_grad}
         # those that are frozen now, too: DDP reduces what was trainable when it was made
-        self._all = dict(ddp_layout.reduced(model))
-        self.names = {id(p): name for name, p in self._all.items()}
+        self.reduced = dict(ddp_layout.reduced(model))
+        self.names = {id(p): name for name, p in self.reduced.items()}
         self._ignored = ddp_layout.ignored(model)
         self._sparse = _with_sparse_gradients(model.module)
         self.channel = Channel(TorchTransport(self.group))
@@ -104,7 +104,7 @@ class DDPState:
                 raise ValueError(f"attach: {name} has {codec}; error feedback goes with {allowed}, not with {chosen}")
 
     def _new_memory(self, scaler: torch.amp.GradScaler | None) -> Memory:
-        parameters = self._all
+        parameters = self.reduced
         discarded = None if self._unused is None else self._unused.discarded
         return Memory(self.channel.world, scaling.scaling(scaler, lambda: parameters), discarded=discarded)
 
@@ -126,7 +126,7 @@ class DDPState:
         return policy.choose(self.policy, self._info(name), self.step, self.min_values)
 
     def _info(self, name: str) -> policy.TensorInfo:
-        parameter = self._all[name]
+        parameter = self.reduced[name]
         return policy.TensorInfo(name, tuple(parameter.shape), parameter.dtype)
 
     def rows(self) -> list[Row]:

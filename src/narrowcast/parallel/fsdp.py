@@ -282,7 +282,7 @@ class FSDPState:
         x = torch.cat([mine.get(_key(row, tensor.name), nothing).cpu() for row in range(world)])
         total = torch.empty(part)
         plan = Rows(world, [part], [codec_named("fp32")], x.dtype)
-        signature = {"call": "residuals", "tensor": tensor.name, "length": part}
+        signature = {"call": "state_dict", "tensor": tensor.name, "length": part}
 
         def job(exchange: Exchange) -> None:
             total.copy_(reduce_scatter(plan, exchange, x, Reduction(divide=float(world))))
@@ -290,7 +290,7 @@ class FSDPState:
         self.channel.submit(signature, job).wait()
         if self.replicas is not None:
             total += between.get(tensor.name, nothing).cpu() / unit.gain
-            all_reduce(total, "fp32", dist.ReduceOp.AVG, channel=self.replicas)
+            all_reduce(total, "fp32", dist.ReduceOp.AVG, channel=self.replicas.called("state_dict"))
         return total
 
     def load(self, state: Mapping[str, Tensor]) -> None:

@@ -76,7 +76,11 @@ class _Comm:
     def _signature(self, call: str, plan: rows.Rows, names: Sequence[str], **more: object) -> dict[str, object]:
         dtype = str(plan.dtype).removeprefix("torch.")
         specs = [str(codec) for codec in plan.codecs]
-        common = {"version": agreement.VERSION, "call": f"FSDP {call} of {self.unit.name or 'the root module'}"}
+        common: dict[str, object] = {
+            "version": agreement.VERSION,
+            "seed": self.state.seed if any(codec.stochastic for codec in plan.codecs) else None,
+        }
+        common |= {"call": f"FSDP {call} of {self.unit.name or 'the root module'}"}
         return {**common, "dtype": dtype, "tensors": names, "lengths": plan.lengths, "specs": specs, **more}
 
     def _count(

@@ -19,7 +19,7 @@ GONE = "handle: its model is gone, and with it what error feedback kept; stats()
 
 
 class ShardedHandle(Handle):
-    """What `attach` returns for a model that `fully_shard` was called on. It does not keep the model alive."""
+    """What `attach` returns for a model that `fully_shard` was called on. It holds the model only once detached."""
 
     def __init__(self, state: fsdp.FSDPState) -> None:
         self._state_of_model, self._stats = weakref.ref(state), state.stats
@@ -89,7 +89,7 @@ class ShardedHandle(Handle):
         self._sharded.load(state)
 
     def detach(self) -> None:
-        """Back to FSDP's own collectives. The state, which the model had, is now the handle's."""
+        """Back to FSDP's own collectives. The state that the model had is now the handle's, and with it the model."""
         self._detached = self._state_of_model()
         if self._detached is not None:
             self._detached.close()

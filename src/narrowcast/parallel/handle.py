@@ -144,7 +144,7 @@ class Handle:
         owed = self._state.memory.by_parameter()
         mean = {
             name: strides.like(owed[name], p).to(p.device, copy=True, memory_format=torch.contiguous_format)
-            for name, p in self._state.parameters.items()
+            for name, p in self._state.reduced.items()
             if name in owed
         }
         all_reduce(list(mean.values()), "fp32", dist.ReduceOp.AVG, channel=self._state.channel.called("state_dict"))
@@ -152,14 +152,14 @@ class Handle:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take over what a checkpoint owes."""
-        unknown = sorted(set(state) - set(self._state.parameters))
+        known = self._state.reduced
+        unknown = sorted(set(state) - set(known))
         if unknown:
             raise ValueError(f"load_state_dict: the model has no parameter {unknown[0]!r}; load the model's own state")
         for name, owed in state.items():
-            if owed.shape != self._state.parameters[name].shape:
-                shape = tuple(self._state.parameters[name].shape)
+            if owed.shape != known[name].shape:
+                shape = tuple(known[name].shape)
                 raise ValueError(f"load_state_dict: {name} has shape {shape}, the state for it {tuple(owed.shape)}")
-        known = self._state.parameters
         self._state.memory.load({name: strides.flat(owed, known[name]) for name, owed in state.items()})
 
     def detach(self) -> None:

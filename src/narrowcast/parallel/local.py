@@ -223,7 +223,7 @@ class LocalSGD:
         mean = {
             name: owed.get(name, torch.zeros(a.numel())).to(a.device, copy=True) for name, a in self._anchors.items()
         }
-        all_reduce(list(mean.values()), "fp32", dist.ReduceOp.AVG, channel=self._channel)
+        all_reduce(list(mean.values()), "fp32", dist.ReduceOp.AVG, channel=self._channel.called("state_dict"))
         counters = {"steps": self.steps, "exchanges": self.exchanges}
         return local_state.saved(self._parameters, self._anchors, mean, self._outer, counters)
 

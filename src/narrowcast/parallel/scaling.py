@@ -35,14 +35,10 @@ class Scaling:
         self._told: set[int] = set()
         """The optimizers of the record whose step was settled before the last backward pass."""
         self.begin()
-        heard = weakref.WeakMethod(self._hear)
-
-        def hear(optimizer: torch.optim.Optimizer, *_: object) -> None:
-            method = heard()
-            if method is not None:
-                method(optimizer)
-
-        weakref.finalize(self, register_optimizer_step_post_hook(hear).remove)
+        # one hook for all, which stays: to remove one while torch goes through them is an error in somebody's step
+        if not _HOOKS:
+            _HOOKS.append(register_optimizer_step_post_hook(_hear_all))
+        _LISTENING.add(self)
 
     def _hear(self, optimizer: torch.optim.Optimizer) -> None:
         self._known[id(optimizer)] = weakref.ref(optimizer)
@@ -75,6 +71,15 @@ class Scaling:
                 return []
             self._known[number] = weakref.ref(optimizer)
         return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+_LISTENING: weakref.WeakSet[Scaling] = weakref.WeakSet()
+_HOOKS: list[Any] = []
+
+
+def _hear_all(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for one in list(_LISTENING):
+        one._hear(optimizer)
 
 
 def scaling(scaler: torch.amp.GradScaler | None, parameters: Parameters) -> Scaling | None:

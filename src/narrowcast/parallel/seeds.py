@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 
 import torch.distributed as dist
 
-_MADE: Counter[str] = Counter()
+_MADE: weakref.WeakKeyDictionary[object, Counter[str]] = weakref.WeakKeyDictionary()
+"""By the default group: ranks that join a new one, some of them in new processes, begin to count together."""
+
+
+class _Nobody:
+    """What is counted by without a group."""
+
+
+_ALONE = _Nobody()
 
 
 def seed_of(key: str) -> int:
@@ -17,9 +26,10 @@ def seed_of(key: str) -> int:
 
 
 def made_before(key: str) -> int:
-    """How many times this process has asked for a key before. Ranks that ask in the same order count alike."""
-    _MADE[key] += 1
-    return _MADE[key] - 1
+    """How often a key was asked for since the default group was made. Ranks that ask in one order count alike."""
+    made = _MADE.setdefault((dist.is_initialized() and dist.group.WORLD) or _ALONE, Counter())
+    made[key] += 1
+    return made[key] - 1
 
 
 def default_group() -> dist.ProcessGroup:

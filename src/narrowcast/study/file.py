@@ -178,7 +178,7 @@ class _Reader:
             source=self.document.name,
             grids=grids,
             about=self._text("about", values.get("about", "")),
-            margin=self._number("margin", values.get("margin", 1.0), 0.0),
+            margin=self._number("margin", values.get("margin", 1.0), 0.0, 100.0),
             primary=primary,
             baseline=baseline,
             targets=self._targets(values.get("targets", {}), grids),
@@ -348,7 +348,7 @@ class _Reader:
             self._fail("targets", "write [targets], and below it a line for each data set: digits = 95.0")
         data = list(dict.fromkeys(name for grid in grids for name in grid.data))
         self._known(table, "targets", data, "among this study's data")
-        return {key: self._number(f"targets.{key}", value, 0.0) for key, value in table.items()}
+        return {key: self._number(f"targets.{key}", value, 0.0, 100.0) for key, value in table.items()}
 
     def _kinds(self, value: Any, path: str) -> list[str]:
         listed = value if isinstance(value, list) else [value]
@@ -384,9 +384,11 @@ class _Reader:
             self._fail(path, f"must be a whole number, {most:,} or less; got {value:,}")
         return int(value)
 
-    def _number(self, path: str, value: Any, above: float) -> float:
+    def _number(self, path: str, value: Any, above: float, most: float = toml.LARGEST) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > above or value == float("inf"):
             self._fail(path, f"must be a number above {above:g}; got {brief(value)}")
+        if value > most:
+            self._fail(path, f"must be a number up to {most:g}; got {brief(value)}")
         return float(value)
 
 

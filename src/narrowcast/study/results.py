@@ -98,7 +98,11 @@ class Results:
     def append(self, **facts: Any) -> Line:
         """Write one line; it is on the disk when this returns."""
         line: Line = {"schema": SCHEMA, **facts}
-        self._file.write(json.dumps(_plain(line), allow_nan=False).encode() + b"\n")
+        plain = _plain(line)
+        if (wrong := schema.wrong(plain)) is not None:  # a line that cannot be read would take all others with it
+            name, words = wrong
+            raise ResultsError(f"{self.path}: {name} must be {words}, got {brief(plain[name])}; nothing was written")
+        self._file.write(json.dumps(plain, allow_nan=False).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
         self.lines.append(line)

@@ -80,13 +80,15 @@ def rows_of(fields: Mapping[str, Check], needed: tuple[str, ...] = ()) -> Check:
 TEXT = Check("a string", lambda value: isinstance(value, str))
 SCALAR = Check("a string or a number", lambda value: TEXT.holds(value) or _is_number(value, -MOST, MOST))
 TIME, POINTS, REAL = number(LEAST, MOST), number(0, 100), number(-MOST, MOST)
+ANY = number(-1.7e308, 1.7e308)
+"""What a training that diverges has, too."""
 COUNT, AMOUNT, PART = whole(0), number(0, MOST_COUNT), number(0, 1)
 
 EVERY = {"kind": TEXT, "case": TEXT}
 SESSION = {
     **dict.fromkeys(("study", "text", "started", "launcher", "commit", "primary", "baseline"), TEXT),
     **dict.fromkeys(("machine", "versions"), table_of(SCALAR)),
-    "margin": number(LEAST, 100),
+    "margin": POINTS,
     "targets": table_of(POINTS),
 }
 CASE = {
@@ -110,12 +112,12 @@ TIMES = {
     "bytes": table_of(AMOUNT),
     "dollars_per_epoch": TIME,
 }
-POINT = {"epoch": number(0, MOST), "accuracy": POINTS, "loss": REAL}
-LAYER = {"name": TEXT, "values": COUNT, **dict.fromkeys(("bias", "snr_db", "flushed", "saturated"), REAL)}
+POINT = {"epoch": number(0, MOST), "accuracy": POINTS, "loss": ANY}
+LAYER = {"name": TEXT, "values": COUNT, **dict.fromkeys(("bias", "snr_db", "flushed", "saturated"), ANY)}
 ACCURACY = {
     "seed": whole(0, 1 << 63),
     "accuracy": POINTS,
-    "loss": REAL,
+    "loss": ANY,
     "epochs": number(0, MOST),
     "steps_per_epoch": COUNT,
     "curve": rows_of(POINT, ("epoch",)),

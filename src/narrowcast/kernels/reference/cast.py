@@ -54,7 +54,7 @@ def encode(plan: CastPlan, x: Tensor, wire: Tensor, noise: Noise = NO_NOISE, sca
 def decode(plan: CastPlan, wire: Tensor, n: int, out: Tensor, accumulate: bool = False) -> None:
     """See `kernels.ops.decode`."""
     aligned = wire if wire.data_ptr() % plan.dtype.itemsize == 0 else wire.clone()
-    value = aligned.view(plan.dtype)
+    value = with_one_nan_(aligned.view(plan.dtype).clone())
     if accumulate:
         value = plus(out.float(), value.float())
     put(out, saturating(value, out.dtype))
