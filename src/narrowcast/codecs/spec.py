@@ -64,9 +64,8 @@ def parse(text: str) -> Spec:
     names = match["options"].split("+")[1:]
     for name in names:
         if name not in OPTIONS:
-            raise ValueError(
-                f"codec spec {text!r}: unknown option +{repr(name)[1:-1]}; options: {', '.join('+' + o for o in OPTIONS)}"
-            )
+            known = ", ".join(f"+{option}" for option in OPTIONS)
+            raise ValueError(f"codec spec {text!r}: unknown option +{repr(name)[1:-1]}; options: {known}")
     if len(set(names)) < len(names):
         raise ValueError(f"codec spec {text!r}: an option is written twice; write each once")
     return Spec(text, match["head"], _block(text, match["block"]), _scale(text, match["scale"]), frozenset(names))
