@@ -5,10 +5,8 @@ from __future__ import annotations
 from fuzz import files, notes, results, specs, wires
 from fuzz.base import Kind
 
-from narrowcast.collectives.agreement import Failure
-
 # notes are read where there is a reader for them
-READ = (notes.KIND,) if hasattr(Failure, "read") else ()
+READ = (notes.KIND,)
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (wires.KIND, specs.KIND, *files.KINDS, results.KIND, *READ)}
 
 

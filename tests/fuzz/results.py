@@ -94,7 +94,8 @@ def make(source: Random) -> tuple[str, str]:
         for key in path[:-1]:
             inner = inner[key]
         try:
-            inner[path[-1]] = source.choice(ODD + EVIL)
+            # a copy: a later change may go inside of it
+            inner[path[-1]] = copy.deepcopy(source.choice(ODD + EVIL))
         except (KeyError, IndexError, TypeError):  # an earlier change took the place away
             continue
     if source.random() < 0.2:

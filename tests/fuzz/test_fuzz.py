@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from fuzz.__main__ import faults
+from fuzz.__main__ import main as driver
 from fuzz.base import Kind
 from fuzz.registry import KINDS, shares
 
@@ -17,7 +17,6 @@ from narrowcast.cli import main
 
 SEED = 20260
 COUNTS = {"wires": 600, "specs": 600, "notes": 600, "results": 300}
-TESTS = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -45,11 +44,11 @@ def test_a_fault_is_shown_with_the_way_to_see_it_again() -> None:
     assert "--only numbers --seed 1 --first 2 --count 1" in found[2]
 
 
-def test_the_command_ends_with_a_summary() -> None:
-    words = [sys.executable, "-m", "fuzz", "--only", "specs", "--count", "20", "--seed", "3"]
-    done = subprocess.run(words, cwd=TESTS, capture_output=True, text=True, check=False, timeout=100)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^20 inputs, 0 faults, seed 3", done.stdout, re.M)
+def test_the_driver_ends_with_a_summary(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["fuzz", "--only", "specs", "--count", "20", "--seed", "3"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert driver() == 0
+    assert re.search(r"^20 inputs, 0 faults, seed 3", capsys.readouterr().out, re.M)
 
 
 MODEL = 'format = 1\nname = "m"\nbatch = 1\n[[layer]]\nname = "a"\ntensors = [9]\nmacs = {}\n'

@@ -14,7 +14,7 @@ from sanitize.__main__ import OPTIONS, run, runtime
 
 ROOT = Path(__file__).parents[2]
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-CALLS = 360
+CALLS = 180
 
 pytestmark = [
     pytest.mark.skipif(runtime() is None, reason="no C++ compiler here brings the address sanitizer"),
@@ -33,7 +33,9 @@ found, guard = codec("int8/16"), Guard()
 wire = guard.copy(found.encode(torch.ones(96)))
 out = guard.empty([96], torch.float32)
 with guard.closed():
-    native.decode(found.plan, wire, 96 + int(sys.argv[2]), out)
+    native.decode(found.plan, wire, 96, out)
+    print("as it should be", flush=True)
+    native.decode(found.plan, wire, 97, out)
 """
 
 
@@ -57,9 +59,10 @@ def test_no_kernel_leaves_its_buffers_or_what_the_language_defines(
     assert re.search(rf"^{CALLS} calls, 0 faults, seed 2", done.stdout, re.M)
 
 
-@pytest.mark.parametrize("more", [0, 1, 16])
-def test_a_kernel_that_goes_one_value_too_far_is_stopped(library: Path, more: int) -> None:
+def test_a_kernel_that_goes_one_value_too_far_is_stopped(library: Path) -> None:
     env = {**os.environ, **OPTIONS, "LD_PRELOAD": str(runtime()), "PYTHONPATH": str(ROOT / "tests")}
-    call = [sys.executable, "-c", TOO_FAR, str(library), str(more)]
+    call = [sys.executable, "-c", TOO_FAR, str(library)]
     done = subprocess.run(call, env=env, capture_output=True, text=True, check=False)
-    assert (done.returncode != 0, "AddressSanitizer" in done.stderr) == (more > 0, more > 0), done.stderr
+    assert "as it should be" in done.stdout, done.stderr
+    assert done.returncode != 0
+    assert "AddressSanitizer" in done.stderr
