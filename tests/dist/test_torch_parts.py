@@ -137,9 +137,10 @@ def test_each_part_of_hsdp_that_is_missing_is_named_before_anything_is_sent(pool
 
 
 def ddp_parts(group: dist.ProcessGroup) -> tuple[list[tuple[str, str, int]], list[tuple[str, str, int]]]:
-    plain, mixed = wrapped(group), in_bf16(group)
+    plain, loose, mixed = wrapped(group), wrapped(group, find_unused_parameters=True), in_bf16(group)
     found = attempts(torch, private.AUTOGRAD, lambda: nc.attach(plain, "int8/256"))
     found += attempts(plain, (*ddp_torch.JOIN, *ddp_torch.HOOKS), lambda: nc.attach(plain, "int8/256"))
+    found += attempts(loose, ddp_torch.UNUSED[:1], lambda: nc.attach(loose, "int8/256"))
     found += attempts(mixed, ddp_torch.MIXED, lambda: nc.attach(mixed, "int8/256"))
     (_, state), *_ = mixed._comm_hooks
     found += attempts(state, ddp_torch.MIXED_STATE, lambda: nc.attach(mixed, "int8/256"))
@@ -197,13 +198,13 @@ LISTED = {
     for parts in (
         private.AUTOGRAD,
         *(getattr(fsdp_torch, kind) for kind in ("TORCH", "MODULE", "STATE", "GROUP", "PARAMETER", "GRADIENT_TYPE")),
-        *(getattr(ddp_torch, kind) for kind in ("JOIN", "JOINED", "HOOKS", "MIXED", "MIXED_STATE")),
+        *(getattr(ddp_torch, kind) for kind in ("JOIN", "JOINED", "HOOKS", "UNUSED", "MIXED", "MIXED_STATE")),
     )
     for part in parts
     for name in re.split(r"[.|]", part)
 }
 KNOWN_ELSEWHERE = {"_per_optimizer_states", "_local_tensor", "_subclasses"}
-"""A DTensor's, which torch's own parallel styles use so; fake tensors, which have no public name."""
+"""A scaler's, looked for where one is given; a DTensor's, as torch's parallel styles use it; fake tensors."""
 
 
 def defined(tree: ast.AST) -> Iterator[str]:

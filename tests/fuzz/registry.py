@@ -5,9 +5,7 @@ from __future__ import annotations
 from fuzz import files, notes, results, specs, wires
 from fuzz.base import Kind
 
-# notes are read where there is a reader for them
-READ = (notes.KIND,)
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (wires.KIND, specs.KIND, *files.KINDS, results.KIND, *READ)}
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (wires.KIND, specs.KIND, *files.KINDS, results.KIND, notes.KIND)}
 
 
 def shares(count: int) -> dict[str, int]:
