@@ -19,12 +19,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from narrowcast_research.dettmers import SubBatchMLP
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import narrowcast as nc
-from narrowcast.parallel.dettmers import SubBatchMLP
 from narrowcast.parallel.wires import stats
 
 DATA = Path("/usr/share/datasets/fashion-mnist")

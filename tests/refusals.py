@@ -22,7 +22,7 @@ from narrowcast.codecs import all_specs
 from narrowcast.formats.codebooks import dynamic_map
 from narrowcast.kernels import native
 from narrowcast.parallel.policy import Schedule, TensorInfo, choose
-from narrowcast.study.statistics import Interval
+from narrowcast.study.analysis.statistics import Interval
 
 Action = Callable[[], object]
 X = torch.linspace(-3, 3, 4096)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from narrowcast_research.bench import dettmers2016
 
 from narrowcast import cli
-from narrowcast.bench import dettmers2016
 from narrowcast.codecs import all_specs
 from narrowcast.console import emit
 from narrowcast.formats import all_formats

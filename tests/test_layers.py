@@ -158,7 +158,7 @@ def test_a_wrong_import_is_caught(tmp_path: Path, path: str, text: str, word: st
         ("bench/good.py", "def f():\n    import numpy"),
         ("study/good.py", "from narrowcast import predict\nfrom ..parallel import attach"),
         ("__init__.py", "from .codecs import codec\nfrom . import study"),
-        ("cli.py", "import rich\nimport typer\nimport narrowcast as nc"),
+        ("cli/__init__.py", "import rich\nimport typer\nimport narrowcast as nc"),
     ],
 )
 def test_a_right_import_is_let_through(tmp_path: Path, path: str, text: str) -> None:

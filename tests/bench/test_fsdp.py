@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from narrowcast_research.bench import fsdp_curves, fsdp_curves_worker
 
-from narrowcast.bench import fsdp, fsdp_curves, fsdp_curves_worker, fsdp_worker
+from narrowcast.bench import fsdp, fsdp_worker
 from narrowcast.bench.transformer import Transformer, batch, text
 
 

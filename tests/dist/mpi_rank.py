@@ -12,8 +12,8 @@ from dist.mpi_cases import CASES, inputs
 from mpi4py import MPI
 
 import narrowcast as nc
-from narrowcast.collectives.agreement import DisagreementError
-from narrowcast.collectives.mpi import mpi_channel
+from narrowcast.collectives.runtime.agreement import DisagreementError
+from narrowcast.collectives.transports.mpi import mpi_channel
 
 
 def main() -> None:

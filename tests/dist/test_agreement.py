@@ -18,11 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import narrowcast as nc
-from narrowcast.collectives import agreement, lookout
-from narrowcast.collectives.agreement import DisagreementError, Failure
-from narrowcast.collectives.channel import channel_of
-from narrowcast.collectives.lookout import PATIENCE, Begun
-from narrowcast.collectives.transport import TransportError
+from narrowcast.collectives.runtime import agreement
+from narrowcast.collectives.runtime import watchdog
+from narrowcast.collectives.runtime.agreement import DisagreementError, Failure
+from narrowcast.collectives.runtime.channel import channel_of
+from narrowcast.collectives.runtime.watchdog import PATIENCE, Begun
+from narrowcast.collectives.transports.torch import TransportError
 
 TIMEOUT = 3.0
 
@@ -273,7 +274,7 @@ def late(group: dist.ProcessGroup) -> float:
     odd, x = dist.get_rank(group) == 1, torch.ones(50)
     for size in (20 if odd else 30, 50, 50):
         if odd:
-            time.sleep(PATIENCE + 3 * lookout.EVERY)
+            time.sleep(PATIENCE + 3 * watchdog.EVERY)
         with contextlib.suppress(DisagreementError):
             nc.all_reduce(x[:size], "fp32", group=group)
     return float(x[0])
@@ -327,7 +328,7 @@ PLACES = {
 def test_who_waits_for_long_parts_with_ranks_in_other_calls_and_with_no_others(where: str) -> None:
     texts, places, told = PLACES[where]
     channel = Told(texts, places, over=max(texts) - 1)
-    lookout.look(channel)
+    watchdog.look(channel)
     assert [(place.call, place.text) for place in channel.left] == [(max(texts), texts[max(texts)])]
     assert (channel.parted is None) == (told is None)
     assert told is None or told in str(channel.parted)
@@ -335,9 +336,9 @@ def test_who_waits_for_long_parts_with_ranks_in_other_calls_and_with_no_others(w
 
 def test_nobody_is_told_of_a_call_that_is_over_or_has_just_begun() -> None:
     channel = Told({1: A}, {1: (1, B)}, over=1)
-    lookout.look(channel)
+    watchdog.look(channel)
     channel.begun.append(Begun(2, A, threading.Event(), time.monotonic()))
-    lookout.look(channel)
+    watchdog.look(channel)
     assert channel.left == []
 
 

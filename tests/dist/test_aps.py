@@ -12,9 +12,9 @@ from torch import Tensor
 
 import narrowcast as nc
 from narrowcast.collectives.aps import agreed_scales
-from narrowcast.collectives.call import Call
-from narrowcast.collectives.exchange import Exchange
-from narrowcast.collectives.transport import TorchTransport
+from narrowcast.collectives.algorithms.context import Call
+from narrowcast.collectives.runtime.messages import Exchange
+from narrowcast.collectives.transports.torch import TorchTransport
 
 UPPER = {"e5m2+aps": 15, "e4m3+aps": 7, "e3m0+aps": 3}
 """papers.md 2.1: the upper exponent is 2 ** (e - 1) - 1."""

@@ -19,11 +19,11 @@ from dist.pool import Crew
 from torch import Tensor
 
 import narrowcast as nc
-from narrowcast.collectives import channel as channels
+from narrowcast.collectives.runtime import channel as channels
 from narrowcast.collectives import irecv
-from narrowcast.collectives.channel import BrokenChannelError, Channel, channel_of
-from narrowcast.collectives.exchange import Exchange
-from narrowcast.collectives.transport import TransportError
+from narrowcast.collectives.runtime.channel import BrokenChannelError, Channel, channel_of
+from narrowcast.collectives.runtime.messages import Exchange
+from narrowcast.collectives.transports.torch import TransportError
 from narrowcast.collectives.work import Work
 
 SOON, LONG = 0.2, timedelta(seconds=20)

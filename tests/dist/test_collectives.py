@@ -18,7 +18,7 @@ from torch import Tensor
 
 import narrowcast as nc
 from narrowcast.collectives import Residuals, Work, irecv, isend
-from narrowcast.collectives.channel import channel_of
+from narrowcast.collectives.runtime.channel import channel_of
 from narrowcast.simulate import World
 
 SPECS = ("as-is", "bf16", "int8/32", "int8", "e5m2+aps", "int4/16+sr", "nvfp4", "mxfp8", "uint8/16", "sign/32")

@@ -19,8 +19,8 @@ from dist.models import error_of, loss, wrapped
 from dist.pool import Crew
 
 import narrowcast as nc
-from narrowcast.collectives.coder import Coder
-from narrowcast.collectives.transport import TransportError, bounded
+from narrowcast.collectives.segments import Coder
+from narrowcast.collectives.transports.torch import TransportError, bounded
 from narrowcast.lab import Lab, LabError, Line
 from narrowcast.lab.lab import check_machine
 

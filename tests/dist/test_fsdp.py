@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 import narrowcast as nc
 from narrowcast.parallel import TensorInfo, policy
-from narrowcast.parallel import rows as messages
-from narrowcast.parallel.fsdp_torch import param_groups
+from narrowcast.parallel.fsdp import sharded_rows as messages
+from narrowcast.parallel.fsdp.torch_parts import param_groups
 
 STEPS = 3
 

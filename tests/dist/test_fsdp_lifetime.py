@@ -17,7 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import narrowcast as nc
-from narrowcast.parallel import fsdp_handle, stale
+from narrowcast.parallel.fsdp import handle
+from narrowcast.parallel.fsdp import optimizer_check
 
 
 def resources() -> tuple[int, int]:
@@ -56,7 +57,7 @@ def dropped(group: dist.ProcessGroup, replicas: int, steps: int) -> list[str]:
     gc.collect()
     assert [model() for model, _ in kept] == [None] * 3
     assert grown_since(before) == []
-    assert len(stale._watched) == 0
+    assert len(optimizer_check._watched) == 0
     for _, handle in kept:
         assert handle.step == steps and handle.stats()["calls"] == handle.stats()["gradient_calls"] + sum(
             handle.stats()[f"{role}_calls"] for role in ("parameter", "between")
@@ -99,7 +100,7 @@ def side_by_side(group: dist.ProcessGroup, count: int, foreign: bool) -> int:
         torch.optim.SGD(model.parameters(), lr=0.1).step()
     if hook is not None:
         hook.remove()
-    found = len(stale._watched)
+    found = len(optimizer_check._watched)
     for handle in handles:
         handle.detach()
     assert len(others) == (count if foreign else 0)

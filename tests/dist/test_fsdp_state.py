@@ -21,9 +21,9 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import narrowcast as nc
-from narrowcast.collectives.coder import Coder
+from narrowcast.collectives.segments import Coder
 from narrowcast.kernels.noise import Noise
-from narrowcast.parallel import fsdp_comm
+from narrowcast.parallel.fsdp import comm
 
 # ---- error feedback --------------------------------------------------------------------------------------------------
 
@@ -421,15 +421,15 @@ def failing_between(group: dist.ProcessGroup, how: str) -> str:
     # with parameters of our own, so that nobody waits in an all-gather of FSDP's
     handle = nc.attach(model, "as-is", between=failing, parameters="as-is" if how == "breaks" else None, min_values=1)
     loss(model, rank, 0).backward()
-    original = fsdp_comm.all_reduce
+    original = comm.all_reduce
     try:
-        fsdp_comm.all_reduce = broken if how == "breaks" and rank == 5 else original
+        comm.all_reduce = broken if how == "breaks" and rank == 5 else original
         found = error_of(lambda: loss(model, rank, 1).backward())
         # nobody hears of it by a connection that is closed here
         dist.barrier(group)
         return found
     finally:
-        fsdp_comm.all_reduce = original
+        comm.all_reduce = original
         handle.detach()
 
 

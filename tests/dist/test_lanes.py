@@ -12,8 +12,8 @@ from gpu import late_cases as cases
 from gpu.late_ranks import run
 from torch import Tensor
 
-from narrowcast.collectives import two_shot
-from narrowcast.collectives.lane import Way
+from narrowcast.collectives.algorithms import two_shot
+from narrowcast.collectives.runtime.streams import Way
 
 CPU = torch.device("cpu")
 N = 6003

@@ -205,8 +205,8 @@ def test_a_model_that_is_dropped_goes_with_its_threads_and_files() -> None:
 
 def dropped_elsewhere(group: dist.ProcessGroup) -> list[str]:
     """The last reference goes in a thread of the model's own channel; what that had to send arrives."""
-    from narrowcast.collectives.channel import Channel
-    from narrowcast.collectives.transport import TorchTransport
+    from narrowcast.collectives.runtime.channel import Channel
+    from narrowcast.collectives.transports.torch import TorchTransport
 
     x, seen = torch.ones(10), list[str]()
     channel: Channel | None = Channel(TorchTransport(group))

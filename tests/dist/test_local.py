@@ -18,7 +18,7 @@ from dist.shards import full, replicated_mesh, sharded
 from torch import Tensor, nn
 
 import narrowcast as nc
-from narrowcast.parallel.local import nesterov
+from narrowcast.parallel.local_sgd.local_sgd import nesterov
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "local_sgd.py"
 

@@ -21,7 +21,8 @@ from narrowcast.parallel import tensor
 from narrowcast.parallel.expert import MoE
 from narrowcast.parallel.pipeline import Boundary
 from narrowcast.parallel.wires import Wires
-from narrowcast.simulate import World, optim, train
+from narrowcast.simulate import World, train
+from narrowcast.simulate.precision import optim
 
 BLOCKS, WHOLE = "int4/64+sr", "int4+sr"
 """A codec with blocks, and one with a scale for each tensor, of which biases have few values."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import narrowcast as nc
-from narrowcast.parallel.integrations.owed import Owed
+from narrowcast.parallel.integrations.residuals import Owed
 
 State = dict[str, Tensor]
 

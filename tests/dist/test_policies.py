@@ -12,7 +12,8 @@ from dist.pool import Pool
 from torch import nn
 
 import narrowcast as nc
-from narrowcast.parallel import Assignment, AutoScale, GradientDiversity, TensorInfo
+from narrowcast.parallel import TensorInfo
+from narrowcast_research.policies import Assignment, AutoScale, GradientDiversity
 
 STEPS = 6
 LOUD = 1e4

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import narrowcast as nc
-from narrowcast.parallel import strides
+from narrowcast.parallel.ddp import strides
 from narrowcast.simulate import Batches, World, train
-from narrowcast.simulate.train_batches import seed_of
+from narrowcast.simulate.training.batches import seed_of
 
 STEPS, BATCH, SEED, MIN_VALUES = 6, 24, 5, 50
 CAP_MB = 0.02

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import narrowcast as nc
 from narrowcast.parallel import wires
-from narrowcast.parallel.dettmers import SubBatchMLP
+from narrowcast_research.dettmers import SubBatchMLP
 
 SIZES, ROWS = [12, 20, 16, 10], 8
 EXAMPLE = Path(__file__).parents[2] / "examples" / "dettmers_fashion_mnist.py"

@@ -22,8 +22,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 import narrowcast as nc
-from narrowcast.collectives import channel
-from narrowcast.parallel import ddp_torch, fsdp_comm, fsdp_torch, private
+from narrowcast.collectives.runtime import channel
+from narrowcast.parallel import private
+from narrowcast.parallel.ddp import torch_parts as ddp_parts
+from narrowcast.parallel.fsdp import comm as fsdp_comm
+from narrowcast.parallel.fsdp import torch_parts as fsdp_parts
 
 SENTENCE = re.compile(
     r"RuntimeError: attach: this torch \(\S+\) keeps (.+)'s (\S+) elsewhere than 2\.11 to 2\.\d+ do; use one of those, or "
@@ -96,17 +99,17 @@ def sharded_parts(group: dist.ProcessGroup) -> list[tuple[str, str, int]]:
         nc.attach(model, "int8/256")
 
     state = model._get_fsdp_state()
-    raw = fsdp_torch._param_groups(model[0])[0]
+    raw = fsdp_parts._param_groups(model[0])[0]
     parameter = raw.fsdp_params[0]
-    newer = fsdp_torch.GRADIENT_TYPE if fsdp_torch._has_gradient_type(parameter) else ()
-    found = attempts(torch, fsdp_torch.TORCH, attach)
-    found += attempts(model, fsdp_torch.MODULE, attach)
-    found += attempts(state, fsdp_torch.STATE[1:], attach)
-    either = [name for name in fsdp_torch.STATE[0].split("|") if hasattr(state, name)]
-    found += [(fsdp_torch.STATE[0].partition("|")[0], *rest) for _, *rest in attempts(state, (either[0],), attach)]
-    found += attempts(raw, (*fsdp_torch.GROUP, *fsdp_torch.SHARDED), attach)
-    found += attempts(parameter, (*fsdp_torch.PARAMETER, *newer), attach)
-    found += attempts(type(parameter), fsdp_torch.LATER, attach)
+    newer = fsdp_parts.GRADIENT_TYPE if fsdp_parts._has_gradient_type(parameter) else ()
+    found = attempts(torch, fsdp_parts.TORCH, attach)
+    found += attempts(model, fsdp_parts.MODULE, attach)
+    found += attempts(state, fsdp_parts.STATE[1:], attach)
+    either = [name for name in fsdp_parts.STATE[0].split("|") if hasattr(state, name)]
+    found += [(fsdp_parts.STATE[0].partition("|")[0], *rest) for _, *rest in attempts(state, (either[0],), attach)]
+    found += attempts(raw, (*fsdp_parts.GROUP, *fsdp_parts.SHARDED), attach)
+    found += attempts(parameter, (*fsdp_parts.PARAMETER, *newer), attach)
+    found += attempts(type(parameter), fsdp_parts.LATER, attach)
     nc.attach(model, "int8/256").detach()
     return found
 
@@ -114,7 +117,7 @@ def sharded_parts(group: dist.ProcessGroup) -> list[tuple[str, str, int]]:
 def test_each_part_of_fsdp2_that_is_missing_is_named_before_anything_is_sent(pool: Pool) -> None:
     for found in pool.run(2, sharded_parts):
         check(found)
-        listed = (fsdp_torch.GROUP, fsdp_torch.SHARDED, fsdp_torch.PARAMETER, fsdp_torch.STATE, fsdp_torch.LATER)
+        listed = (fsdp_parts.GROUP, fsdp_parts.SHARDED, fsdp_parts.PARAMETER, fsdp_parts.STATE, fsdp_parts.LATER)
         assert len(found) >= sum(map(len, listed))
 
 
@@ -127,8 +130,8 @@ def check(found: list[tuple[str, str, int]]) -> None:
 
 def replicated_parts(group: dist.ProcessGroup) -> list[tuple[str, str, int]]:
     model = sharded(replicated_mesh(2, 4))
-    raw = fsdp_torch._param_groups(model[0])[0]
-    return attempts(raw, fsdp_torch.REPLICATED, lambda: nc.attach(model, "int8/256"))
+    raw = fsdp_parts._param_groups(model[0])[0]
+    return attempts(raw, fsdp_parts.REPLICATED, lambda: nc.attach(model, "int8/256"))
 
 
 def test_each_part_of_hsdp_that_is_missing_is_named_before_anything_is_sent(pool: Pool) -> None:
@@ -139,14 +142,14 @@ def test_each_part_of_hsdp_that_is_missing_is_named_before_anything_is_sent(pool
 def ddp_parts(group: dist.ProcessGroup) -> tuple[list[tuple[str, str, int]], list[tuple[str, str, int]]]:
     plain, loose, mixed = wrapped(group), wrapped(group, find_unused_parameters=True), in_bf16(group)
     found = attempts(torch, private.AUTOGRAD, lambda: nc.attach(plain, "int8/256"))
-    found += attempts(plain, (*ddp_torch.JOIN, *ddp_torch.HOOKS), lambda: nc.attach(plain, "int8/256"))
-    found += attempts(loose, ddp_torch.UNUSED[:1], lambda: nc.attach(loose, "int8/256"))
-    found += attempts(mixed, ddp_torch.MIXED, lambda: nc.attach(mixed, "int8/256"))
+    found += attempts(plain, (*ddp_parts.JOIN, *ddp_parts.HOOKS), lambda: nc.attach(plain, "int8/256"))
+    found += attempts(loose, ddp_parts.UNUSED[:1], lambda: nc.attach(loose, "int8/256"))
+    found += attempts(mixed, ddp_parts.MIXED, lambda: nc.attach(mixed, "int8/256"))
     (_, state), *_ = mixed._comm_hooks
-    found += attempts(state, ddp_torch.MIXED_STATE, lambda: nc.attach(mixed, "int8/256"))
+    found += attempts(state, ddp_parts.MIXED_STATE, lambda: nc.attach(mixed, "int8/256"))
     for model in (plain, mixed):
         nc.attach(model, "int8/256").detach()
-    return found, attempts(plain, ddp_torch.JOIN, lambda: nc.DDPState(plain, "int8/256"))
+    return found, attempts(plain, ddp_parts.JOIN, lambda: nc.DDPState(plain, "int8/256"))
 
 
 def test_each_part_of_ddp_that_is_missing_is_named_before_anything_is_sent(pool: Pool) -> None:
@@ -157,8 +160,8 @@ def test_each_part_of_ddp_that_is_missing_is_named_before_anything_is_sent(pool:
 
 def test_what_join_brings_is_looked_for_in_join() -> None:
     in_join = SimpleNamespace(_join_config=SimpleNamespace(enable=True))
-    for part in ddp_torch.JOINED:
-        check([(part, error_of(lambda: ddp_torch.divides_by_live_ranks(in_join)), 0)])
+    for part in ddp_parts.JOINED:
+        check([(part, error_of(lambda: ddp_parts.divides_by_live_ranks(in_join)), 0)])
 
 
 CLASSES = {
@@ -171,7 +174,7 @@ CLASSES = {
 @pytest.mark.parametrize("module, name", [(module, name) for module, names in CLASSES.items() for name in names])
 def test_a_class_of_fsdp2_that_is_missing_is_named(module: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(f"torch.distributed.fsdp._fully_shard.{module}.{name}")
-    spec = importlib.util.spec_from_file_location("fresh", fsdp_torch.__file__)
+    spec = importlib.util.spec_from_file_location("fresh", fsdp_parts.__file__)
     assert spec is not None and spec.loader is not None
     with pytest.raises(RuntimeError, match=f"keeps FSDP2's classes .*{name}.* elsewhere than 2.11 to"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
@@ -197,8 +200,8 @@ LISTED = {
     name
     for parts in (
         private.AUTOGRAD,
-        *(getattr(fsdp_torch, kind) for kind in ("TORCH", "MODULE", "STATE", "GROUP", "PARAMETER", "GRADIENT_TYPE")),
-        *(getattr(ddp_torch, kind) for kind in ("JOIN", "JOINED", "HOOKS", "UNUSED", "MIXED", "MIXED_STATE")),
+        *(getattr(fsdp_parts, kind) for kind in ("TORCH", "MODULE", "STATE", "GROUP", "PARAMETER", "GRADIENT_TYPE")),
+        *(getattr(ddp_parts, kind) for kind in ("JOIN", "JOINED", "HOOKS", "UNUSED", "MIXED", "MIXED_STATE")),
     )
     for part in parts
     for name in re.split(r"[.|]", part)
@@ -238,7 +241,7 @@ def test_whatever_private_part_of_torch_is_used_is_on_a_list() -> None:
     ours = {name for path in PARALLEL.parent.rglob("*.py") for name in defined(ast.parse(path.read_text()))}
     for path, tree in trees.items():
         fine = LISTED | KNOWN_ELSEWHERE | ours
-        if path.name == "fsdp_torch.py":
+        if path.name == "fsdp_parts.py":
             fine |= {"_fully_shard", *CLASSES}
         assert {name for name in reached_for(tree) if is_private(name)} <= fine, path.name
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from random import Random
 
 from fuzz.base import Kind, broken, one_line, require
+from narrowcast_research.validation import table
 
 import narrowcast
 from narrowcast import predict, study
 from narrowcast.predict import cluster, model, source, toml
 from narrowcast.predict.toml import FileError
-from narrowcast.predict.validation import table
 
 ROOT = Path(narrowcast.__file__).parent
 ONE_IN = 300

@@ -7,8 +7,8 @@ from random import Random
 
 from fuzz.base import VALUES, Kind, replaced, require
 
-from narrowcast.collectives import agreement
-from narrowcast.collectives.agreement import Failure
+from narrowcast.collectives.runtime import agreement
+from narrowcast.collectives.runtime.agreement import Failure
 
 KEYS = ("call", "text", "error", "own", "extra")
 ODD = (None, -1, 0, 1e308, 10**40, True, "", "x", "{}", "[]", "null", "\ud800", [], {}, [[1]], {"a": {}}, "{" * 3000)

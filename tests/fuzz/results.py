@@ -13,15 +13,15 @@ from random import Random
 from typing import Any
 
 from fuzz.base import Kind, one_line, replaced, require
+from narrowcast_research.insights import insights
 from study.report import made_up
 
-from narrowcast.study.findings import Findings
-from narrowcast.study.insights import insights
-from narrowcast.study.lines import usable_lines
+from narrowcast.study.analysis.findings import Findings
+from narrowcast.study.analysis.lines import usable_lines
+from narrowcast.study.analysis.verdict import verdict_text
 from narrowcast.study.report import write_report
 from narrowcast.study.report.export import rows
-from narrowcast.study.results import ResultsError
-from narrowcast.study.verdict import verdict_text
+from narrowcast.study.run.results import ResultsError
 
 JUDGED_IN, REPORTED_IN = 20, 2000
 """How many files are read for one that is judged, and for one of which a whole report is made."""

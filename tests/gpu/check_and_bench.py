@@ -34,7 +34,7 @@ import narrowcast as nc
 from narrowcast.bench import cuda as bench
 from narrowcast.codecs import Codec, all_specs
 from narrowcast.formats import all_formats
-from narrowcast.kernels import accelerator, composed, native, ops, reference
+from narrowcast.kernels import native, ops, reference, triton_loader, unfused
 from narrowcast.kernels.noise import Noise
 from narrowcast.kernels.plan import CastPlan, Plan
 from narrowcast.kernels.reference import cast
@@ -113,7 +113,7 @@ def check_owed(found: Found, plan: Plan | CastPlan, x: Tensor, unit: float) -> N
     n = x.numel()
     wanted, owed = like_wire(plan, n), 0.01 * normal(n, 9)
     got, kept = wanted.cuda(), owed.cuda()
-    composed.encode(oracle(plan), plan, x, wanted, Noise(7, 8, 128), None, owed, unit)
+    unfused.encode(oracle(plan), plan, x, wanted, Noise(7, 8, 128), None, owed, unit)
     ops.encode(plan, x.cuda(), got, Noise(7, 8, 128), None, kept, unit)
     if not isinstance(plan, CastPlan):
         found.same(got, wanted, f"wire with residual, unit {unit}")
@@ -131,7 +131,7 @@ def check_reduce(found: Found, plan: Plan | CastPlan, n: int, world: int, dtype:
     on_gpu = ops.aligned_rows(world, rows.shape[1], "cuda")
     on_gpu.copy_(rows)
     factors = (1.0, divide, 0.3 if divide != 1 else 1.0)
-    composed.reduce(oracle(plan), plan, rows.unbind(), n, wanted, Noise(1, 2, 0), None, owed, *factors, out)
+    unfused.reduce(oracle(plan), plan, rows.unbind(), n, wanted, Noise(1, 2, 0), None, owed, *factors, out)
     ops.reduce(plan, on_gpu, n, got, Noise(1, 2), None, kept, *factors, there)
     found.same(got, wanted, "reduce")
     found.same(kept, owed, "residual of reduce")
@@ -146,7 +146,7 @@ def check_wires(found: Found, plan: Plan) -> None:
         wanted = like_wire(plan, n)
         got, on_gpu = wanted.cuda(), ops.aligned_rows(8, rows.shape[1], "cuda")
         on_gpu.copy_(rows)
-        composed.reduce(reference, plan, rows.unbind(), n, wanted, Noise(0, 0, 0), None, None, 1.0, 1.0, 1.0, None)
+        unfused.reduce(reference, plan, rows.unbind(), n, wanted, Noise(0, 0, 0), None, None, 1.0, 1.0, 1.0, None)
         ops.reduce(plan, on_gpu, n, got)
         found.same(got, wanted, found.stage)
 
@@ -383,7 +383,7 @@ def against_torch(n: int) -> list[dict[str, Any]]:
 def all_checks(specs: list[str]) -> dict[str, list[str]]:
     """Faults by codec; and those of everything else under its own name."""
     faults: dict[str, list[str]] = {}
-    names = [fmt.name for fmt in all_formats() if accelerator.why_not_round(fmt, "nearest", "ieee") is None]
+    names = [fmt.name for fmt in all_formats() if triton_loader.why_not_round(fmt, "nearest", "ieee") is None]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(WORKERS, mp_context=context) as pool:
         jobs = [pool.submit(check_codec, spec) for spec in specs]

@@ -16,15 +16,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
+from narrowcast_research.bench.matmul import FORMATS, MODEL_RATIOS, resnet18
 from torch import Tensor, nn
 from torch.nn import functional
 
 import narrowcast as nc
 from narrowcast import simulate
-from narrowcast.bench.matmul import FORMATS, MODEL_RATIOS, resnet18
 from narrowcast.kernels import ops
-from narrowcast.simulate.caster import caster
-from narrowcast.simulate.casts import apply_casts
+from narrowcast.simulate.precision.caster import caster
+from narrowcast.simulate.precision.casts import apply_casts
 
 CASTS = ("e4m3", "e5m2", "e4m3+sr")
 """Compiling takes most of the time of a check; --casts posit8.1 int8/64 ... for others."""

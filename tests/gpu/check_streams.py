@@ -36,9 +36,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import narrowcast as nc
 from narrowcast.collectives import api
-from narrowcast.collectives.channel import Channel
-from narrowcast.collectives.lane import Lane, Way
-from narrowcast.collectives.transport import TorchTransport
+from narrowcast.collectives.runtime.channel import Channel
+from narrowcast.collectives.runtime.streams import Lane, Way
+from narrowcast.collectives.transports.torch import TorchTransport
 from narrowcast.parallel import auto
 
 CPU = torch.device("cpu")

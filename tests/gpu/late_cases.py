@@ -9,16 +9,17 @@ from gpu.late_ranks import Job
 from torch import Tensor
 
 import narrowcast as nc
-from narrowcast.collectives import Residuals, algorithms, api, phases, two_shot
-from narrowcast.collectives.call import Call, Reduction
-from narrowcast.collectives.channel import Channel
-from narrowcast.collectives.coder import Noise, segment_ranges
-from narrowcast.collectives.exchange import Exchange
-from narrowcast.collectives.lane import lane_of
-from narrowcast.collectives.submit import submit
-from narrowcast.parallel.rows import Rows
-from narrowcast.parallel.rows import all_gather as rows_all_gather
-from narrowcast.parallel.rows import reduce_scatter as rows_reduce_scatter
+from narrowcast.collectives import Residuals, api, primitives
+from narrowcast.collectives.algorithms import record, two_shot
+from narrowcast.collectives.algorithms.context import Call, Reduction
+from narrowcast.collectives.runtime.channel import Channel
+from narrowcast.collectives.runtime.messages import Exchange
+from narrowcast.collectives.runtime.streams import lane_of
+from narrowcast.collectives.runtime.submit import submit
+from narrowcast.collectives.segments import Noise, segment_ranges
+from narrowcast.parallel.fsdp.sharded_rows import Rows
+from narrowcast.parallel.fsdp.sharded_rows import all_gather as rows_all_gather
+from narrowcast.parallel.fsdp.sharded_rows import reduce_scatter as rows_reduce_scatter
 
 ALGORITHMS = ("two_shot", "one_shot", "ring", "tree", "hierarchical")
 SPECS = ("int8/256", "int4/128+sr+ef", "e5m2+aps", "dtree8", "mxfp4")
@@ -58,7 +59,7 @@ def bits(tensors: list[Tensor]) -> list[Tensor]:
 
 def all_reduces(spec: str, algorithm: str, n: int, device: torch.device, seed: int = 0) -> Job:
     """Some steps with other values each; by turns a tensor and a list of them."""
-    codec = nc.codec(spec if algorithm in algorithms.WITH_FEEDBACK else spec.removesuffix("+ef"))
+    codec = nc.codec(spec if algorithm in record.WITH_FEEDBACK else spec.removesuffix("+ef"))
 
     def job(rank: int, channel: Channel) -> list[Tensor]:
         found, owed = [], Residuals.zeros(n, device=device) if codec.feedback else None
@@ -130,10 +131,10 @@ def others(spec: str, n: int, device: torch.device) -> Job:
                 return Call(x, codec, exchange, lengths, noise=Noise(3, 4))
 
             parts, sum_up = segment_ranges(lengths), call(whole, lengths)
-            total.copy_(phases.reduce_scatter(sum_up, parts, algorithms.scales(sum_up)))
-            phases.all_gather(call(target, lengths), parts, mine)
-            phases.broadcast(call(told, [n]), 1)
-            phases.all_to_all(call(x, [n] * channel.world), call(gathered, [n] * channel.world))
+            total.copy_(primitives.reduce_scatter(sum_up, parts, record.scales(sum_up)))
+            primitives.all_gather(call(target, lengths), parts, mine)
+            primitives.broadcast(call(told, [n]), 1)
+            primitives.all_to_all(call(x, [n] * channel.world), call(gathered, [n] * channel.world))
             row.copy_(rows_reduce_scatter(rows, exchange, x, Reduction(divide=3.0)))
             rows_all_gather(rows, exchange, row, gathered)
 

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from narrowcast.collectives.channel import Channel
-from narrowcast.collectives.lane import LANES, Lane, Way
-from narrowcast.collectives.transport import Parcel
+from narrowcast.collectives.runtime.channel import Channel
+from narrowcast.collectives.runtime.streams import LANES, Lane, Way
+from narrowcast.collectives.transports.torch import Parcel
 
 CYCLES = 2_000_000
 """About a millisecond on a GPU. The tests of these tests take more: threads of Python may take as long themselves."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import cache
 
-from narrowcast.kernels.accumulator import Accumulator
+from narrowcast.kernels.matmul.accumulator import Accumulator
 from narrowcast.kernels.number import Number
 
 Value = Fraction | float

@@ -10,7 +10,7 @@ from torch import Tensor
 import narrowcast as nc
 from narrowcast.codecs import all_specs
 from narrowcast.codecs.base import PlanCodec
-from narrowcast.kernels import composed, native, reference
+from narrowcast.kernels import native, reference, unfused
 from narrowcast.kernels.noise import Noise
 
 pytestmark = pytest.mark.usefixtures("native_library")
@@ -57,11 +57,11 @@ def test_encoding_what_is_owed_equals_the_separate_steps(spec: str) -> None:
         for x, unit in ((hard, 1.0), (hard.to(torch.bfloat16), 1024.0)):
             wires = [torch.empty(plan.layout(n).nbytes, dtype=torch.uint8) for _ in range(2)]
             wanted = owed.clone()
-            composed.encode(reference, plan, x, wires[0], noise, None, wanted, unit)
+            unfused.encode(reference, plan, x, wires[0], noise, None, wanted, unit)
             for name in instruction_sets():
                 native.set_isa(name)
                 got = owed.clone()
-                composed.encode(native, plan, x, wires[1], noise, None, got, unit)
+                unfused.encode(native, plan, x, wires[1], noise, None, got, unit)
                 assert torch.equal(wires[0], wires[1]), (name, n, unit)
                 assert torch.equal(bits(got), bits(wanted)), (name, n, unit)
 
@@ -82,7 +82,7 @@ def test_a_reduction_equals_the_separate_steps(spec: str) -> None:
                 kernels = native
             wire, out = torch.empty(plan.layout(n).nbytes, dtype=torch.uint8), torch.empty(n, dtype=dtype)
             residual = owed.clone() if owing else None
-            composed.reduce(kernels, plan, wires, n, wire, noise, None, residual, 2.0, 3.0, 0.5, out)
+            unfused.reduce(kernels, plan, wires, n, wire, noise, None, residual, 2.0, 3.0, 0.5, out)
             found.append((wire, bits(out), bits(residual) if owing else torch.empty(0)))
         for other in found[1:]:
             assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True)), (n, dtype)
@@ -107,8 +107,8 @@ def test_threads_make_no_difference() -> None:
     for threads in (1, 3):
         torch.set_num_threads(threads)
         wire, residual = torch.empty(plan.layout(n).nbytes, dtype=torch.uint8), owed.clone()
-        composed.encode(native, plan, x, wire, Noise(), None, residual, 1.0)
+        unfused.encode(native, plan, x, wire, Noise(), None, residual, 1.0)
         out = torch.empty(n)
-        composed.reduce(native, plan, [wire, wire], n, wire.clone(), Noise(), None, residual, 1.0, 2.0, 1.0, out)
+        unfused.reduce(native, plan, [wire, wire], n, wire.clone(), Noise(), None, residual, 1.0, 2.0, 1.0, out)
         found.append((wire, residual, out))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

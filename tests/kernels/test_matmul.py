@@ -11,10 +11,11 @@ import torch
 from kernels.exact_matmul import dot
 from torch import Tensor
 
-from narrowcast.kernels import native, native_matmul
-from narrowcast.kernels.accumulator import Accumulator, accumulator
+from narrowcast.kernels import native
 from narrowcast.kernels.matmul import explain, matmul
-from narrowcast.kernels.operands import How, how_to_compute
+from narrowcast.kernels.matmul.accumulator import Accumulator, accumulator
+from narrowcast.kernels.matmul.operands import How, how_to_compute
+from narrowcast.kernels.native import matmul as native_matmul
 from narrowcast.kernels.ops import round_to
 from narrowcast.kernels.reference import matmul as reference
 

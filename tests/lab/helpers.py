@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast.lab import Lab, Result
-from narrowcast.lab.kernel import started as began
+from narrowcast.lab.syscalls import started as began
 
 TRANSFER = str(Path(__file__).with_name("transfer.py"))
 

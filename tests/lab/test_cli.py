@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from narrowcast.lab.cli import app
+from narrowcast.cli.lab import app
 from narrowcast.lab.job import Policy
 
 RUNNER = CliRunner()

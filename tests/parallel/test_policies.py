@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from narrowcast_research.policies import Assignment, AutoScale, GradientDiversity, Watch
 from torch import nn
 
-from narrowcast.parallel import Assignment, AutoScale, GradientDiversity, TensorInfo, schedule
-from narrowcast.parallel.policies import Watch
+from narrowcast.parallel import TensorInfo, schedule
 from narrowcast.parallel.policy import choose, watcher_of
 
 INFO = TensorInfo("w", (4, 8), torch.float32)

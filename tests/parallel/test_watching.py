@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from narrowcast.collectives.coder import Times
+from narrowcast.collectives.segments import Times
 from narrowcast.parallel.integrations import perfetto
 from narrowcast.parallel.integrations.tensorboard import TensorBoard, scalars
 from narrowcast.parallel.stats import Stats

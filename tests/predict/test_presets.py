@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
+from narrowcast_research.validation import ddl, qsgd
+from narrowcast_research.validation.published import rows
 
 from narrowcast.predict import cluster, zoo
 from narrowcast.predict.costs import volume
-from narrowcast.predict.validation import ddl, qsgd
-from narrowcast.predict.validation.published import rows
 
 PRESETS = {name: cluster.load(name) for name in cluster.presets()}
 

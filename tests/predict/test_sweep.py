@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from narrowcast_research.validation import lab
 
 import narrowcast as nc
 from narrowcast.predict import cluster, report, zoo
@@ -22,7 +23,6 @@ from narrowcast.predict.model import Profile, TensorTime
 from narrowcast.predict.parallelism import MODES
 from narrowcast.predict.step import Prediction, Setup, Steps
 from narrowcast.predict.sweep import BANDWIDTHS, Sweep
-from narrowcast.predict.validation import lab
 
 SLOW = Cluster("slow", (Level("link", 0, 0.1, 100.0),), Device("cpu", memory_gbyte=10.0, launch_us=0.0))
 FAST = Cluster("fast", (Level("link", 0, 1000.0, 1.0),), Device("cpu", memory_gbyte=10.0, launch_us=0.0))

@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-
-from narrowcast.predict.toml import FileError
-from narrowcast.predict.validation import (
+from narrowcast_research.validation import (
     ddl,
     dettmers2016,
     formulas,
@@ -20,7 +18,9 @@ from narrowcast.predict.validation import (
     table,
     transfer,
 )
-from narrowcast.predict.validation.metrics import Cell
+from narrowcast_research.validation.metrics import Cell
+
+from narrowcast.predict.toml import FileError
 
 
 @pytest.mark.parametrize("name", [name for name in registry.VALIDATIONS if name != "lab"])

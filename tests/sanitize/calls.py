@@ -17,8 +17,8 @@ from narrowcast.codecs.base import PlanCodec
 from narrowcast.codecs.cast import Cast
 from narrowcast.formats import all_formats
 from narrowcast.kernels import native, ops
-from narrowcast.kernels.accumulator import accumulator
 from narrowcast.kernels.matmul import matmul
+from narrowcast.kernels.matmul.accumulator import accumulator
 
 SIZES = (0, 1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 255, 257, 511, 513, 1000, 4099, 20_011)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from narrowcast_research.bench import simulate
 from torch import Tensor
-
-from narrowcast.bench import simulate
 
 
 def test_the_ring_is_compared_with_eager_torch_and_then_timed() -> None:

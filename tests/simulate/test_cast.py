@@ -12,8 +12,8 @@ import narrowcast as nc
 from narrowcast import simulate
 from narrowcast.kernels.noise import derive
 from narrowcast.simulate import compat
-from narrowcast.simulate.caster import caster
-from narrowcast.simulate.casts import Casting, apply_together
+from narrowcast.simulate.precision.caster import caster
+from narrowcast.simulate.precision.casts import Casting, apply_together
 
 
 def values() -> torch.Tensor:

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.overrides import get_testing_overrides
 
 from narrowcast import simulate
-from narrowcast.simulate.lowering import HANDLERS, REFUSED
+from narrowcast.simulate.precision.lowering import HANDLERS, REFUSED
 
 Function = Callable[[Tensor, Tensor], Tensor]
 

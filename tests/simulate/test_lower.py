@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import narrowcast as nc
 from narrowcast import simulate
 from narrowcast.kernels.matmul import matmul
-from narrowcast.simulate import nodes
+from narrowcast.simulate.precision import autograd
 
 
 class Everything(nn.Module):
@@ -129,7 +129,7 @@ class Recorded(TorchDispatchMode):
 def test_no_gradient_is_computed_for_pictures(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The input of the first layer wants none, though the weight that is cast beside it does; in both forms."""
     if plain:
-        monkeypatch.setattr(nodes, "suits", lambda *_: False)
+        monkeypatch.setattr(autograd, "suits", lambda *_: False)
     layer = nn.Conv2d(3, 4, 3)
     simulate.lower(layer, weights="e4m3", activations="e4m3", gradients="e5m2")
     with Recorded() as seen:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import narrowcast as nc
 from narrowcast import simulate
-from narrowcast.simulate import nodes
+from narrowcast.simulate.precision import autograd
 
 FORMATS = {"weights": "e4m3", "activations": "e4m3", "gradients": "e5m2"}
 NOISY = {"weights": "e4m3+sr", "activations": "e5m2+sr", "gradients": "e5m2+sr", "seed": 3}
@@ -59,7 +59,7 @@ def same_in_both_forms(
     layer = lowered(make, formats)
     got = ask(layer) + list(layer.buffers())
     with monkeypatch.context() as patch:
-        patch.setattr(nodes, "suits", lambda *_: False)
+        patch.setattr(autograd, "suits", lambda *_: False)
         plain = lowered(make, formats)
         want = ask(plain) + list(plain.buffers())
     assert len(got) == len(want)
@@ -282,5 +282,5 @@ def test_training_with_overrides_and_a_master_format(monkeypatch: pytest.MonkeyP
         return [*model.parameters(), *model.buffers(), copy.deepcopy(model)(pictures(False))]
 
     got = train()
-    monkeypatch.setattr(nodes, "suits", lambda *_: False)
+    monkeypatch.setattr(autograd, "suits", lambda *_: False)
     assert all(torch.equal(a, b) for a, b in zip(got, train(), strict=True))

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from narrowcast import simulate
-from narrowcast.simulate import gemm
-from narrowcast.simulate.caster import Caster
+from narrowcast.simulate.precision import gemm
+from narrowcast.simulate.precision.caster import Caster
 
 SEED, STEPS, WORKERS = 7, 3, 3
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import narrowcast as nc
 from narrowcast import simulate
-from narrowcast.simulate import optim
+from narrowcast.simulate.precision import optim
 
 PAIRS: list[tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]] = [
     (optim.SGD, torch.optim.SGD, {"lr": 0.1}),

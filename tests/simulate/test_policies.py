@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from narrowcast_research import models
+from narrowcast_research.policies import Assignment, AutoScale, GradientDiversity, Watch
 from torch import nn
 
 from narrowcast import data
-from narrowcast.parallel import Assignment, AutoScale, GradientDiversity, TensorInfo
-from narrowcast.parallel.policies import Watch
+from narrowcast.parallel import TensorInfo
 from narrowcast.parallel.policy import Watching
-from narrowcast.simulate import models, train
-from narrowcast.simulate.train_watch import WorldWatch
-from narrowcast.simulate.training import Run
+from narrowcast.simulate import train
+from narrowcast.simulate.training.train import Run
+from narrowcast.simulate.training.watch import WorldWatch
 
 WORKERS = 3
 INFO = TensorInfo("w", (40,), torch.float32)

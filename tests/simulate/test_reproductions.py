@@ -12,19 +12,19 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from narrowcast_research import models, reproductions
+from narrowcast_research.policies import Assignment, AutoScale, GradientDiversity
+from narrowcast_research.reproductions import __main__ as plain
+from narrowcast_research.reproductions import mogami
+from narrowcast_research.reproductions.base import Options, spread
+from narrowcast_research.reproductions.engine import Store, reproduce
+from narrowcast_research.reproductions.figure import line_chart
+from narrowcast_research.reproductions.pictures import crop_flip, crop_flip_cut
 from typer.testing import CliRunner
 
 from narrowcast.cli import app
-from narrowcast.parallel import Assignment, AutoScale, GradientDiversity
-from narrowcast.simulate import models, reproductions
-from narrowcast.simulate.caster import LayerScale
-from narrowcast.simulate.loss_scale import LossScale
-from narrowcast.simulate.reproductions import __main__ as plain
-from narrowcast.simulate.reproductions import mogami
-from narrowcast.simulate.reproductions.base import Options, spread
-from narrowcast.simulate.reproductions.engine import Store, reproduce
-from narrowcast.simulate.reproductions.figure import line_chart
-from narrowcast.simulate.reproductions.pictures import crop_flip, crop_flip_cut
+from narrowcast.simulate.precision.caster import LayerScale
+from narrowcast.simulate.precision.loss_scale import LossScale
 
 
 def quick(name: str, out: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from narrowcast.predict.toml import FileError
 from narrowcast.study import builtins, expand, load, parse
 from narrowcast.study.cases import settings
-from narrowcast.study.launch import LabLauncher
+from narrowcast.study.run.launch import LabLauncher
 
 STUDY = """\
 models = ["mlp", "cnn"]

@@ -11,9 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from narrowcast.cli import app
-from narrowcast.study import Options, cli, parse, run
-from narrowcast.study.cli import seconds_of
-from narrowcast.study.progress import Tally, spoken
+from narrowcast.cli import study as cli
+from narrowcast.cli.study import seconds_of
+from narrowcast.study import Options, parse, run
+from narrowcast.study.run.progress import Tally, spoken
 
 RUNNER = CliRunner()
 

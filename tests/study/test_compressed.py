@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from narrowcast.predict.model import Profile, TensorTime
-from narrowcast.study import Options, accuracy, compressed, expand, parse, run
-from narrowcast.study.results import latest, read
-from narrowcast.study.verdict import verdict_text
+from narrowcast.study import Options, expand, parse, run
+from narrowcast.study.analysis import compressed
+from narrowcast.study.analysis.verdict import verdict_text
+from narrowcast.study.run import accuracy
+from narrowcast.study.run.results import latest, read
 
 NETS = Path(__file__).with_name("nets.py")
 OWN = f"""\

@@ -15,9 +15,10 @@ import pytest
 from lab.helpers import family, wait_until
 from lab.test_mpi import missing as without_mpi
 
-from narrowcast.study import Options, accuracy, datasets, expand, load, parse, run
-from narrowcast.study.results import latest, read
-from narrowcast.study.worker import PARENT
+from narrowcast.study import Options, datasets, expand, load, parse, run
+from narrowcast.study.run import accuracy
+from narrowcast.study.run.results import latest, read
+from narrowcast.study.run.worker import PARENT
 
 NETS = Path(__file__).with_name("nets.py")
 OWN = f"""\
@@ -290,7 +291,7 @@ def test_a_rank_of_mpirun_whose_study_is_gone_ends_at_once() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     own = {PARENT: str(gone.pid), "OMPI_COMM_WORLD_RANK": "0"}
-    code = "from narrowcast.study.worker import end_with_parent; end_with_parent(); print('goes on')"
+    code = "from narrowcast.study.run.worker import end_with_parent; end_with_parent(); print('goes on')"
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | own, capture_output=True, text=True, check=False
     )

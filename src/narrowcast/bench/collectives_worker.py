@@ -18,7 +18,7 @@ from torch import Tensor
 from narrowcast.codecs import codec as codec_named
 from narrowcast.codecs.scaled import Scaled
 from narrowcast.collectives import Residuals, all_reduce
-from narrowcast.collectives.coder import Times
+from narrowcast.collectives.segments import Times
 
 
 def timed(call: Callable[[], object]) -> float:

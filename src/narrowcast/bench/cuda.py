@@ -18,7 +18,7 @@ from torch import Tensor
 from narrowcast.bench.check import failure
 from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
-from narrowcast.kernels import accelerator, ops
+from narrowcast.kernels import ops, triton_loader
 
 VALUES = 256 << 20
 BUCKET_BYTES = 25_000_000
@@ -118,7 +118,7 @@ def describe_machine() -> dict[str, str]:
         "capability": f"{major}.{minor}",
         "cuda": str(torch.version.cuda),
         "torch": torch.__version__,
-        "kernels": accelerator.load()[1],
+        "kernels": triton_loader.load()[1],
         "python": platform.python_version(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import compiled
-from narrowcast.codecs.memory import check_reduced, described, flat, lies_plainly, write_back
+from narrowcast.codecs.contiguity import check_reduced, described, flat, lies_plainly, write_back
 from narrowcast.codecs.spec import Spec
 from narrowcast.kernels import ops
 from narrowcast.kernels.noise import ALIGNMENT, NO_NOISE, Noise

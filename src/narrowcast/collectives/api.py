@@ -11,22 +11,24 @@ from torch import Tensor
 
 from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives import agreement, algorithms, arguments, phases, point
-from narrowcast.collectives.call import Call, Reduction
-from narrowcast.collectives.channel import Channel, channel_of
-from narrowcast.collectives.coder import Coder, Times, segment_ranges
-from narrowcast.collectives.exchange import Exchange
-from narrowcast.collectives.feedback import Residuals
+from narrowcast.collectives import checks, p2p, primitives
+from narrowcast.collectives.algorithms import record
+from narrowcast.collectives.algorithms.context import Call, Reduction
+from narrowcast.collectives.algorithms.one_shot import store
 from narrowcast.collectives.flat import Flat
-from narrowcast.collectives.lane import Visit, lane_of
-from narrowcast.collectives.one_shot import store
-from narrowcast.collectives.submit import submit
+from narrowcast.collectives.residuals import Residuals
+from narrowcast.collectives.runtime import agreement
+from narrowcast.collectives.runtime.channel import Channel, channel_of
+from narrowcast.collectives.runtime.messages import Exchange
+from narrowcast.collectives.runtime.streams import Visit, lane_of
+from narrowcast.collectives.runtime.submit import submit
+from narrowcast.collectives.segments import Coder, Times, segment_ranges
 from narrowcast.collectives.work import Work
 from narrowcast.kernels.noise import Noise
 from narrowcast.kernels.ops import check_integer, check_seed
 
-Tensors: TypeAlias = arguments.Tensors
-Spec: TypeAlias = arguments.Spec
+Tensors: TypeAlias = checks.Tensors
+Spec: TypeAlias = checks.Spec
 Step: TypeAlias = int | tuple[int, ...]
 """The number of a call, or several numbers where there are several calls a step: no two calls may have the same."""
 
@@ -104,26 +106,26 @@ def all_reduce(
 ) -> Work | None:
     """Sum `tensor` (or each of a list: the segments of one bucket) over the group, in place, through a codec.
 
-    All ranks end with identical bits. algorithm: see `narrowcast.collectives.algorithms`. nodes and inner: the ranks of
+    All ranks end with identical bits. algorithm: see `narrowcast.collectives.algorithms.record`. nodes and inner: the ranks of
     each node and the spec inside it, for "hierarchical". accumulator: "float32" or "low", for "ring". residuals: what
     error feedback carries from call to call. times, channel and buffer are for `attach`: where to count seconds, whose
     turn it is, and the flat tensor that the listed ones are views of.
     """
-    codec, flat = codec_named(spec), Flat(arguments.outputs("all_reduce", tensor), buffer)
+    codec, flat = codec_named(spec), Flat(checks.outputs("all_reduce", tensor), buffer)
     channel = channel or channel_of(group)
-    chosen = algorithms.choose(algorithm, codec, flat.numel, channel.world, bool(nodes))
-    algorithms.check(chosen, codec, channel.world, nodes)
-    arguments.check_options(codec, chosen, accumulator, residuals)
-    arguments.check_residuals(residuals, chosen, flat)
+    chosen = record.choose(algorithm, codec, flat.numel, channel.world, bool(nodes))
+    record.check(chosen, codec, channel.world, nodes)
+    checks.check_options(codec, chosen, accumulator, residuals)
+    checks.check_residuals(residuals, chosen, flat)
     reduction, noise = reduction_of(op, channel.world), noise_of("all_reduce", codec, seed, step)
     inside = codec_named(inner)
-    arguments.check_inner(inside, chosen)
+    checks.check_inner(inside, chosen)
     noise_of("all_reduce inside a node", inside, seed, step)
 
     def job(exchange: Exchange) -> None:
         call = Call(flat.x, codec, exchange, flat.lengths, reduction, noise, residuals, accumulator, nodes, inside)
         call.times = times or call.times
-        algorithms.run(chosen, call)
+        record.run(chosen, call)
 
     more: dict[str, object] = {"algorithm": chosen, "op": str(reduction), "segments": flat.lengths}
     more["seed"] = noise.seed if codec.stochastic or inside.stochastic else None
@@ -145,16 +147,16 @@ def reduce_scatter(
     seed: int = 0,
 ) -> Work | None:
     """Rank r gets the sum of everybody's part r: of a list with one tensor a rank, or of W equal parts of a tensor."""
-    codec, channel = arguments.plain_codec("reduce_scatter", spec), channel_of(group)
-    flat = Flat(arguments.inputs("reduce_scatter", input, output))
-    target = Flat(arguments.outputs("reduce_scatter", output))
-    lengths = arguments.parts("reduce_scatter", flat, isinstance(input, Tensor), channel.world)
-    arguments.expect("reduce_scatter", target, lengths[channel.rank])
+    codec, channel = checks.plain_codec("reduce_scatter", spec), channel_of(group)
+    flat = Flat(checks.inputs("reduce_scatter", input, output))
+    target = Flat(checks.outputs("reduce_scatter", output))
+    lengths = checks.parts("reduce_scatter", flat, isinstance(input, Tensor), channel.world)
+    checks.expect("reduce_scatter", target, lengths[channel.rank])
     noise, reduction = noise_of("reduce_scatter", codec, seed, step), reduction_of(op, channel.world)
 
     def job(exchange: Exchange) -> None:
         call = Call(flat.x, codec, exchange, lengths, reduction, noise)
-        store(target.x, phases.reduce_scatter(call, segment_ranges(lengths), algorithms.scales(call)))
+        store(target.x, primitives.reduce_scatter(call, segment_ranges(lengths), record.scales(call)))
 
     signature = _signature("reduce_scatter", codec, flat, segments=lengths, op=str(reduction))
     return _run(channel, signature, job, target, async_op, flat.memory)
@@ -171,15 +173,15 @@ def all_gather(
     seed: int = 0,
 ) -> Work | None:
     """Everybody gets everybody's `input`, in rank order: into a list with one tensor a rank, or into one tensor."""
-    codec, channel = arguments.plain_codec("all_gather", spec), channel_of(group)
-    flat, source = Flat(arguments.outputs("all_gather", output, input)), Flat(arguments.inputs("all_gather", input))
-    lengths = arguments.parts("all_gather", flat, isinstance(output, Tensor), channel.world)
-    arguments.expect("all_gather", source, lengths[channel.rank])
+    codec, channel = checks.plain_codec("all_gather", spec), channel_of(group)
+    flat, source = Flat(checks.outputs("all_gather", output, input)), Flat(checks.inputs("all_gather", input))
+    lengths = checks.parts("all_gather", flat, isinstance(output, Tensor), channel.world)
+    checks.expect("all_gather", source, lengths[channel.rank])
     noise = noise_of("all_gather", codec, seed, step)
 
     def job(exchange: Exchange) -> None:
         call = Call(flat.x, codec, exchange, lengths, noise=noise)
-        phases.all_gather(call, segment_ranges(lengths), source.x)
+        primitives.all_gather(call, segment_ranges(lengths), source.x)
 
     signature = _signature("all_gather", codec, flat, segments=lengths)
     return _run(channel, signature, job, flat, async_op, source.memory)
@@ -198,9 +200,9 @@ def all_to_all(
     seed: int = 0,
 ) -> Work | None:
     """Part p of our input goes to rank p, each encoded by itself; parts may differ in size (lists, or split sizes)."""
-    codec, channel = arguments.plain_codec("all_to_all", spec), channel_of(group)
-    target, source = Flat(arguments.outputs("all_to_all", output, input)), Flat(arguments.inputs("all_to_all", input))
-    world, split_sizes = channel.world, arguments.split_sizes
+    codec, channel = checks.plain_codec("all_to_all", spec), channel_of(group)
+    target, source = Flat(checks.outputs("all_to_all", output, input)), Flat(checks.inputs("all_to_all", input))
+    world, split_sizes = channel.world, checks.split_sizes
     arriving = split_sizes("all_to_all", target, isinstance(output, Tensor), output_split_sizes, world)
     leaving = split_sizes("all_to_all", source, isinstance(input, Tensor), input_split_sizes, world)
     noise = noise_of("all_to_all", codec, seed, step)
@@ -208,7 +210,7 @@ def all_to_all(
     def job(exchange: Exchange) -> None:
         sending = Call(source.x, codec, exchange, leaving, noise=noise)
         receiving = Call(target.x, codec, exchange, arriving, noise=noise)
-        phases.all_to_all(sending, receiving)
+        primitives.all_to_all(sending, receiving)
 
     # the sizes may differ from rank to rank and from call to call: phases.all_to_all compares them each time
     signature = _signature("all_to_all", codec, source, numel=None)
@@ -227,13 +229,13 @@ def broadcast(
     seed: int = 0,
 ) -> Work | None:
     """Everybody gets what rank `src` has, as the codec brings it back: `src` itself, too."""
-    codec, flat = arguments.plain_codec("broadcast", spec), Flat(arguments.outputs("broadcast", tensor))
+    codec, flat = checks.plain_codec("broadcast", spec), Flat(checks.outputs("broadcast", tensor))
     channel = channel_of(group)
-    root = arguments.group_rank("broadcast", channel, group, src, group_src)
+    root = checks.group_rank("broadcast", channel, group, src, group_src)
     noise = noise_of("broadcast", codec, seed, step)
 
     def job(exchange: Exchange) -> None:
-        phases.broadcast(Call(flat.x, codec, exchange, flat.lengths, noise=noise), root)
+        primitives.broadcast(Call(flat.x, codec, exchange, flat.lengths, noise=noise), root)
 
     return _run(channel, _signature("broadcast", codec, flat, segments=flat.lengths, src=root), job, flat, async_op)
 
@@ -279,17 +281,17 @@ def isend(
     seed: int = 0,
 ) -> Work:
     """`send` without waiting. The tensor is encoded before this returns."""
-    codec, flat = arguments.plain_codec("send", spec), Flat(arguments.inputs("send", tensor))
+    codec, flat = checks.plain_codec("send", spec), Flat(checks.inputs("send", tensor))
     channel = channel_of(group)
-    peer, noise = arguments.peer_rank("send", channel, group, dst, group_dst), noise_of("send", codec, seed, step)
-    point.check_tag(tag)
+    peer, noise = checks.peer_rank("send", channel, group, dst, group_dst), noise_of("send", codec, seed, step)
+    p2p.check_tag(tag)
     coder = Coder(codec, flat.lengths, flat.dtype)
     lane = lane_of(channel.transport, flat.device)
-    wire, there = lane.to_host(point.outgoing(coder, flat.x, noise.derive(channel.rank, 0, peer, tag)))
+    wire, there = lane.to_host(p2p.outgoing(coder, flat.x, noise.derive(channel.rank, 0, peer, tag)))
 
     def job() -> int:
         lane.hold(there)
-        return point.send(channel.transport, coder, wire, peer, tag)
+        return p2p.send(channel.transport, coder, wire, peer, tag)
 
     return channel.lines.start(("send", peer, tag), job, Work())
 
@@ -304,17 +306,17 @@ def irecv(
     group_src: int | None = None,
 ) -> Work:
     """`recv` without waiting."""
-    codec, flat = arguments.plain_codec("recv", spec), Flat(arguments.outputs("recv", tensor))
+    codec, flat = checks.plain_codec("recv", spec), Flat(checks.outputs("recv", tensor))
     channel = channel_of(group)
-    peer = arguments.peer_rank("recv", channel, group, src, group_src)
-    point.check_tag(tag)
+    peer = checks.peer_rank("recv", channel, group, src, group_src)
+    p2p.check_tag(tag)
     coder, whole = Coder(codec, flat.lengths, flat.dtype), (0, flat.numel)
     lane = lane_of(channel.transport, flat.device)
     visit, inference = Visit(lane, flat.memory), torch.is_inference_mode_enabled()
 
     def job() -> int:
         wire = lane.pinned(coder.nbytes(whole))
-        sent = point.receive(channel.transport, coder, wire, peer, tag)
+        sent = p2p.receive(channel.transport, coder, wire, peer, tag)
         with torch.inference_mode(inference), visit.working():
             coder.decode(wire.to(lane.device, non_blocking=True), whole, flat.x)
             flat.write_back()

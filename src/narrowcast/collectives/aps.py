@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs.scaled import Scaled, largest_finite
-from narrowcast.collectives.call import Call
-from narrowcast.collectives.coder import segment_ranges
+from narrowcast.collectives.algorithms.context import Call
+from narrowcast.collectives.segments import segment_ranges
 from narrowcast.kernels.plan import TINY, Plan
 
 NOTHING = -(1 << 20)

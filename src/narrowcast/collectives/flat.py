@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from narrowcast.collectives.coder import segment_ranges
+from narrowcast.collectives.segments import segment_ranges
 
 
 class Flat:

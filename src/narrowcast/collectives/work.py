@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
 
-from narrowcast.collectives.lane import Visit
+from narrowcast.collectives.runtime.streams import Visit
 
 
 class Work:

@@ -14,7 +14,8 @@ from torch import Tensor
 from narrowcast.formats import Format
 from narrowcast.formats import format as format_named
 from narrowcast.formats.floats import FloatFormat, Specials
-from narrowcast.kernels import accelerator, composed, host, native, native_cast, own, reference
+from narrowcast.kernels import cpu_fallback, custom, native, reference, triton_loader, unfused
+from narrowcast.kernels.native import casts as native_casts
 from narrowcast.kernels.noise import NO_NOISE, Noise
 from narrowcast.kernels.plain import check_apart, check_plain, check_written, wrote
 from narrowcast.kernels.plan import AnyPlan, CastPlan, OwnPlan
@@ -44,7 +45,7 @@ def _on_cpu(reason_against_native: str | None) -> tuple[ModuleType, str]:
 
 def _on_cuda(reason_against_triton: str | None) -> tuple[ModuleType | None, str]:
     """Triton, or None where the values must travel over the host."""
-    found, why = accelerator.load()
+    found, why = triton_loader.load()
     if found is None:
         return None, why
     return (None, reason_against_triton) if reason_against_triton is not None else (found, "")
@@ -53,10 +54,10 @@ def _on_cuda(reason_against_triton: str | None) -> tuple[ModuleType | None, str]
 def _kernels(plan: AnyPlan) -> ModuleType:
     """What runs a plan on the CPU."""
     if isinstance(plan, OwnPlan):
-        return own
+        return custom
     found = _on_cpu(native.why_not(plan))[0]
     if isinstance(plan, CastPlan):
-        return native_cast if found is native else cast
+        return native_casts if found is native else cast
     return found
 
 
@@ -119,18 +120,18 @@ def encode(
     this is not finite it stays as it was.
     """
     if x.is_cuda:
-        found = _on_cuda(accelerator.why_not(plan))[0]
-        run = host.encode(_kernels(plan)) if found is None else found.encode
+        found = _on_cuda(triton_loader.why_not(plan))[0]
+        run = cpu_fallback.encode(_kernels(plan)) if found is None else found.encode
         run(plan, x, wire, noise, scale, residual, unit)
         return
-    composed.encode(_kernels(plan), plan, x, wire, noise, scale, residual, unit)
+    unfused.encode(_kernels(plan), plan, x, wire, noise, scale, residual, unit)
 
 
 def decode(plan: AnyPlan, wire: Tensor, n: int, out: Tensor, accumulate: bool = False) -> None:
     """Write the n values of `wire` into contiguous `out`, or add them to it: two roundings, in float32."""
     if out.is_cuda:
-        found = _on_cuda(accelerator.why_not(plan))[0]
-        run = host.decode(_kernels(plan)) if found is None else found.decode
+        found = _on_cuda(triton_loader.why_not(plan))[0]
+        run = cpu_fallback.decode(_kernels(plan)) if found is None else found.decode
         run(plan, wire, n, out, accumulate)
         return
     _kernels(plan).decode(plan, wire, n, out, accumulate)
@@ -158,11 +159,11 @@ def reduce(
     """
     if wire.is_cuda:
         rows = wires if isinstance(wires, Tensor) else _stacked(wires)
-        found = _on_cuda(accelerator.why_not(plan))[0]
-        run = host.reduce(_kernels(plan)) if found is None else found.reduce
+        found = _on_cuda(triton_loader.why_not(plan))[0]
+        run = cpu_fallback.reduce(_kernels(plan)) if found is None else found.reduce
         run(plan, rows, n, wire, noise, scale, residual, unit, divide, multiply, out)
         return
-    composed.reduce(_kernels(plan), plan, wires, n, wire, noise, scale, residual, unit, divide, multiply, out)
+    unfused.reduce(_kernels(plan), plan, wires, n, wire, noise, scale, residual, unit, divide, multiply, out)
 
 
 ROW_ALIGNMENT = 16
@@ -217,7 +218,7 @@ class Rounder:
     @cached_property
     def _on_device(self) -> Callable[..., Tensor] | None:
         """What runs on a CUDA device; None where values must travel over the host."""
-        found = _on_cuda(accelerator.why_not_round(self.format, self.rounding, self.rules))[0]
+        found = _on_cuda(triton_loader.why_not_round(self.format, self.rounding, self.rules))[0]
         return None if found is None else found.round_to
 
     def _run(self, x: Tensor) -> Callable[..., Tensor]:
@@ -225,7 +226,7 @@ class Rounder:
             return self._on_device
         # what runs on the CPU is asked for each time: it costs little there, and tests exchange it
         on_cpu = _on_cpu(native.why_not_round(self.format, self.rounding, self.rules))[0]
-        return host.round_to(on_cpu) if x.is_cuda else on_cpu.round_to
+        return cpu_fallback.round_to(on_cpu) if x.is_cuda else on_cpu.round_to
 
     def __call__(self, x: Tensor, seed: int | None = None, out: Tensor | None = None) -> Tensor:
         noise = 0 if seed is None and self.rounding != "stochastic" else _checked_seed(seed)
@@ -360,5 +361,5 @@ def _on(device: str, op: str, plan: AnyPlan | None) -> Choice:
         on_cpu = f"native ({native.isa()})" if module is native else "reference"
     if device == "cpu":
         return Choice(op, device, on_cpu, why)
-    found, why = _on_cuda(accelerator.why_not(plan) if plan is not None and op != "round_to" else None)
-    return Choice(op, device, f"host copy, {on_cpu}" if found is None else accelerator.load()[1], why)
+    found, why = _on_cuda(triton_loader.why_not(plan) if plan is not None and op != "round_to" else None)
+    return Choice(op, device, f"host copy, {on_cpu}" if found is None else triton_loader.load()[1], why)

@@ -7,7 +7,7 @@ import signal
 from contextlib import suppress
 from dataclasses import dataclass
 
-from . import kernel
+from . import syscalls
 from .supervisor import MARK
 
 
@@ -23,11 +23,11 @@ def leftovers() -> list[Leftover]:
     """Guards of this pid namespace (in another one the owner's number means another process) whose owner is gone."""
     here = _pid_namespace(os.getpid())
     found = []
-    for pid in kernel.processes():
-        words = kernel.command_line(pid)
+    for pid in syscalls.processes():
+        words = syscalls.command_line(pid)
         if MARK in words[:-4] and _pid_namespace(pid) == here:
             owner, began = words[words.index(MARK) + 1 :][:2]
-            if kernel.started(int(owner)) != began:
+            if syscalls.started(int(owner)) != began:
                 found.append(Leftover(pid, int(owner)))
     return found
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import kernel
+from . import syscalls
 from .channel import Channel
 from .errors import LabError
 from .supervisor import MARK
@@ -33,7 +33,7 @@ class Connection:
 
     def __init__(self, hosts: int) -> None:
         ours, theirs = socket.socketpair()
-        owner = (str(os.getpid()), str(kernel.started(os.getpid())))
+        owner = (str(os.getpid()), str(syscalls.started(os.getpid())))
         words = [sys.executable, "-I", "-S", "-c", BOOT, MARK, *owner, str(theirs.fileno()), str(hosts)]
         self._lock = threading.Lock()
         self._channel = Channel(ours)

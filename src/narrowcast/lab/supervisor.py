@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import kernel
+from . import syscalls
 from .channel import Channel
 from .topology import HOST_NAME, address, host_name
 
@@ -33,7 +33,7 @@ FIRST_FD = 100
 # A process that shows no environment for longer than this has none, and is nobody's.
 STARTING_SECONDS = 0.5
 NAMESPACES = ("net", "uts", "mnt")
-HOST_FLAGS = kernel.NEWNET | kernel.NEWUTS | kernel.NEWNS
+HOST_FLAGS = syscalls.NEWNET | syscalls.NEWUTS | syscalls.NEWNS
 
 # In every host, for mpirun: start a command on another host as ssh would.
 AGENT = "/dev/shm/narrowcast-agent"
@@ -53,7 +53,7 @@ def _namespaces() -> list[int]:
 
 def _enter(namespaces: list[int]) -> None:
     for fd in namespaces:
-        kernel.setns(fd)
+        syscalls.setns(fd)
 
 
 class Supervisor:
@@ -68,9 +68,9 @@ class Supervisor:
 
     def _make_host(self, host: int, hosts: int) -> list[int]:
         """Go into new namespaces, furnish them, keep them open, come back."""
-        kernel.unshare(HOST_FLAGS)
+        syscalls.unshare(HOST_FLAGS)
         socket.sethostname(host_name(host))
-        kernel.mount("tmpfs", "/dev/shm", "tmpfs")
+        syscalls.mount("tmpfs", "/dev/shm", "tmpfs")
         Path(AGENT).write_text(AGENT_TEXT)
         Path(AGENT).chmod(0o755)
         _name_hosts(hosts)
@@ -124,7 +124,7 @@ class Supervisor:
     def kill(self, host: int) -> dict[str, Any]:
         """SIGKILL to every process on a host, whoever started it."""
         here = os.fstat(self._hosts[host][0]).st_ino
-        return {"killed": [pid for pid in kernel.processes() if pid != 1 and _network(pid) == here and _kill(pid)]}
+        return {"killed": [pid for pid in syscalls.processes() if pid != 1 and _network(pid) == here and _kill(pid)]}
 
     def hold(self, job: str, fds: list[int]) -> dict[str, Any]:
         """Keep files open until the job ends: its processes find them as /proc/1/fd/N."""
@@ -138,8 +138,8 @@ class Supervisor:
             os.close(fd)
         until = time.monotonic() + STARTING_SECONDS
         while time.monotonic() < until:
-            pids = list(kernel.processes())
-            found = [pid for pid in pids if mark in kernel.environment(pid) and _kill(pid)]
+            pids = list(syscalls.processes())
+            found = [pid for pid in pids if mark in syscalls.environment(pid) and _kill(pid)]
             killed += found
             if not found and not any(map(_is_starting, pids)):
                 break
@@ -212,7 +212,7 @@ def _network(pid: int) -> int | None:
 
 def _is_starting(pid: int) -> bool:
     """A process between fork and the end of exec shows no environment: whose it is cannot be seen yet."""
-    return pid != 1 and not kernel.environment(pid) and kernel.started(pid) is not None
+    return pid != 1 and not syscalls.environment(pid) and syscalls.started(pid) is not None
 
 
 def _kill(pid: int) -> bool:
@@ -230,7 +230,7 @@ def _name_hosts(hosts: int) -> None:
     mapped = [(f"::ffff:{at}", f"mapped-{name}") for at, name in named]
     table = Path("/dev/shm/narrowcast-hosts")
     table.write_text("".join(f"{at} {name}\n" for at, name in [("127.0.0.1", "localhost"), *named, *mapped]))
-    kernel.mount(str(table), "/etc/hosts", flags=kernel.MS_BIND)
+    syscalls.mount(str(table), "/etc/hosts", flags=syscalls.MS_BIND)
 
 
 def _set_tcp() -> None:
@@ -244,9 +244,9 @@ def _set_tcp() -> None:
 def _be_first(channel: Channel, hosts: int) -> None:
     """PID 1: say that the hosts stand, or why they cannot; then serve."""
     try:
-        kernel.die_with_parent()
-        kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
-        kernel.mount("proc", "/proc", "proc")
+        syscalls.die_with_parent()
+        syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
+        syscalls.mount("proc", "/proc", "proc")
         supervisor = Supervisor(channel, hosts)
     except OSError as error:
         channel.send({"error": str(error)})
@@ -274,7 +274,7 @@ def main() -> None:
     to_owner = socket.socket(fileno=low)
     channel = Channel(to_owner)
     try:
-        kernel.unshare(HOST_FLAGS | kernel.NEWPID)
+        syscalls.unshare(HOST_FLAGS | syscalls.NEWPID)
     except OSError as error:
         channel.send({"error": str(error)})
         return

@@ -15,15 +15,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from narrowcast.codecs import ErrorReport
 from narrowcast.collectives.api import all_reduce
-from narrowcast.collectives.channel import Channel
-from narrowcast.collectives.transport import TorchTransport
+from narrowcast.collectives.runtime.channel import Channel
+from narrowcast.collectives.transports.torch import TorchTransport
 from narrowcast.parallel import overlap
 from narrowcast.parallel.clock import Clock
-from narrowcast.parallel.ddp import Bucket, DDPState, Done, failed, plain
+from narrowcast.parallel.ddp.hook import Bucket, DDPState, Done, failed, plain
 from narrowcast.parallel.handle import Handle, _Hook, register
 from narrowcast.parallel.policy import AS_IS, Choice
+from narrowcast.parallel.propagate_errors import telling
 from narrowcast.parallel.stats import Row
-from narrowcast.parallel.telling import telling
 from narrowcast.parallel.timeline import Event
 
 log = logging.getLogger("narrowcast")

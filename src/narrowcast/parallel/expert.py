@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from narrowcast.collectives import api
-from narrowcast.collectives.agreement import DisagreementError
+from narrowcast.collectives.runtime.agreement import DisagreementError
 from narrowcast.collectives.work import Work
 from narrowcast.parallel.tensor_moves import check
 from narrowcast.parallel.wires import Direction, Spec, Turn, Wires, gathered, remember

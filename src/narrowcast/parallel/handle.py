@@ -16,9 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from narrowcast.codecs import ErrorReport
 from narrowcast.collectives.api import all_reduce
-from narrowcast.parallel import ddp_layout, ddp_torch, mixed_precision, policy, strides
-from narrowcast.parallel.ddp import Bucket, DDPState, plain
-from narrowcast.parallel.digest import differing, digest
+from narrowcast.parallel import policy
+from narrowcast.parallel.ddp import layout, mixed_precision, strides, torch_parts
+from narrowcast.parallel.ddp.hook import Bucket, DDPState, plain
+from narrowcast.parallel.fingerprint import differing, digest
 from narrowcast.parallel.stats import Row, Stats, render, total
 from narrowcast.parallel.timeline import Event
 
@@ -220,7 +221,7 @@ def attach(
     """
     model = uncompiled(model)
     if is_sharded(model):
-        from narrowcast.parallel.fsdp_handle import attach_sharded, given
+        from narrowcast.parallel.fsdp.handle import attach_sharded, given
 
         refused = given(
             group=(group, None, "the groups are those of its mesh"),
@@ -236,8 +237,8 @@ def attach(
         )
     if parameters is not None or between is not None:
         raise ValueError("attach: parameters= and between= are for FSDP2; DDP sends gradients alone, leave them out")
-    ddp_torch.check(model)
-    ddp_layout.check_group(model, group)
+    torch_parts.check(model)
+    layout.check_group(model, group)
     hook = _free_hook(model)
 
     def make(model: DistributedDataParallel, chosen: object) -> DDPState:

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from narrowcast.codecs import Codec
-from narrowcast.collectives import agreement
-from narrowcast.collectives.coder import concrete
+from narrowcast.collectives.runtime import agreement
+from narrowcast.collectives.segments import concrete
 from narrowcast.kernels.noise import Noise
 from narrowcast.kernels.ops import FLOATS
 from narrowcast.parallel.seeds import made_before, seed_of

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from narrowcast.codecs import Codec
 from narrowcast.collectives.api import all_reduce
-from narrowcast.collectives.channel import Channel
-from narrowcast.collectives.exchange import Exchange
-from narrowcast.collectives.feedback import Residuals
-from narrowcast.collectives.submit import submit
+from narrowcast.collectives.residuals import Residuals
+from narrowcast.collectives.runtime.channel import Channel
+from narrowcast.collectives.runtime.messages import Exchange
+from narrowcast.collectives.runtime.submit import submit
 from narrowcast.parallel.seeds import made_before, seed_of
 
 SMALL_VALUES, LARGE_VALUES = 1 << 18, 1 << 22

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from narrowcast.codecs import Codec, ErrorReport
-from narrowcast.collectives.coder import Times
+from narrowcast.collectives.segments import Times
 from narrowcast.parallel.policy import AS_IS, Choice
 from narrowcast.parallel.timeline import KEPT, Event
 

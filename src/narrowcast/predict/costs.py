@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives.algorithms import SMALL_BYTES
-from narrowcast.collectives.two_shot import CHUNK_BYTES, MAX_CHUNKS
+from narrowcast.collectives.algorithms.record import SMALL_BYTES
+from narrowcast.collectives.algorithms.two_shot import CHUNK_BYTES, MAX_CHUNKS
 from narrowcast.predict import curve
 from narrowcast.predict.buckets import nbytes
 from narrowcast.predict.cluster import Cluster, CodecSpeed, Level, Table

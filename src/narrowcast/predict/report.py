@@ -7,9 +7,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from narrowcast.predict import svg
+from narrowcast.figures import charts
+from narrowcast.figures.charts import Series
 from narrowcast.predict.step import Prediction, Setup
-from narrowcast.predict.svg import Series
 from narrowcast.predict.sweep import BANDWIDTHS, Sweep, half_precision
 
 STYLE = """
@@ -70,7 +70,7 @@ def _scaling(shown: Sequence[Shown]) -> str:
     caption = (
         f"Samples a second over one device: {best.name} reaches {best.cell.speedup:.1f}x on {best.cell.workers} workers"
     )
-    picture = svg.lines("Speedup over one device", caption, series, "workers", "speedup", log_y=len(top) > 4)
+    picture = charts.lines("Speedup over one device", caption, series, "workers", "speedup", log_y=len(top) > 4)
     rows = [[one.name, one.cell.algorithm, *_steps(one.cell)] for one in shown]
     return figure(caption, picture, ("wire", "algorithm", "workers", "speedup", "step ms", "5 %", "95 %"), rows)
 
@@ -87,7 +87,7 @@ def _parts(shown: Sequence[Shown]) -> str:
         "exposed": [1e3 * max(0.0, c.exposed) for c in cells],
     }
     caption = f"What a step on {most} workers is made of: compute, and what communication adds to it"
-    picture = svg.bars("Parts of a step", caption, names, stacks, "milliseconds")
+    picture = charts.bars("Parts of a step", caption, names, stacks, "milliseconds")
     rows = [
         [
             name,
@@ -110,7 +110,7 @@ def _bandwidth(sweep: Sweep, shown: Sequence[Shown]) -> str:
     series = [Series(one.name, xs, [float(g) for g in base / sweep.tuned_steps(one.setup)]) for one in shown]
     now = sweep.cluster.levels[-1].bandwidth_gbit
     caption = f"Speedup over 16 bits against the bandwidth of the link, {most} workers; the cluster has {now:.3g} Gb/s"
-    picture = svg.lines("Speedup over 16 bits by bandwidth", caption, series, "Gb/s", "speedup over 16 bits")
+    picture = charts.lines("Speedup over 16 bits by bandwidth", caption, series, "Gb/s", "speedup over 16 bits")
     rows = [[one.name, one.cell.algorithm, _gbit(one.cell.break_even_gbit), _gbit(one.cell.hide_gbit)] for one in shown]
     return figure(caption, picture, ("wire", "algorithm", "pays below Gb/s", "hidden from Gb/s"), rows)
 

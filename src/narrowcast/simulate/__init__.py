@@ -9,23 +9,23 @@ from importlib import import_module
 from typing import Any
 
 HOMES = {
-    "cast": "casts",
-    "Quantizer": "casts",
-    "Caster": "caster",
-    "LayerScale": "caster",
-    "matmul": "gemm",
-    "linear": "gemm",
-    "conv1d": "conv",
-    "conv2d": "conv",
-    "lower": "lowering",
-    "Lowered": "lowering",
-    "optim": "optim",
-    "LossScale": "loss_scale",
+    "cast": "precision.casts",
+    "Quantizer": "precision.casts",
+    "Caster": "precision.caster",
+    "LayerScale": "precision.caster",
+    "matmul": "precision.gemm",
+    "linear": "precision.gemm",
+    "conv1d": "precision.conv",
+    "conv2d": "precision.conv",
+    "lower": "precision.lowering",
+    "Lowered": "precision.lowering",
+    "optim": "precision.optim",
+    "LossScale": "precision.loss_scale",
     "compat": "compat",
     "derive": ".kernels.noise",
-    "Batches": "train_batches",
-    "World": "world",
-    "train": "training",
+    "Batches": "training.batches",
+    "World": "world.world",
+    "train": "training.train",
 }
 """Every public name and the file that holds it."""
 

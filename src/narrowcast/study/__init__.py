@@ -16,9 +16,9 @@ HOMES = {
     "builtins": "file",
     "Case": "cases",
     "expand": "cases",
-    "run": "runner",
-    "Options": "runner",
-    "Results": "results",
+    "run": "run.runner",
+    "Options": "run.runner",
+    "Results": "run.results",
 }
 """Every public name and the file that holds it."""
 

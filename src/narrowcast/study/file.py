@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives.algorithms import ALGORITHMS
+from narrowcast.collectives.algorithms.record import ALGORITHMS
 from narrowcast.lab.rates import parse_rate
 from narrowcast.parallel.policy import MIN_VALUES
 from narrowcast.predict import cluster as cluster_file

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from narrowcast_research.models import mlp as mlp_of
+from narrowcast_research.models import seeded
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from narrowcast.predict.profile import ModelError, find
-from narrowcast.simulate.models import mlp as mlp_of
-from narrowcast.simulate.models import seeded
 from narrowcast.study.datasets import Examples, takes
 
 HIDDEN = 512

@@ -22,7 +22,7 @@ from torch import Tensor
 import narrowcast as nc
 from narrowcast.codecs import all_specs
 from narrowcast.formats import all_formats
-from narrowcast.kernels import accelerator, composed, ops, reference
+from narrowcast.kernels import ops, reference, triton_loader, unfused
 from narrowcast.kernels.noise import Noise
 from narrowcast.kernels.plan import CastPlan, Plan
 from narrowcast.kernels.reference import cast
@@ -109,7 +109,7 @@ def check_owed(plan: Plan | CastPlan, x: Tensor, unit: float, what: str) -> None
     n = x.numel()
     wanted, got, left = poisoned(plan, n), poisoned(plan, n), 0.01 * normal(n, 9)
     kept = left.clone()
-    composed.encode(oracle(plan), plan, x, wanted, Noise(7, 8, 128), None, left, unit)
+    unfused.encode(oracle(plan), plan, x, wanted, Noise(7, 8, 128), None, left, unit)
     launch.encode(plan, x, got, Noise(7, 8, 128), None, kept, unit)
     same(got, wanted, f"wire of {what} with residual, unit {unit}")
     same(kept, left, f"residual of {what}, unit {unit}")
@@ -133,7 +133,7 @@ def check_reduce(plan: Plan | CastPlan, n: int, world: int, number: int, what: s
 
 
 def composed_reduce(plan: Plan | CastPlan, rows: Tensor, n: int, wire: Tensor, *rest: Any) -> None:
-    composed.reduce(oracle(plan), plan, rows.unbind(), n, wire, *rest)
+    unfused.reduce(oracle(plan), plan, rows.unbind(), n, wire, *rest)
 
 
 # ---- groups ----------------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def codecs(specs: list[str]) -> None:
     """Encode and decode of every listed codec, at sizes, types, offsets and addresses by turns."""
     for number, spec in enumerate(specs):
         plan = nc.codec(spec).plan_for(torch.float32)
-        if accelerator.why_not(plan) is not None:
+        if triton_loader.why_not(plan) is not None:
             continue
         n = SIZES[number % len(SIZES)]
         noise = Noise(2**64 - 1, 2**63 + 1, 16 * number) if number % 2 else Noise(5, 6)
@@ -165,7 +165,7 @@ def fused() -> None:
 
 def check_wires(plan: Plan, rows: Tensor, n: int, what: str) -> None:
     wanted, got = poisoned(plan, n), poisoned(plan, n)
-    composed.reduce(reference, plan, rows.unbind(), n, wanted, Noise(), None, None, 1.0, 1.0, 1.0, None)
+    unfused.reduce(reference, plan, rows.unbind(), n, wanted, Noise(), None, None, 1.0, 1.0, 1.0, None)
     launch.reduce(plan, rows, n, got)
     same(got, wanted, f"reduce of {what}")
 
@@ -218,7 +218,7 @@ def wide() -> None:
 def rounding() -> None:
     x = with_specials(hard_values(64, 2500), 400)
     for number, fmt in enumerate(all_formats()):
-        if accelerator.why_not_round(fmt, "nearest", "ieee") is not None:
+        if triton_loader.why_not_round(fmt, "nearest", "ieee") is not None:
             continue
         for mode in ("nearest", "stochastic"):
             for overflow in fmt.overflows:

@@ -15,12 +15,12 @@ import pytest
 from study.report import made_up
 from study.report.made_up import Line, Truth
 
-from narrowcast.study.findings import Findings
+from narrowcast.study.analysis.findings import Findings
+from narrowcast.study.analysis.verdict import headline, judge
 from narrowcast.study.report import write_report
 from narrowcast.study.report.export import COLUMNS, as_csv, rows
 from narrowcast.study.report.markdown import as_markdown
 from narrowcast.study.report.page import LARGEST, SECTIONS
-from narrowcast.study.verdict import headline, judge
 
 VOID = {"meta", "input", "line", "rect", "circle", "polygon", "polyline", "path"}
 FIGURES = [make.__name__ for _, _, makers in SECTIONS for make in makers]

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from narrowcast.bench.timing import torch_threads
-from narrowcast.study import statistics as stats
-from narrowcast.study.statistics import Conclusion, Interval, equivalence, holm, student_cdf, student_quantile
+from narrowcast.study.analysis import statistics as stats
+from narrowcast.study.analysis.statistics import Conclusion, Interval, equivalence, holm, student_cdf, student_quantile
 
 
 @pytest.mark.parametrize("t", [-30.0, -2.0, -0.3, 0.0, 0.1, 1.0, 4.5, 200.0])

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from narrowcast.kernels.accumulator import Accumulator
+from narrowcast.kernels.matmul.accumulator import Accumulator
 from narrowcast.kernels.number import Number
 from narrowcast.kernels.reference.philox import LANES, PIECES, random_bits
 from narrowcast.kernels.reference.rounding import SR_BITS, Grid

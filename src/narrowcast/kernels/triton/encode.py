@@ -35,7 +35,8 @@ from narrowcast.kernels.triton.bits import (
     write_floats,
 )
 from narrowcast.kernels.triton.codes import code_of, cpd_rounded, float_code, uniform_raw, with_specials
-from narrowcast.kernels.triton.halves import sum_by_halves
+from narrowcast.kernels.triton.fp4_sum import sum_by_halves
+from narrowcast.kernels.triton.packed_sum import sum_by_words
 from narrowcast.kernels.triton.packing import write_packed, write_signs
 from narrowcast.kernels.triton.planes import (
     AFFINE,
@@ -68,7 +69,6 @@ from narrowcast.kernels.triton.scales import (
     tile_scales,
     wide_scales,
 )
-from narrowcast.kernels.triton.words import sum_by_words
 
 # ---- what is to be encoded -------------------------------------------------------------------------------------------
 #

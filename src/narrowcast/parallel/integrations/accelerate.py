@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from narrowcast.parallel.handle import Handle, is_sharded, uncompiled
 from narrowcast.parallel.handle import attach as attach_model
-from narrowcast.parallel.integrations.owed import Owed
+from narrowcast.parallel.integrations.residuals import Owed
 
 
 def attach(accelerator: Any, model: nn.Module, gradients: object, *, checkpoint: bool = True, **options: Any) -> Handle:

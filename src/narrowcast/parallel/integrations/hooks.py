@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from narrowcast.parallel import policy
-from narrowcast.parallel.ddp import Bucket, DDPState
+from narrowcast.parallel.ddp.hook import Bucket, DDPState
 from narrowcast.parallel.stats import Row, render
 from narrowcast.parallel.timeline import Event
 

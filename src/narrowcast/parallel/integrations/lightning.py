@@ -7,10 +7,10 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from narrowcast.parallel import policy
-from narrowcast.parallel.ddp import ddp_hook
+from narrowcast.parallel.ddp.hook import ddp_hook
 from narrowcast.parallel.handle import Handle, attach
 from narrowcast.parallel.integrations.hooks import HookState
-from narrowcast.parallel.integrations.owed import Owed
+from narrowcast.parallel.integrations.residuals import Owed
 
 if TYPE_CHECKING:
     from torch import Tensor

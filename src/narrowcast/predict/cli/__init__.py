@@ -1,11 +1,11 @@
 """`narrowcast probe`, `profile`, `predict`, `advise` and `validate`."""
 
 import typer
+from narrowcast_research.validation.cli import validate
 
-from narrowcast.predict.cli.answer import advise, predict
-from narrowcast.predict.cli.judge import validate
-from narrowcast.predict.cli.measure import probe, profile
-from narrowcast.predict.cli.options import one_line
+from narrowcast.cli.options import one_line
+from narrowcast.cli.predict import advise, predict
+from narrowcast.cli.probe import probe, profile
 
 
 def register(app: typer.Typer) -> None:

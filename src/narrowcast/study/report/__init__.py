@@ -22,7 +22,7 @@ def write(path: Path, text: str) -> None:
 
 def write_report(folder: Path | str) -> Path:
     """Write the report of a study's folder into it; returns where it is."""
-    from narrowcast.study.findings import Findings
+    from narrowcast.study.analysis.findings import Findings
     from narrowcast.study.report.page import page
 
     path = default_path(folder)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-from narrowcast.study import words
-from narrowcast.study.finding import Finding
-from narrowcast.study.findings import Findings, Step
+from narrowcast.study.analysis import formatting
+from narrowcast.study.analysis.finding import Finding
+from narrowcast.study.analysis.findings import Findings, Step
 from narrowcast.study.report.markup import Markup, joined, tag
 from narrowcast.study.report.palette import Palette
 from narrowcast.study.report.plot import LINE, Plot, spread, text, text_width
@@ -46,8 +46,8 @@ class Context:
     def setting(self, finding: Finding, *names: str) -> str:
         """`alexnet · cifar10 · 4 workers`: of the axes that are named, and the transport where there are several."""
         write: dict[str, Callable[[Any], str]] = {
-            "workers": lambda n: words.count(n, "worker"),
-            "rate_name": words.rate,
+            "workers": lambda n: formatting.count(n, "worker"),
+            "rate_name": formatting.rate,
             "hosts": lambda layout: f"{layout} (hosts × ranks)",
         }
         values = [(name, getattr(finding, name)) for name in names]
@@ -62,9 +62,9 @@ class Context:
 
     def link(self, finding: Finding) -> str:
         """In a sentence: `with 4 workers at 1 Gb/s over MPI on 2x2 hosts`; what never changes is left out."""
-        parts = ["with", words.count(finding.workers, "worker"), words.at_rate(finding.rate_name)]
+        parts = ["with", formatting.count(finding.workers, "worker"), formatting.at_rate(finding.rate_name)]
         if transport := self._told(finding, "transport"):
-            parts.append(f"over {words.primitive(transport)}")
+            parts.append(f"over {formatting.primitive(transport)}")
         if hosts := self._told(finding, "hosts"):
             parts.append(f"on {hosts} hosts")
         if self._told(finding, "parallel") == "model":

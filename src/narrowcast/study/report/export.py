@@ -7,11 +7,12 @@ import io
 import math
 from typing import Any
 
-from narrowcast.study.finding import Finding, grouped
-from narrowcast.study.findings import Accuracy, Findings, Step
-from narrowcast.study.insights import insights
-from narrowcast.study.statistics import Interval
-from narrowcast.study.verdict import judge
+from narrowcast_research.insights import insights
+
+from narrowcast.study.analysis.finding import Finding, grouped
+from narrowcast.study.analysis.findings import Accuracy, Findings, Step
+from narrowcast.study.analysis.statistics import Interval
+from narrowcast.study.analysis.verdict import judge
 
 AXES = (
     *("kind", "source", "status", "model", "data", "wire", "algorithm", "workers", "layout"),

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from narrowcast.study import words
-from narrowcast.study.findings import Findings
-from narrowcast.study.insights import insights
+from narrowcast_research.insights import insights
+
+from narrowcast.study.analysis import formatting
+from narrowcast.study.analysis.findings import Findings
+from narrowcast.study.analysis.verdict import headline, how_sure, judge, speed_sentences
 from narrowcast.study.report.context import Context
+from narrowcast.study.report.figures.accuracy_vs_speed import accuracy_table
 from narrowcast.study.report.figures.heat import elsewhere_table, step_table
-from narrowcast.study.report.figures.trade import accuracy_table
 from narrowcast.study.report.markup import Table
-from narrowcast.study.report.opening import provenance
-from narrowcast.study.verdict import headline, how_sure, judge, speed_sentences
+from narrowcast.study.report.summary import provenance
 
 SPECIAL = re.compile(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)")
 """What Markdown would take for its own."""
@@ -53,6 +54,12 @@ def as_markdown(findings: Findings) -> str:
     lines += ["## Insights of Grubic et al. (EDBT 2018)", "", "| statement | these data | because |", "|---|---|---|"]
     lines += [_row((found.statement, found.support.value, found.because)) for found in insights(findings)]
     if findings.failures:
-        lines += ["", f"## {words.count(len(findings.failures), 'case')} failed", "", "| case | error |", "|---|---|"]
+        lines += [
+            "",
+            f"## {formatting.count(len(findings.failures), 'case')} failed",
+            "",
+            "| case | error |",
+            "|---|---|",
+        ]
         lines += [_row((failed.line["case"], failed.error)) for failed in findings.failures]
     return "\n".join(lines) + "\n"

@@ -6,8 +6,8 @@ import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from narrowcast.study import words
-from narrowcast.study.finding import Finding
+from narrowcast.study.analysis import formatting
+from narrowcast.study.analysis.finding import Finding
 
 FILTERS = ("model", "wire", "workers")
 """The axes by which the page can be filtered."""
@@ -160,10 +160,10 @@ def _panels(figure: Figure, limits: Limits) -> Markup:
     parts = [tag("div", *(panel.markup() for panel in first), class_=class_)]
     if rest:
         more = tag("div", *(panel.markup() for panel in rest), class_=class_)
-        parts.append(tag("details", tag("summary", words.count(len(rest), "more setting")), more, class_="more"))
+        parts.append(tag("details", tag("summary", formatting.count(len(rest), "more setting")), more, class_="more"))
     if lost:
         parts.append(
-            tag("p", f"{words.count(lost, 'more setting')} not drawn, to keep the file small.", class_="absent")
+            tag("p", f"{formatting.count(lost, 'more setting')} not drawn, to keep the file small.", class_="absent")
         )
     return joined(parts)
 

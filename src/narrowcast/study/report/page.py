@@ -6,21 +6,21 @@ import json
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 
-from narrowcast.study.findings import Findings
+from narrowcast.study.analysis.findings import Findings
+from narrowcast.study.analysis.verdict import judge
 from narrowcast.study.report.context import Context
 from narrowcast.study.report.export import summary
+from narrowcast.study.report.figures.accuracy_vs_speed import accuracy_sentence, accuracy_table, trade
 from narrowcast.study.report.figures.breakdown import breakdown
 from narrowcast.study.report.figures.bus import bus
 from narrowcast.study.report.figures.heat import elsewhere, speedups
 from narrowcast.study.report.figures.layers import layers
 from narrowcast.study.report.figures.prediction import predictions
 from narrowcast.study.report.figures.scaling import scaling
-from narrowcast.study.report.figures.trade import accuracy_sentence, accuracy_table, trade
-from narrowcast.study.report.figures.when import time_to_accuracy
+from narrowcast.study.report.figures.time_to_accuracy import time_to_accuracy
 from narrowcast.study.report.markup import FILTERS, Absent, Figure, Limits, Markup, figure_markup, lone, tag
-from narrowcast.study.report.opening import opening
 from narrowcast.study.report.sections import bytes_section, failures_section, insights_section, methods_section
-from narrowcast.study.verdict import judge
+from narrowcast.study.report.summary import opening
 
 Section = tuple[str, str, Sequence[Callable[[Context], Figure | Absent]]]
 

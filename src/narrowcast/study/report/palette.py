@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from narrowcast.study.findings import Findings
+from narrowcast.study.analysis.findings import Findings
 from narrowcast.study.report.markup import Markup, lone, place
 
 COLOURS = 8

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from narrowcast.predict.svg import Axis
+from narrowcast.figures.charts import Axis
 from narrowcast.study.report.markup import Markup, joined, lone, place, tag
 
 WIDTH, HEIGHT = 440, 280

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from narrowcast.study import words
-from narrowcast.study.findings import WITHIN, Findings, Step
-from narrowcast.study.insights import Support, insights
+from narrowcast_research.insights import Support, insights
+
+from narrowcast.study.analysis import formatting
+from narrowcast.study.analysis.findings import WITHIN, Findings, Step
 from narrowcast.study.report.context import Context
 from narrowcast.study.report.markup import Limits, Markup, Row, Table, tag
 
@@ -27,8 +28,8 @@ def _byte_row(context: Context, step: Step) -> Row:
     sent, off = step.line["bytes"], step.bytes_off
     assert off is not None
     numbers = [f"{sent[name]:,.0f}" for name in ("claimed", "protocol", "counted", "plain")]
-    verdict = words.percent(off, 2) + ("" if abs(off) <= WITHIN else " — too far")
-    head = (step.model, context.label(step), step.transport, words.rate(step.rate_name), step.workers)
+    verdict = formatting.percent(off, 2) + ("" if abs(off) <= WITHIN else " — too far")
+    head = (step.model, context.label(step), step.transport, formatting.rate(step.rate_name), step.workers)
     return Row((*head, *numbers, verdict), step)
 
 
@@ -42,12 +43,12 @@ def bytes_section(context: Context, limits: Limits) -> Markup:
     off = [abs(step.bytes_off or 0.0) for step in steps]
     within = len(steps) - len(context.findings.gaps())
     sentence = (
-        f"In {within} of {words.count(len(steps), 'setting')} the bytes counted at the interface agree within "
+        f"In {within} of {formatting.count(len(steps), 'setting')} the bytes counted at the interface agree within "
         f"{100 * WITHIN:.0f} % with what the codec claims plus the protocol's headers; the largest difference is "
         f"{100 * max(off):.1f} %."
     )
     if uncounted := len(measured) - len(steps):
-        sentence += f" In {words.count(uncounted, 'more setting')} nothing could be counted."
+        sentence += f" In {formatting.count(uncounted, 'more setting')} nothing could be counted."
     heads = ("model", "wire", "over", "link", "workers", "claimed", "protocol", "counted", "float32", "difference")
     table = Table("Bytes sent by a rank in a step", heads, [_byte_row(context, s) for s in steps], left=4)
     details = tag(
@@ -84,7 +85,9 @@ def failures_section(findings: Findings, limits: Limits) -> Markup:
     if not findings.failures:
         return tag("section", head, tag("p", "Nothing: every case that was started ended with a result."))
     rows = [Row((failed.line["case"], failed.error or "no message"), failed) for failed in findings.failures]
-    sentence = f"{words.count(len(rows), 'case')} of {len(findings.cases)} failed; they are missing from all figures."
+    sentence = (
+        f"{formatting.count(len(rows), 'case')} of {len(findings.cases)} failed; they are missing from all figures."
+    )
     return tag(
         "section",
         head,
@@ -94,11 +97,11 @@ def failures_section(findings: Findings, limits: Limits) -> Markup:
 
 
 def methods_section(findings: Findings) -> Markup:
-    paragraphs = [text.format(margin=words.margin(findings.margin)) for text in METHODS]
+    paragraphs = [text.format(margin=formatting.margin(findings.margin)) for text in METHODS]
     text = findings.session.get("text") or ""
     pre = tag("pre", text, tabindex="0", role="region", aria_label="The study file")
     file = tag("details", tag("summary", "The study file"), pre, class_="numbers") if text else ""
-    starts = words.listed([words.moment(session["started"]) for session in findings.sessions])
-    runs = f"Started {words.count(len(findings.sessions), 'time')}: {starts}."
+    starts = formatting.listed([formatting.moment(session["started"]) for session in findings.sessions])
+    runs = f"Started {formatting.count(len(findings.sessions), 'time')}: {starts}."
     body = [tag("p", paragraph) for paragraph in [*paragraphs, runs]]
     return tag("section", tag("h2", "Methods", id="methods"), *body, file)

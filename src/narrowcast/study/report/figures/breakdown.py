@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from narrowcast.predict.svg import Axis
-from narrowcast.study import words
-from narrowcast.study.finding import grouped, one_each
-from narrowcast.study.findings import Step
+from narrowcast.figures.charts import Axis
+from narrowcast.study.analysis import formatting
+from narrowcast.study.analysis.finding import grouped, one_each
+from narrowcast.study.analysis.findings import Step
 from narrowcast.study.report.context import Context
 from narrowcast.study.report.markup import Absent, Figure, Markup, Panel, Row, Table, tag
 from narrowcast.study.report.plot import WIDTH, drawing, lines, named, text, text_width
@@ -28,11 +28,11 @@ def _bar(context: Context, step: Step, y: float, across: Axis) -> Markup:
         end = begin + _share(step, part)
         left, right = across.at(begin), across.at(end)
         if right - left >= 0.05:
-            tip = f"{part} {words.significant(end - begin)} ms"
+            tip = f"{part} {formatting.significant(end - begin)} ms"
             box = {"x": left, "y": y, "width": right - left, "height": float(BAR)}
             parts.append(tag("rect", tag("title", tip), **box, class_=f"p-{part}"))
         begin = end
-    total = text(across.at(begin) + 5, y + BAR - 4, words.significant(step.time.value), "start", "t")
+    total = text(across.at(begin) + 5, y + BAR - 4, formatting.significant(step.time.value), "start", "t")
     name = text(across.begin - 8, y + BAR - 4, context.label(step), "end", "n")
     return tag("g", name, *parts, total, data_wire=step.wire)
 
@@ -78,8 +78,8 @@ def _table(context: Context, steps: Sequence[Step]) -> Table:
     rows = [
         Row(
             (
-                *(s.model, s.data, context.label(s), words.rate(s.rate_name), s.workers),
-                *(words.significant(_share(s, part)) for part in PARTS),
+                *(s.model, s.data, context.label(s), formatting.rate(s.rate_name), s.workers),
+                *(formatting.significant(_share(s, part)) for part in PARTS),
             ),
             s,
         )

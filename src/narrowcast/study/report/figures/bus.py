@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from narrowcast.study import words
-from narrowcast.study.finding import Finding, grouped, one_algorithm
+from narrowcast.study.analysis import formatting
+from narrowcast.study.analysis.finding import Finding, grouped, one_algorithm
 from narrowcast.study.report.context import Context
 from narrowcast.study.report.markup import Absent, Figure, Panel, Row, Table, tag
 from narrowcast.study.report.plot import Plot, padded
@@ -22,7 +22,7 @@ def _speed(finding: Finding) -> float:
 def _ticks(sizes: Sequence[float]) -> dict[float, str]:
     ordered = sorted(set(sizes))
     every = max(1, -(-len(ordered) // 5))
-    return {size: words.byte_size(size) for size in ordered[::every]}
+    return {size: formatting.byte_size(size) for size in ordered[::every]}
 
 
 def _panel(context: Context, findings: Sequence[Finding]) -> Panel:
@@ -41,7 +41,10 @@ def _panel(context: Context, findings: Sequence[Finding]) -> Panel:
         wire = same[0].wire
         parts = [plot.polyline([_size(f) for f in same], [_speed(f) for f in same], dash=context.palette.dash(wire))]
         for f in same:
-            tip = tag("title", f"{context.label(f)}, {words.byte_size(_size(f))}: {words.significant(_speed(f))} GB/s")
+            tip = tag(
+                "title",
+                f"{context.label(f)}, {formatting.byte_size(_size(f))}: {formatting.significant(_speed(f))} GB/s",
+            )
             parts.append(tag("g", tip, context.palette.mark(wire, plot.x.at(_size(f)), plot.y.at(_speed(f)), 2.8)))
         plot.add(context.coloured(same[0], *parts, label))
     title = context.setting(findings[0], "transport", "workers", "rate_name")
@@ -77,15 +80,15 @@ def _sentence(context: Context, findings: Sequence[Finding]) -> str:
     ahead = [size for size in shared if narrow[size] > plain[size]]
     behind = [size for size in shared if narrow[size] <= plain[size]]
     start = (
-        f"from {words.byte_size(min(s for s in ahead if s > max(behind, default=0)))} on"
+        f"from {formatting.byte_size(min(s for s in ahead if s > max(behind, default=0)))} on"
         if ahead and last in ahead
         else "nowhere"
     )
-    few, many = (words.significant(speeds[last], 2) for speeds in (narrow, plain))
+    few, many = (formatting.significant(speeds[last], 2) for speeds in (narrow, plain))
     return (
-        f"{words.capital(context.link(slowest))}, an all-reduce of {words.byte_size(last)} runs at {few} "
+        f"{formatting.capital(context.link(slowest))}, an all-reduce of {formatting.byte_size(last)} runs at {few} "
         f"GB/s with {context.findings.primary} and {many} GB/s with {context.findings.baseline} "
-        f"({words.ratio(narrow[last] / plain[last])}); it is ahead {start}."
+        f"({formatting.ratio(narrow[last] / plain[last])}); it is ahead {start}."
     )
 
 
@@ -93,9 +96,9 @@ def _table(context: Context, findings: Sequence[Finding]) -> Table:
     rows = [
         Row(
             (
-                *(context.label(f), f.algorithm, f.transport, words.rate(f.rate_name), f.workers),
-                *(words.byte_size(_size(f)), words.significant(sorted(f.line["ms"])[len(f.line["ms"]) // 2])),
-                words.significant(_speed(f)),
+                *(context.label(f), f.algorithm, f.transport, formatting.rate(f.rate_name), f.workers),
+                *(formatting.byte_size(_size(f)), formatting.significant(sorted(f.line["ms"])[len(f.line["ms"]) // 2])),
+                formatting.significant(_speed(f)),
             ),
             f,
         )

@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from narrowcast.study import words
-from narrowcast.study.finding import Finding, grouped, one_each, share_words
-from narrowcast.study.findings import Step
+from narrowcast.study.analysis import formatting
+from narrowcast.study.analysis.finding import Finding, grouped, one_each, share_words
+from narrowcast.study.analysis.findings import Step
 from narrowcast.study.report.context import Context
 from narrowcast.study.report.markup import Absent, Figure, Markup, Panel, Row, Table, lone, tag
 from narrowcast.study.report.plot import drawing, line, text, text_width
@@ -64,7 +64,7 @@ class Map:
         parts = [lone("rect", **box, class_="up" if step.speedup.value >= 1 else "down", fill_opacity=_depth(step))]
         if step.predicted and not self.by_workers:
             parts.append(lone("rect", **box, class_="ht"))
-        parts.append(text(*middle, words.times(step.speedup), class_="h" if step.faster is not None else "h q"))
+        parts.append(text(*middle, formatting.times(step.speedup), class_="h" if step.faster is not None else "h q"))
         return tag("g", tag("title", _tip(step)), *parts, data_workers=step.workers if self.by_workers else None)
 
     def _ends(self) -> list[int]:
@@ -95,7 +95,7 @@ def _depth(step: Step) -> str:
 def _tip(step: Step) -> str:
     assert step.speedup is not None
     kind = "predicted" if step.predicted else "measured"
-    return f"{words.times_between(step.speedup)}, {kind}"
+    return f"{formatting.times_between(step.speedup)}, {kind}"
 
 
 # ---- the figure ------------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def _map_of(context: Context, steps: Sequence[Step]) -> Map:
     names = [name for name, _ in rows]
     columns = [name for _, name in rates]
     cells = {(names.index(context.label(s)), columns.index(str(s.rate_name))): s for s in reversed(steps)}
-    return Map(rows, [words.rate(name) for name in columns], cells)
+    return Map(rows, [formatting.rate(name) for name in columns], cells)
 
 
 def _panel(context: Context, steps: Sequence[Step]) -> Panel:
@@ -130,7 +130,7 @@ def _end(ordered: Sequence[Step]) -> tuple[str, str] | None:
     before = [step for step in ordered[:slower] if step.faster]
     if slower == len(ordered) or not before:
         return None
-    return words.rate(before[-1].rate_name), words.rate(ordered[slower].rate_name)
+    return formatting.rate(before[-1].rate_name), formatting.rate(ordered[slower].rate_name)
 
 
 def _end_of_gain(primary: Sequence[Step]) -> str:
@@ -140,10 +140,10 @@ def _end_of_gain(primary: Sequence[Step]) -> str:
     ends = grouped((end for same in settings if (end := _end(same))), lambda end: end)
     lasting = sum(all(s.faster for s in same) for same in settings)
     unsure = len(settings) - lasting - sum(map(len, ends.values()))
-    parts = [f"ends between {a} and {b} in {words.count(len(same), 'setting')}" for (a, b), same in ends.items()]
-    parts += [f"lasts over all rates in {words.count(lasting, 'setting')}"] * bool(lasting)
-    parts += [f"cannot be told from 1 at some rate in {words.count(unsure, 'setting')}"] * bool(unsure)
-    return f" Its gain {words.listed(parts)}." if parts else ""
+    parts = [f"ends between {a} and {b} in {formatting.count(len(same), 'setting')}" for (a, b), same in ends.items()]
+    parts += [f"lasts over all rates in {formatting.count(lasting, 'setting')}"] * bool(lasting)
+    parts += [f"cannot be told from 1 at some rate in {formatting.count(unsure, 'setting')}"] * bool(unsure)
+    return f" Its gain {formatting.listed(parts)}." if parts else ""
 
 
 def _sentence(context: Context, steps: Sequence[Step]) -> str:
@@ -155,7 +155,7 @@ def _sentence(context: Context, steps: Sequence[Step]) -> str:
     assert best.speedup is not None
     return (
         f"{context.findings.primary} is faster than {context.findings.baseline} in {faster} of "
-        f"{words.count(len(primary), 'cell')}, most with {context.where(best)}: {words.times_between(best.speedup)}."
+        f"{formatting.count(len(primary), 'cell')}, most with {context.where(best)}: {formatting.times_between(best.speedup)}."
         + _end_of_gain(primary)
     )
 
@@ -163,9 +163,9 @@ def _sentence(context: Context, steps: Sequence[Step]) -> str:
 def step_table(context: Context, steps: Sequence[Step], caption: str = "Step times and speedups") -> Table:
     rows = []
     for s in steps:
-        head = (s.model, s.data, context.label(s), s.transport, words.rate(s.rate_name), s.workers)
-        times = (words.between(s.time), words.significant(s.p95) if s.p95 else "")
-        gain = words.times_between(s.speedup) if s.speedup else ""
+        head = (s.model, s.data, context.label(s), s.transport, formatting.rate(s.rate_name), s.workers)
+        times = (formatting.between(s.time), formatting.significant(s.p95) if s.p95 else "")
+        gain = formatting.times_between(s.speedup) if s.speedup else ""
         source = ", ".join([s.source, *(["not interleaved"] if s.apart else []), *share_words(s)])
         rows.append(Row((*head, *times, gain, source), s))
     heads = ("model", "data", "wire", "over", "link", "workers", "step ms (95 %)", "p95 ms", "speedup (95 %)", "source")
@@ -174,15 +174,15 @@ def step_table(context: Context, steps: Sequence[Step], caption: str = "Step tim
 
 def _dollars(step: Step) -> str:
     cost = step.line.get("dollars_per_epoch")
-    return "" if cost is None else words.significant(cost)
+    return "" if cost is None else formatting.significant(cost)
 
 
 def elsewhere_table(context: Context) -> Table:
     rows = []
     for s in context.findings.elsewhere:
         head = (s.model, context.label(s), s.cluster or s.rate_name, s.transport, s.workers)
-        gain = words.times_between(s.speedup) if s.speedup else ""
-        rows.append(Row((*head, words.between(s.time), gain, _dollars(s)), s))
+        gain = formatting.times_between(s.speedup) if s.speedup else ""
+        rows.append(Row((*head, formatting.between(s.time), gain, _dollars(s)), s))
     heads = ("model", "wire", "machine", "over", "workers", "step ms (5–95 %)", "speedup", "$ an epoch")
     return Table("Predicted, not measured: steps on other machines", heads, rows, left=4)
 
@@ -218,7 +218,7 @@ def elsewhere(context: Context) -> Figure | Absent:
         rows = list({context.label(step): step for step in context.by_wire(same)}.items())
         names, columns = [name for name, _ in rows], sorted({step.workers for step in same})
         cells = {(names.index(context.label(s)), columns.index(s.workers)): s for s in same}
-        shown = f"{context.setting(same[0], 'model', 'cluster')} · {words.primitive(same[0].transport)}"
+        shown = f"{context.setting(same[0], 'model', 'cluster')} · {formatting.primitive(same[0].transport)}"
         made = Map(rows, [str(n) for n in columns], cells, by_workers=True).markup(
             f"Predicted speedup by wire and workers: {shown}"
         )
@@ -228,8 +228,8 @@ def elsewhere(context: Context) -> Figure | Absent:
     surely = sum(step.faster is True for step in steps)
     sentence = (
         f"Predicted, not measured: {surely} of {len(steps)} cells are faster than {context.findings.baseline} beyond "
-        f"the prediction's own interval; the largest gain is {words.times(best.speedup)}, {best.wire} for {best.model} "
-        f"on {best.cluster} with {words.count(best.workers, 'worker')} over {words.primitive(best.transport)}."
+        f"the prediction's own interval; the largest gain is {formatting.times(best.speedup)}, {best.wire} for {best.model} "
+        f"on {best.cluster} with {formatting.count(best.workers, 'worker')} over {formatting.primitive(best.transport)}."
     )
     reading = "As above, with the number of workers across. Every cell is a prediction from a model of the machine."
     return Figure(key, title, sentence, panels, reading, elsewhere_table(context), narrow=True)

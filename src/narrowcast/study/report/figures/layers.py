@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, median
 
-from narrowcast.predict.svg import Axis
-from narrowcast.study.finding import grouped
-from narrowcast.study.findings import Accuracy
+from narrowcast.figures.charts import Axis
+from narrowcast.study.analysis.finding import grouped
+from narrowcast.study.analysis.findings import Accuracy
 from narrowcast.study.report.context import Context
 from narrowcast.study.report.markup import Absent, Figure, Markup, Panel, Row, Table, tag
 from narrowcast.study.report.plot import WIDTH, drawing, lines, named, number, padded, text, text_width

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from narrowcast.study import words
-from narrowcast.study.findings import Step
+from narrowcast.study.analysis import formatting
+from narrowcast.study.analysis.findings import Step
 from narrowcast.study.report.context import Context
 from narrowcast.study.report.markup import Absent, Figure, Markup, Panel, Row, Table, lone, place, tag
 from narrowcast.study.report.plot import Plot, padded
@@ -21,7 +21,7 @@ def _error(step: Step) -> float:
 
 def _mark(context: Context, plot: Plot, step: Step, height: float) -> Markup:
     assert step.forecast is not None
-    tip = f"{context.label(step)}, {context.where(step)}: {words.percent(_error(step))}"
+    tip = f"{context.label(step)}, {context.where(step)}: {formatting.percent(_error(step))}"
     parts = [
         tag("title", tip),
         context.palette.mark(step.wire, plot.x.at(step.time.value), plot.y.at(height), 3.0),
@@ -74,9 +74,17 @@ def _table(context: Context, steps: Sequence[Step]) -> Table:
     rows = []
     for step in steps:
         assert step.forecast is not None
-        head = (step.model, step.data, context.label(step), words.rate(step.rate_name), step.workers)
+        head = (step.model, step.data, context.label(step), formatting.rate(step.rate_name), step.workers)
         rows.append(
-            Row((*head, words.between(step.time), words.between(step.forecast), words.percent(_error(step))), step)
+            Row(
+                (
+                    *head,
+                    formatting.between(step.time),
+                    formatting.between(step.forecast),
+                    formatting.percent(_error(step)),
+                ),
+                step,
+            )
         )
     heads = ("model", "data", "wire", "link", "workers", "measured ms (95 %)", "predicted ms (5–95 %)", "error")
     return Table("Predicted and measured steps", heads, rows, left=4)

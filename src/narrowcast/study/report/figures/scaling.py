@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from narrowcast.study import words
-from narrowcast.study.finding import grouped, one_each
-from narrowcast.study.findings import Step
+from narrowcast.study.analysis import formatting
+from narrowcast.study.analysis.finding import grouped, one_each
+from narrowcast.study.analysis.findings import Step
+from narrowcast.study.analysis.statistics import Interval
 from narrowcast.study.report.context import Context
 from narrowcast.study.report.markup import Absent, Figure, Markup, Panel, Row, Table, tag
 from narrowcast.study.report.plot import Plot, padded
-from narrowcast.study.statistics import Interval
 
 COMPUTE = ("forward", "backward", "update")
 
@@ -30,7 +30,7 @@ def _line(context: Context, plot: Plot, steps: Sequence[Step]) -> Markup:
     xs, ys = [float(step.workers) for step, _ in known], [value.value for _, value in known]
     parts = [plot.polyline(xs, ys, dash=context.palette.dash(steps[0].wire))]
     for step, value in known:
-        tip = f"{context.label(step)}, {step.workers} workers: {words.between(value)} workers' worth"
+        tip = f"{context.label(step)}, {step.workers} workers: {formatting.between(value)} workers' worth"
         marks = (
             plot.whisker(step.workers, value.low, value.high),
             context.palette.mark(step.wire, plot.x.at(step.workers), plot.y.at(value.value)),
@@ -95,8 +95,8 @@ def _sentence(context: Context, places: Sequence[Sequence[Step]]) -> str:
         return f"Cannot tell: {context.findings.primary} and {context.findings.baseline} were not timed side by side."
     plain, narrow, step = max(pairs, key=lambda pair: pair[1].value / pair[0].value)
     return (
-        f"{context.where(step)} does the work of {words.between(plain)} workers with {context.findings.baseline} and "
-        f"of {words.between(narrow)} with {context.findings.primary}."
+        f"{context.where(step)} does the work of {formatting.between(plain)} workers with {context.findings.baseline} and "
+        f"of {formatting.between(narrow)} with {context.findings.primary}."
     )
 
 
@@ -105,8 +105,8 @@ def _table(context: Context, places: Sequence[Sequence[Step]]) -> Table:
     for step in (step for same in places for step in same):
         value = effective_workers(step)
         assert value is not None
-        cells = (step.model, step.data, context.label(step), words.rate(step.rate_name), step.workers)
-        rows.append(Row((*cells, words.between(value), f"{100 * value.value / step.workers:.0f} %"), step))
+        cells = (step.model, step.data, context.label(step), formatting.rate(step.rate_name), step.workers)
+        rows.append(Row((*cells, formatting.between(value), f"{100 * value.value / step.workers:.0f} %"), step))
     heads = ("model", "data", "wire", "link", "workers", "workers' worth (95 %)", "efficiency")
     return Table("Scaling", heads, rows, left=4)
 

@@ -1,0 +1,1 @@
+"""What proves narrowcast: papers reproduced, predictions validated, studies of their size."""

@@ -1,0 +1,1 @@
+"""Benches that prove a claim, beside those that users run."""

@@ -1,0 +1,63 @@
+"""One rank of `narrowcast bench fsdp-curves`: trains a transformer on real text; rank 0 prints one JSON line.
+
+python -m narrowcast_research.bench.fsdp_curves_worker STEPS SEED WIRE, with the environment of torchrun.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+from narrowcast.bench.codecs import describe_machine
+from narrowcast.bench.fsdp_worker import sharded
+from narrowcast.bench.transformer import Transformer, batch, text
+
+WIDTH, LAYERS, LENGTH, BATCH = 192, 7, 32, 2
+RATE, WARM_UP = 1e-3, 50
+HELD_OUT, EVALUATIONS, PIECES = 0.1, 10, 32
+"""The last part of the text, how often the loss on it is taken, and on how many pieces."""
+
+
+def train(steps: int, seed: int, wire: str) -> dict[str, object]:
+    torch.manual_seed(seed)
+    rank, data = dist.get_rank(), text()
+    cut = int(len(data) * (1 - HELD_OUT))
+    model = Transformer(WIDTH, LAYERS, LENGTH)
+    parameters = sum(p.numel() for p in model.parameters())
+    handle, began = sharded(model, wire), time.perf_counter()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.1, fused=True)
+    ramp = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_UP))
+    unseen = batch(data[cut:], 12345, PIECES, LENGTH)
+    losses, evaluated = [], {}
+    for step in range(steps):
+        loss = model(batch(data[:cut], (seed * 100_000 + step) * 64 + rank, BATCH, LENGTH))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        ramp.step()
+        losses.append(loss.item())
+        if (step + 1) % max(1, steps // EVALUATIONS) == 0:
+            with torch.no_grad():
+                evaluated[step + 1] = model(unseen).item()
+    facts: dict[str, object] = {"wire": wire, "seed": seed, "parameters": parameters, "machine": describe_machine()}
+    facts["seconds"] = time.perf_counter() - began
+    stats = handle.stats() if handle is not None else {}
+    return {**facts, "losses": losses, "held_out": evaluated, "sent_bytes": stats.get("sent_bytes")}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    facts = train(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    if dist.get_rank() == 0:
+        print(json.dumps(facts), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Short trainings of a perceptron, for effects that need no large network: what several reproductions share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from narrowcast.data import Dataset
+from narrowcast.simulate.training.train import Run, train
+from narrowcast.simulate.world.world import World
+from narrowcast_research import models
+from narrowcast_research.reproductions.base import Options, Result, Work
+from narrowcast_research.reproductions.pictures import pictures
+
+HIDDEN_QUICK, HIDDEN = 48, 256
+
+
+def perceptron(data: Dataset, options: Options, seed: int) -> nn.Module:
+    """Two hidden layers, small for digits of 8 x 8 and larger for 28 x 28."""
+    inputs = math.prod(data.x_train.shape[1:])
+    hidden = HIDDEN_QUICK if options.quick else HIDDEN
+    return models.seeded(lambda: models.mlp((inputs, hidden, hidden, data.classes)), seed)
+
+
+def sgd(parameters: list[nn.Parameter], rate: float = 0.1) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=rate, momentum=0.9)
+
+
+class Bits:
+    """Adds up how many bits a value took on the wire, step by step, and which wires were used."""
+
+    def __init__(self) -> None:
+        self.total, self.steps = 0.0, 0
+        self.wires: list[str] = []
+
+    def __call__(self, run: Run) -> None:
+        rows = run.exchange.rows(run.step)
+        values = sum(row.numel for row in rows)
+        self.total += sum(row.numel * row.bits_per_value for row in rows) / values
+        self.steps += 1
+        wire = max(rows, key=lambda row: row.numel).wire
+        if not self.wires or self.wires[-1] != wire:
+            self.wires.append(wire)
+
+    @property
+    def mean(self) -> float:
+        return self.total / max(self.steps, 1)
+
+
+def exchange_run(
+    spec: Callable[[nn.Module, int], object],
+    seed: int,
+    options: Options,
+    work: Work,
+    *,
+    epochs: int,
+    batch: int = 128,
+    workers: int = 4,
+    data: str = "mnist",
+    rate: float = 0.1,
+    world: World | None = None,
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
+    **more: Any,
+) -> Result | None:
+    """Train a perceptron whose gradients travel by the policy that `spec(model, steps in an epoch)` makes."""
+    found = pictures(data, options)
+    model = perceptron(found, options, seed)
+    bits = Bits()
+    run = train(
+        model,
+        found,
+        workers=world or World(workers, "two_shot", seed=seed),
+        spec=spec(model, len(found.x_train) // batch),
+        epochs=epochs,
+        batch=batch,
+        optimizer=optimizer or partial(sgd, rate=rate),
+        seed=seed,
+        device=options.device,
+        min_values=0,
+        test_every=10**9,
+        checkpoint=work.checkpoint,
+        time_limit=work.clock.left,
+        before_step=bits,
+        **more,
+    )
+    if not run.finished:
+        return None
+    return {"accuracy": 100 * (run.accuracy or 0.0), "bits": bits.mean, "wires": bits.wires[:8]}

@@ -1,0 +1,74 @@
+"""One rank of `narrowcast validate --lab`: real DDP steps of one model with each wire in turn; rank 0 prints JSON.
+
+python lab_worker.py MODEL ROUNDS WIRE...     (fp32 is DDP as it is, without a hook)
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from narrowcast.parallel import attach
+from narrowcast.predict import model as model_file
+from narrowcast.predict.profile import Profiler, default_loss, example_batch, mean_over_ranks
+from narrowcast_research.validation.lab_models import BATCH, MODELS, build
+
+WARM_UP = 3
+"""DDP makes its buckets anew after the first step, and signatures are agreed at the first call of each size."""
+
+
+class Trainer:
+    """DDP with one wire."""
+
+    def __init__(self, name: str, wire: str) -> None:
+        self.model = DistributedDataParallel(build(name))
+        self.batch = example_batch(self.model.module, MODELS[name].shape, BATCH)
+        self.handle = None if wire == "fp32" else attach(self.model, wire)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
+
+    def step(self) -> float:
+        dist.barrier()
+        start = time.perf_counter()
+        self.optimizer.zero_grad()
+        default_loss(self.model(self.batch)).backward()
+        self.optimizer.step()
+        mine = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+        dist.all_reduce(mine, op=dist.ReduceOp.MAX)
+        return float(mine)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    name, rounds, wires = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+    module = build(name)
+    profiler = Profiler(module, example_batch(module, MODELS[name].shape, BATCH))
+    trainers = {wire: Trainer(name, wire) for wire in wires}
+    seconds: dict[str, list[float]] = {wire: [] for wire in wires}
+    for number in range(WARM_UP + rounds):
+        # steps without communication in every round, so that they see the same machine
+        for _ in range(2):
+            dist.barrier()
+            profiler.step()
+        for wire, trainer in trainers.items():
+            spent = trainer.step()
+            if number >= WARM_UP:
+                seconds[wire].append(spent)
+    profiler.close()
+    alone = model_file.dump(mean_over_ranks(profiler.result(name)))
+    for trainer in trainers.values():
+        if trainer.handle is not None:
+            trainer.handle.detach()
+    if dist.get_rank() == 0:
+        print(json.dumps({"profile": alone, "seconds": seconds}), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""All validations by name, and how they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from narrowcast_research.validation import collectives, ddl, dettmers2016, formulas, grace, lab, qsgd, transfer
+from narrowcast_research.validation.metrics import Cell, Figures, Result
+
+Make = Callable[[], list[Result]]
+
+VALIDATIONS: dict[str, Make] = {
+    "dettmers2016": lambda: [
+        dettmers2016.node_result(),
+        dettmers2016.cluster_result("paper"),
+        dettmers2016.cluster_result("honest"),
+    ],
+    "formulas": lambda: [formulas.validate()],
+    "collectives": lambda: [collectives.validate()],
+    "transfer": lambda: [transfer.validate()],
+    "ddl": lambda: [ddl.validate()],
+    "qsgd": lambda: [qsgd.validate()],
+    "grace": lambda: [grace.validate()],
+    "lab": lambda: [lab.validate()] if lab.read(lab.SHIPPED) else [],
+}
+
+
+def run(names: Sequence[str] = ()) -> Iterable[Result]:
+    unknown = [name for name in names if name not in VALIDATIONS]
+    if unknown:
+        raise ValueError(f"validate: unknown {unknown[0]!r}; there are {', '.join(VALIDATIONS)}")
+    for name in names or VALIDATIONS:
+        yield from VALIDATIONS[name]()
+
+
+FIGURES = ("cells", "mape", "median", "largest", "bias", "rank", "decisions")
+HEADINGS = ("cells", "MAPE", "median", "largest", "bias", "rank correlation", "decisions")
+
+
+def figure_row(found: Figures) -> list[str]:
+    """The figures as words: errors in percent, decisions as a share of the cases."""
+    errors = [
+        f"{getattr(found, key):{'+' if key == 'bias' else ''}.1f} %" for key in ("mape", "median", "largest", "bias")
+    ]
+    rank = "" if found.rank is None else f"{found.rank:.2f}"
+    share = "" if found.decisions is None else f"{100 * found.decisions:.0f} % of {found.decided}"
+    return [str(found.cells), *errors, rank, share]
+
+
+LABELS = {
+    "mape": "MAPE",
+    "largest": "largest error",
+    "decisions": "decision accuracy",
+    "rank": "rank correlation",
+    "order": "right order",
+}
+PERCENT = ("mape", "largest")
+
+
+def target_lines(result: Result) -> list[str]:
+    """What was to be reached, and whether it was."""
+    lines = []
+    for name, (sign, wanted) in result.targets.items():
+        part, _, figure = name.rpartition("/")
+        got = result.value(name)
+        unit = " %" if figure in PERCENT else ""
+        label = " ".join(filter(None, [part, LABELS.get(figure, figure)]))
+        state = "reached" if result.met()[name] else "NOT reached"
+        lines.append(f"{label} {sign} {wanted:g}{unit}: {state} ({got:.3g}{unit})")
+    return lines
+
+
+PAGE = """# How good predictions are
+
+Written by `narrowcast validate --markdown docs/validation.md`: every figure here is computed from data in the package
+(`src/narrowcast/predict/data/SOURCES.md` says whose), and `narrowcast validate` fails where a promised one is missed.
+
+- **MAPE** is the mean of the relative errors' sizes, **bias** that of the errors with their sign.
+- **Rank correlation** is Kendall's tau between measured and predicted, within each case, averaged.
+- **Decisions**: the share of cases whose predicted best wire is the best measured one, or within 3 % of it.
+- Cells that are *not counted* are shown and take no part in the figures.
+
+`narrowcast validate NAME` prints every cell of one table; NAME is in brackets.
+"""
+
+
+def markdown(results: Iterable[Result], cells: int = 60) -> str:
+    """A page: for each table what was fitted, the figures, and its cells, or some of very many."""
+    parts = [PAGE]
+    for result in results:
+        heads = ["", *HEADINGS]
+        rows = [["all", *figure_row(result.figures)]]
+        rows += [[name, *figure_row(found)] for name, found in result.extra.items()]
+        lines = [f"## {result.title} [{result.name}]", "", f"Fitted: {result.fitted}.", "", *_table(heads, rows), ""]
+        lines += [f"- {line}" for line in [*target_lines(result), *result.notes]]
+        parts.append("\n".join([*lines, "", *_cells(result, cells)]) + "\n")
+    return "\n".join(parts)
+
+
+def _cells(result: Result, most: int) -> list[str]:
+    unit = f" ({result.unit})" if result.unit else ""
+    heads = [*result.columns, f"measured{unit}", f"predicted{unit}", "error"]
+    each = -(-len(result.cells) // most)
+    rows = [cell_row(result, cell) for cell in result.cells[::each]]
+    more = [f"One in {each} of {len(result.cells)} cells:", ""] if each > 1 else []
+    return [*more, *_table(heads, rows)]
+
+
+def cell_row(result: Result, cell: Cell) -> list[str]:
+    measured, predicted = (f"{value * result.scale:.4g}" for value in (cell.measured, cell.predicted))
+    mark = "" if cell.counted else " (not counted)"
+    return [*cell.key, measured, predicted, f"{100 * cell.error:+.1f} %{mark}"]
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return ["| " + " | ".join(line) + " |" for line in lines]

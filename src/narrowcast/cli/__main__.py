@@ -1,0 +1,5 @@
+"""python -m narrowcast.cli"""
+
+from narrowcast.cli import main
+
+main()

@@ -1,0 +1,262 @@
+"""`narrowcast bench`: speed, always beside something measured in the same run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from narrowcast_research.bench import matmul
+from rich.table import Table
+
+from narrowcast.bench import codecs, collectives, cuda, ddp, peers
+from narrowcast.bench.timing import ROUNDS
+from narrowcast.codecs import codec as codec_named
+from narrowcast.console import JsonPath, emit, make_console, new_table, number, percent, progress
+from narrowcast.kernels import native
+
+app = typer.Typer(
+    help="Speed, as a ratio to a copy or a plain all-reduce measured in the same run.", no_args_is_help=True
+)
+
+
+@app.command("codecs")
+def codecs_command(
+    spec: Annotated[list[str] | None, typer.Argument(help="Codecs; by default those with a promised speed.")] = None,
+    size: Annotated[list[str] | None, typer.Option(help=f"Any of {', '.join(codecs.SIZES)}; default all.")] = None,
+    threads: Annotated[list[int] | None, typer.Option(min=1, help="Thread counts; default 1 and 2.")] = None,
+    isa: Annotated[
+        str | None, typer.Option(help="Instruction set: avx512, avx2 or baseline; default the best.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds a median is taken over.")] = ROUNDS,
+    with_peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Time other libraries too.")] = True,
+    device: Annotated[str, typer.Option(help="cpu, or cuda: then size, threads, isa and peers are left out.")] = "cpu",
+    values: Annotated[int, typer.Option(help="Float32 values of a large tensor, with --device cuda.")] = cuda.VALUES,
+    json_path: JsonPath = None,
+) -> None:
+    """Encode and decode speed as a share of copy_, after each codec's bits were checked against the reference."""
+    if device != "cpu":
+        _cuda_codecs(device, spec, values, json_path)
+        return
+    if isa is not None:
+        native.set_isa(isa)
+    specs = [str(codec_named(s)) for s in spec] if spec else list(codecs.TARGETS)
+    sizes, counts = size or list(codecs.SIZES), threads or [1, 2]
+    unknown = sorted(set(sizes) - set(codecs.SIZES))
+    if unknown:
+        raise ValueError(f"bench codecs --size: unknown size {unknown[0]!r}; take {', '.join(codecs.SIZES)}")
+    results = codecs.Results()
+    total = len(sizes) * len(counts) * (len(specs) + (0 if spec else len(codecs.ROUND_TARGETS)))
+    results.rows = list(progress(codecs.run(specs, sizes, counts, rounds), total, "codecs"))
+    results.calls = [codecs.call_cost(s) for s in specs]
+    results.peers = list(progress(peers.run(), 16, "peers")) if with_peers else []
+    emit(results.as_dict(), _speed_table(results), json_path)
+    if json_path != "-":
+        make_console().print(_call_table(results))
+        if with_peers:
+            make_console().print(_peer_table(results))
+
+
+@app.command("collectives")
+def collectives_command(
+    spec: Annotated[list[str] | None, typer.Argument(help="Codecs; by default those with a promised speedup.")] = None,
+    rate: Annotated[str, typer.Option("--lab", help="Rate of every link of the lab.")] = "1gbit",
+    hosts: Annotated[int, typer.Option(help="Hosts, one rank each.")] = 4,
+    values: Annotated[int, typer.Option(help="Float32 values to reduce.")] = collectives.VALUES,
+    rounds: Annotated[int, typer.Option(help="Rounds a median is taken over.")] = collectives.ROUNDS,
+    json_path: JsonPath = None,
+) -> None:
+    """All-reduce through codecs on rate-limited links, beside Gloo's float32 all-reduce in the same run. Needs root."""
+    specs = spec or list(collectives.SPECS)
+    rows = list(progress(collectives.run(hosts, rate, specs, values, rounds), len(specs), "codecs"))
+    title = f"All-reduce of {values} values on {hosts} hosts at {rate}, one thread a rank"
+    shown = new_table(title, "codec", "float32 s", "ours s", "speedup", "promised", "bytes allow", "error", "kept")
+    for row in rows:
+        times = f"{row.plain_seconds:.3f}", f"{row.seconds:.3f}", f"{row.speedup:.2f}x"
+        kept = {True: "yes", False: "NO", None: ""}[row.met]
+        shown.add_row(row.spec, *times, number(row.target), f"{row.limit:.2f}x", f"{row.error:.3g}", kept)
+    emit({"machine": codecs.describe_machine(), "rows": [row.as_dict() for row in rows]}, shown, json_path)
+
+
+@app.command("ddp")
+def ddp_command(
+    wire: Annotated[list[str] | None, typer.Argument(help="Specs, plain, fp16-hook or powersgd-RANK.")] = None,
+    rate: Annotated[str, typer.Option("--lab", help="Rate of every link of the lab.")] = "1gbit",
+    hosts: Annotated[int, typer.Option(help="Hosts, one rank each.")] = 4,
+    steps: Annotated[int, typer.Option(help="Steps a median is taken over.")] = ddp.STEPS,
+    json_path: JsonPath = None,
+) -> None:
+    """Training steps of a 24-million-parameter MLP under DDP on rate-limited links. Needs root."""
+    wires = ["plain", *(w for w in wire if w != "plain")] if wire else list(ddp.WIRES)
+    rows = list(progress(ddp.run(hosts, rate, wires, steps), len(wires), "wires"))
+    shown = new_table(
+        f"DDP step of an MLP on {hosts} hosts at {rate}, batch 16 and one thread a rank",
+        *("wire", "step s", "compute s", "exposed s", "speedup", "error of the mean gradient"),
+    )
+    for row in rows:
+        seconds = (f"{row[key]:.3f}" for key in ("step", "compute", "exposed"))
+        shown.add_row(row["wire"], *seconds, f"{rows[0]['step'] / row['step']:.2f}x", f"{row['error']:.3g}")
+    emit({"machine": codecs.describe_machine(), "rows": rows}, shown, json_path)
+
+
+@app.command("fsdp")
+def fsdp_command(
+    wire: Annotated[list[str] | None, typer.Argument(help="plain, or gradients=SPEC,parameters=SPEC.")] = None,
+    rate: Annotated[str, typer.Option("--lab", help="Rate of every link of the lab.")] = "200mbit",
+    hosts: Annotated[int, typer.Option(help="Hosts, one rank each.")] = 4,
+    steps: Annotated[int | None, typer.Option(help="Steps a median is taken over; default 10.")] = None,
+    json_path: JsonPath = None,
+) -> None:
+    """Training steps of a 10-million-parameter transformer under FSDP2 on rate-limited links. Needs root."""
+    from narrowcast.bench import fsdp
+
+    wires = ["plain", *(w for w in wire if w != "plain")] if wire else list(fsdp.WIRES)
+    rows = list(progress(fsdp.run(hosts, rate, wires, steps or fsdp.STEPS), len(wires), "wires"))
+    columns = ("wire", "step s", "fastest", "slowest", "MB sent a step", "fewer bytes", "speedup", "kept")
+    shown = new_table(f"FSDP2 step of a transformer on {hosts} hosts at {rate}, one thread a rank", *columns)
+    for row in rows:
+        seconds = (f"{row[key]:.3f}" for key in ("step", "fastest", "slowest"))
+        ratios = f"{row['fewer_bytes']:.2f}x", f"{row['speedup']:.2f}x"
+        kept = {True: "yes", False: "NO", None: ""}[row["met"]]
+        shown.add_row(row["wire"], *seconds, f"{row['link_bytes'] / 1e6:.2f}", *ratios, kept)
+    emit({"machine": codecs.describe_machine(), "rows": rows}, shown, json_path)
+
+
+@app.command("fsdp-curves")
+def fsdp_curves_command(
+    wire: Annotated[list[str] | None, typer.Argument(help="plain, or gradients=SPEC,parameters=SPEC.")] = None,
+    folder: Annotated[
+        str, typer.Option(help="Where runs are kept; those that are there are not run again.")
+    ] = "curves",
+    steps: Annotated[int | None, typer.Option(help="Steps of a run; default 500.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Runs of each wire; default 3.")] = None,
+    json_path: JsonPath = None,
+) -> None:
+    """Loss of a 3-million-parameter transformer on real text through codecs, paired by seed with plain FSDP2."""
+    from pathlib import Path
+
+    from narrowcast_research.bench import fsdp_curves as curves
+
+    wires = ["plain", *(w for w in wire if w != "plain")] if wire else list(curves.WIRES)
+    length, count = steps or curves.STEPS, seeds or curves.SEEDS
+    runs = list(progress(curves.run(Path(folder), wires, length, count), len(wires) * count, "runs"))
+    rows = curves.compared(runs)
+    columns = ("wire", "seeds", "held-out loss", "difference to plain", "95 % ±", "largest gap of the curves")
+    shown = new_table(f"FSDP2 on 2 ranks, {length} steps on real text", *columns)
+    for row in rows:
+        numbers = (f"{row[key]:.4f}" for key in ("held_out", "difference", "half_width", "largest_gap"))
+        shown.add_row(row["wire"], str(row["seeds"]), *numbers)
+    # each run says where it was made: a folder may come from elsewhere
+    emit({"rows": rows, "runs": runs}, shown, json_path)
+
+
+@app.command("simulate")
+def simulate_command(
+    values: Annotated[int | None, typer.Option(help="Values of the ring; default those of a ResNet-18.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds a median is taken over; default 5.")] = None,
+    many: Annotated[bool, typer.Option("--many/--no-many", help="Time 256 workers too.")] = True,
+    json_path: JsonPath = None,
+) -> None:
+    """Simulated exchanges: a ring of 8 workers beside eager torch in the same run, and 256 workers by the clock."""
+    from narrowcast_research.bench import simulate
+
+    found = simulate.run(values or simulate.RESNET18, rounds or simulate.ROUNDS, many)
+    rows = list(progress(found, 2 + many * len(simulate.MANY_CASES), "exchanges"))
+    columns = ("exchange", "workers", "values", "s", "beside", "s", "faster", "promised", "kept")
+    shown = new_table("Workers in one process", *columns)
+    for row in rows:
+        peer = (row.peer, number(row.peer_seconds), f"{row.times:.1f}x" if row.times else "")
+        promised, kept = f"{row.target:g}x" if row.target else "", {True: "yes", False: "NO", None: ""}[row.met]
+        shown.add_row(row.what, str(row.workers), str(row.values), f"{row.seconds:.3f}", *peer, promised, kept)
+    emit({"machine": codecs.describe_machine(), "rows": [row.as_dict() for row in rows]}, shown, json_path)
+
+
+@app.command("matmul")
+def matmul_command(
+    accumulator: Annotated[
+        list[str] | None, typer.Argument(help="Accumulators, as bf16+kahan; default a list.")
+    ] = None,
+    size: Annotated[int, typer.Option(help="Rows and columns of the matrices.")] = matmul.SIZE,
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds a median is taken over.")] = matmul.ROUNDS,
+    model: Annotated[bool, typer.Option("--model/--no-model", help="Time a lowered ResNet-18 too.")] = True,
+    json_path: JsonPath = None,
+) -> None:
+    """Matrix products with a chosen accumulator on one core, after their bits were checked against the reference."""
+    specs = accumulator or [*matmul.TARGETS, *matmul.UNPROMISED]
+    rows = list(progress(matmul.run(specs, size, rounds), len(specs), "accumulators"))
+    shown = new_table(
+        f"GFLOP/s of {size} x {size} matrices, one thread",
+        "accumulator",
+        "runs",
+        "ours",
+        "promised",
+        "torch's float32",
+        "kept",
+    )
+    for row in rows:
+        kept = f"FAILED: {row.failed}" if row.failed else {True: "yes", False: "NO", None: ""}[row.met]
+        shown.add_row(row.spec, row.runs, f"{row.gflops:.2f}", number(row.target), f"{row.torch_gflops:.0f}", kept)
+    timed = matmul.run_model().as_dict() if model else None
+    emit({"machine": codecs.describe_machine(), "rows": [r.as_dict() for r in rows], "model": timed}, shown, json_path)
+    if timed and json_path != "-":
+        text = f"ResNet-18 step with {timed['formats']} and float32 sums: {timed['ratio']:.2f} times the plain one"
+        make_console().print(text)
+
+
+def _cuda_codecs(device: str, spec: list[str] | None, values: int, json_path: str | None) -> None:
+    if device != "cuda":
+        raise ValueError(f"bench codecs --device: unknown device {device!r}; take cpu or cuda")
+    cuda.require()
+    specs = [str(codec_named(s)) for s in spec] if spec else list(cuda.TARGETS)
+    results = cuda.Results(cuda.describe_machine())
+    results.rows = list(progress(cuda.run(specs, values), len(specs), "codecs"))
+    good = [row.codec for row in results.rows if not row.failed]
+    results.buckets = list(progress(cuda.run_buckets(good), len(good), "buckets of 25 MB"))
+    emit(results.as_dict(), _cuda_table(results, values), json_path)
+
+
+def _cuda_table(results: cuda.Results, values: int) -> Table:
+    machine, buckets = results.machine, {bucket.codec: bucket for bucket in results.buckets}
+    title = f"Share of copy_ on {machine['gpu']}, {values} float32, {machine['kernels']}; a bucket has 25 MB"
+    shown = new_table(title, "codec", "encode", "decode", f"reduce {cuda.WORLD}", "bucket us", "launches", "missed")
+    for row in results.rows:
+        shares = (percent(share) for share in (row.encode, row.decode, row.reduce))
+        bucket = buckets.get(row.codec)
+        small = (f"{bucket.encode_us:.1f}", str(bucket.launches)) if bucket else ("", "")
+        shown.add_row(row.codec, *shares, *small, "; ".join(row.missed))
+    return shown
+
+
+def _speed_table(results: codecs.Results) -> Table:
+    machine = results.machine
+    title = f"Share of copy_ (bytes read + written per second) on {machine['cpu']}, {machine['isa']}"
+    shown = new_table(title, "what", "size", "threads", "encode", "promised", "decode", "promised", "copy GB/s", "kept")
+    for row in results.rows:
+        kept = f"FAILED: {row.failed}" if row.failed else {True: "yes", False: "NO", None: ""}[row.met]
+        encode, decode = percent(row.encode), percent(row.decode)
+        wanted = percent(row.target_encode), percent(row.target_decode)
+        shown.add_row(
+            row.what, row.size, str(row.threads), encode, wanted[0], decode, wanted[1], f"{row.copy_gbs:.1f}", kept
+        )
+    return shown
+
+
+def _call_table(results: codecs.Results) -> Table:
+    shown = new_table("One call on a 4 KiB tensor, microseconds", "codec", "encode", "decode")
+    for call in results.calls:
+        shown.add_row(call.what, f"{call.encode_us:.1f}", f"{call.decode_us:.1f}")
+    return shown
+
+
+def _peer_table(results: codecs.Results) -> Table:
+    columns = ("peer", "bits", "encode", "decode", "relative error", "NaN ->", "Inf ->", "zeros kept")
+    shown = new_table("Peers on the same data, 64 MiB, one thread, outputs allocated by each call", *columns)
+    for row in results.peers:
+        if "missing" in row:
+            shown.add_row(str(row["name"]), f"not installed: {row['missing']}")
+            continue
+        peer = peers.PeerRow(**row)  # type: ignore[arg-type]
+        speeds = percent(peer.encode), percent(peer.decode), f"{peer.relative_error:.3g}"
+        shown.add_row(
+            peer.name, f"{peer.bits:g}", *speeds, peer.nan_becomes, peer.inf_becomes, percent(peer.zeros_kept)
+        )
+    return shown

@@ -1,0 +1,1 @@
+"""All-reduce algorithms: one file each, and one line in the registry."""

@@ -1,0 +1,139 @@
+"""Point to point: both sides say what they mean, so that two ranks that disagree find out before values travel."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from narrowcast.collectives.runtime import agreement
+from narrowcast.collectives.runtime.agreement import DisagreementError
+from narrowcast.collectives.segments import Coder
+from narrowcast.collectives.transports.torch import Transport
+from narrowcast.collectives.work import Work
+from narrowcast.kernels.noise import Noise
+
+POINT_TAGS = 1 << 30
+"""Tags of point-to-point messages, apart from those of collectives."""
+MAX_TAG = 1 << 28
+
+
+def header(coder: Coder) -> Tensor:
+    """What both sides must agree on: the codec, the sizes and the version, as a hash."""
+    text = f"{agreement.VERSION} {coder.codec} {coder.segments}"
+    return torch.frombuffer(bytearray(hashlib.sha256(text.encode()).digest()), dtype=torch.uint8)
+
+
+def check_tag(tag: int) -> None:
+    if not 0 <= tag < MAX_TAG:
+        raise ValueError(f"send/recv: tag must be from 0 to {MAX_TAG - 1}, got {tag}")
+
+
+def _tags(tag: int) -> tuple[int, int, int]:
+    """For the sender's header, the receiver's, and the bytes."""
+    first = POINT_TAGS + 4 * tag
+    return first, first + 1, first + 2
+
+
+def outgoing(coder: Coder, x: Tensor, noise: Noise) -> Tensor:
+    """The bytes of a message."""
+    whole = (0, x.numel())
+    wire = torch.empty(coder.nbytes(whole), dtype=torch.uint8, device=x.device)
+    coder.encode(x, whole, wire, noise, coder.scales(x))
+    return wire
+
+
+def send(transport: Transport, coder: Coder, wire: Tensor, peer: int, tag: int) -> int:
+    """Our header there, the receiver's back; the bytes follow where they are equal. Returns how many were sent."""
+    ask, answer, data = _tags(tag)
+    mine = header(coder)
+    theirs = torch.empty_like(mine)
+    reply = transport.irecv(theirs, peer, answer)
+    transport.isend(mine, peer, ask).wait()
+    reply.wait()
+    _compare("send", f"rank {peer} expects", mine, theirs, coder)
+    if wire.numel():
+        transport.isend(wire, peer, data).wait()
+    return mine.numel() + wire.numel()
+
+
+def receive(transport: Transport, coder: Coder, wire: Tensor, peer: int, tag: int) -> int:
+    """The same from the other side, into `wire`. Both sides' bytes are in host memory: a device's backend would have to
+    do what ranks send each other in one order, and here nobody knows it.
+    """
+    ask, answer, data = _tags(tag)
+    mine = header(coder)
+    theirs = torch.empty_like(mine)
+    transport.irecv(theirs, peer, ask).wait()
+    transport.isend(mine, peer, answer).wait()
+    _compare("recv", f"rank {peer} sends", mine, theirs, coder)
+    if wire.numel():
+        transport.irecv(wire, peer, data).wait()
+    return mine.numel()
+
+
+def _compare(what: str, who: str, mine: Tensor, theirs: Tensor, coder: Coder) -> None:
+    if not torch.equal(mine, theirs):
+        raise DisagreementError(
+            f"{what}: {who} something else than {coder.numel} values with {coder.codec}, so nothing was sent; "
+            "call send and recv with the same spec, sizes and version"
+        )
+
+
+Line = tuple[str, int, int]
+"""The direction, the peer and the tag of messages that keep their order."""
+
+
+class Lines:
+    """Messages under way. Each has a thread of its own: only those of one line wait for each other."""
+
+    def __init__(
+        self, failed: Callable[[BaseException], BaseException], refusal: Callable[[], BaseException | None]
+    ) -> None:
+        """failed: told what a message ended in, but for a disagreement; returns what its waiter is to see. refusal: why
+        no message can be sent any more, if so.
+        """
+        self._failed, self._refusal, self._lock = failed, refusal, threading.Lock()
+        self._last: dict[Line, Work] = {}
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def threads(self) -> list[threading.Thread]:
+        with self._lock:
+            return list(self._threads)
+
+    def start(self, line: Line, job: Callable[[], int], work: Work) -> Work:
+        """Run `job`, which returns how many bytes it sent, after the line's messages before it."""
+        with self._lock:
+            task = (line, self._last.get(line), job, work)
+            thread = threading.Thread(target=self._run, args=task, name="narrowcast-point", daemon=True)
+            thread.start()
+            self._threads.add(thread)
+            self._last[line] = work
+        return work
+
+    def _run(self, line: Line, after: Work | None, job: Callable[[], int], work: Work) -> None:
+        if after is not None:
+            after.join()
+        error = self._attempt(job, work)
+        with self._lock:
+            if self._last[line] is work:
+                del self._last[line]
+        work.complete(error)
+
+    def _attempt(self, job: Callable[[], int], work: Work) -> BaseException | None:
+        try:
+            refusal = self._refusal()
+            if refusal is None:
+                work.sent_bytes = job()
+        except DisagreementError as disagreement:  # found before values travelled: the next message may come
+            return disagreement
+        except BaseException as found:  # noqa: BLE001  it belongs to whoever waits
+            return self._failed(found)
+        return refusal

@@ -1,0 +1,94 @@
+"""The two halves of an all-reduce by themselves, over any list of parts (one a rank)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from narrowcast.collectives.algorithms.context import Call, take
+from narrowcast.collectives.runtime.agreement import DisagreementError
+from narrowcast.collectives.runtime.messages import Exchange
+from narrowcast.collectives.segments import Range
+
+REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, SIZES, BROADCAST = 0x1000, 0x2000, 0x2800, 0x2801, 0x3000
+"""Message numbers of the phases, apart from each other and from the chunks of other algorithms."""
+
+
+def reduce_scatter(call: Call, parts: Sequence[Range], scales: list[Tensor | None] | None = None) -> Tensor:
+    """Send part p of `call.x` to rank p, encoded once; return the float32 sum of our part, added in rank order."""
+    exchange, coder = call.exchange, call.coder()
+    mine = parts[exchange.rank]
+    size = coder.nbytes(mine)
+    incoming = {peer: exchange.receive(size, peer, REDUCE_SCATTER) for peer in exchange.others()}
+    wires = {}
+    for peer in [*exchange.others(), exchange.rank]:
+        wires[peer] = exchange.wire(coder.nbytes(parts[peer]))
+        coder.encode(take(call.x, parts[peer]), parts[peer], wires[peer], call.noise_in(0), scales)
+        if peer != exchange.rank:
+            exchange.send(wires[peer], peer, REDUCE_SCATTER)
+    total = exchange.floats(mine[1] - mine[0])
+    for rank in range(exchange.world):
+        wire = wires[rank] if rank == exchange.rank else incoming[rank].get()
+        coder.decode(wire, mine, total, accumulate=rank > 0)
+    exchange.finish()
+    return call.reduction.finish(total)
+
+
+def all_gather(call: Call, parts: Sequence[Range], own: Tensor, scales: list[Tensor | None] | None = None) -> None:
+    """Send our part `own`, encoded once, to everybody; all ranks decode every part of `call.x` from the same bytes."""
+    exchange, coder = call.exchange, call.coder()
+    incoming = {p: exchange.receive(coder.nbytes(parts[p]), p, ALL_GATHER) for p in exchange.others()}
+    mine = parts[exchange.rank]
+    wire = exchange.wire(coder.nbytes(mine))
+    coder.encode(own, mine, wire, call.noise_in(1), scales)
+    for peer in exchange.others():
+        exchange.send(wire, peer, ALL_GATHER)
+    coder.decode(wire, mine, take(call.x, mine))
+    for peer in exchange.others():
+        coder.decode(incoming[peer].get(), parts[peer], take(call.x, parts[peer]))
+    exchange.finish()
+
+
+def all_to_all(sending: Call, receiving: Call) -> None:
+    """Part p of `sending.x` goes to rank p; part p of `receiving.x` comes from rank p. Our own part is encoded, too."""
+    exchange, out_coder, in_coder = sending.exchange, sending.coder(), receiving.coder()
+    leaving, arriving = out_coder.segments, in_coder.segments
+    _agree_on_sizes(exchange, leaving, arriving)
+    incoming = {p: exchange.receive(in_coder.nbytes(arriving[p]), p, ALL_TO_ALL) for p in exchange.others()}
+    for peer in [*exchange.others(), exchange.rank]:
+        wire = exchange.wire(out_coder.nbytes(leaving[peer]))
+        out_coder.encode(take(sending.x, leaving[peer]), leaving[peer], wire, sending.noise_in(0))
+        if peer != exchange.rank:
+            exchange.send(wire, peer, ALL_TO_ALL)
+            continue
+        in_coder.decode(wire, arriving[peer], take(receiving.x, arriving[peer]))
+    for peer in exchange.others():
+        in_coder.decode(incoming[peer].get(), arriving[peer], take(receiving.x, arriving[peer]))
+    exchange.finish()
+
+
+def _agree_on_sizes(exchange: Exchange, leaving: Sequence[Range], arriving: Sequence[Range]) -> None:
+    """Tell everybody what we send to whom and expect from whom (16 W bytes to each), so that all ranks see a misfit."""
+    sizes = torch.tensor([[high - low for low, high in ranges] for ranges in (leaving, arriving)])
+    sent_WW, expected_WW = torch.stack(exchange.gather(sizes, SIZES)).unbind(dim=1)
+    for source, target in (sent_WW != expected_WW.T).nonzero().tolist():
+        raise DisagreementError(
+            f"all_to_all: rank {source} sends {sent_WW[source, target]} values to rank {target}, which expects "
+            f"{expected_WW[target, source]}, so nothing was sent; make the split sizes of both sides equal"
+        )
+
+
+def broadcast(call: Call, root: int) -> None:
+    """`root` encodes once and sends to everybody; all ranks, `root` too, decode the same bytes."""
+    exchange, coder, whole = call.exchange, call.coder(), (0, call.x.numel())
+    wire = exchange.wire(coder.nbytes(whole))
+    if exchange.rank == root:
+        coder.encode(call.x, whole, wire, call.noise_in(0))
+        for peer in exchange.others():
+            exchange.send(wire, peer, BROADCAST)
+    else:
+        wire = exchange.receive(wire.numel(), root, BROADCAST).get()
+    coder.decode(wire, whole, call.x)
+    exchange.finish()

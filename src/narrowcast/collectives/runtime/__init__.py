@@ -1,0 +1,1 @@
+"""What runs a call: channels, agreement between ranks, streams and messages."""

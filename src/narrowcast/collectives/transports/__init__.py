@@ -1,0 +1,1 @@
+"""What carries bytes: torch.distributed, or MPI."""

@@ -1,0 +1,1 @@
+"""DistributedDataParallel through codecs."""

@@ -1,0 +1,277 @@
+"""The collectives of an FSDP2 module, through codecs: what `set_custom_reduce_scatter` and its kin are given."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from narrowcast.codecs import Codec
+from narrowcast.collectives.algorithms.one_shot import store
+from narrowcast.collectives.api import all_reduce, reduction_of
+from narrowcast.collectives.runtime import agreement
+from narrowcast.collectives.runtime.messages import Exchange
+from narrowcast.collectives.runtime.submit import submit
+from narrowcast.collectives.segments import Times, segment_ranges
+from narrowcast.collectives.work import Work
+from narrowcast.kernels.noise import Noise
+from narrowcast.kernels.ops import FLOATS
+from narrowcast.parallel.fsdp import sharded_rows
+from narrowcast.parallel.fsdp.layout import Sharded, Unit
+from narrowcast.parallel.fsdp.torch_parts import AllGather, ReduceScatter
+from narrowcast.parallel.propagate_errors import telling
+from narrowcast.parallel.seeds import seed_of
+from narrowcast.parallel.stats import is_compressed
+
+if TYPE_CHECKING:
+    from narrowcast.parallel.fsdp.shards import FSDPState
+
+GRADIENT, PARAMETER, BETWEEN = "gradient", "parameter", "between"
+"""The roles: reduce-scatter of gradients, all-gather of parameters, all-reduce of gradients between replicas."""
+
+
+class Gathering(dist.Work):
+    """An all-gather under way. FSDP waits for it where it needs the parameters: compute goes on until then."""
+
+    def __init__(self, work: Work, state: FSDPState) -> None:
+        super().__init__()
+        self._work, self._state = work, state
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        with telling(*self._state.channels):
+            return self._work.wait(timeout or None)
+
+
+class _Comm:
+    """What the three have in common: a unit of the model, and the state that all units share."""
+
+    def __init__(self, state: FSDPState, unit: Unit) -> None:
+        self.state, self.unit = state, unit
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def _codecs(self, tensors: Sequence[Sharded], role: str) -> list[Codec]:
+        return [self.state.choice(self.unit, tensor, role).codec for tensor in tensors]
+
+    def _seed(self, role: str) -> int:
+        """Of the noise: units and roles have their own, and the groups of one role that know nothing of each other.
+
+        The parameters' is the same for all replicas, which must compute with the same ones.
+        """
+        state = self.state
+        replica = state.replicas.rank if state.replicas is not None else 0
+        group = {GRADIENT: replica, BETWEEN: state.channel.rank, PARAMETER: 0}[role]
+        return seed_of(f"FSDP {state.seed} {role} {self.unit.number} {group}")
+
+    def _rows(self, role: str, lengths: list[int], codecs: list[Codec], dtype: torch.dtype) -> sharded_rows.Rows:
+        noise = Noise(self._seed(role)).derive(self.state.step)
+        return sharded_rows.Rows(self.state.channel.world, lengths, codecs, dtype, noise, Times())
+
+    def _signature(self, call: str, plan: sharded_rows.Rows, names: Sequence[str], **more: object) -> dict[str, object]:
+        dtype = str(plan.dtype).removeprefix("torch.")
+        specs = [str(codec) for codec in plan.codecs]
+        common: dict[str, object] = {
+            "version": agreement.VERSION,
+            "seed": self.state.seed if any(codec.stochastic for codec in plan.codecs) else None,
+        }
+        common |= {"call": f"FSDP {call} of {self.unit.name or 'the root module'}"}
+        return {**common, "dtype": dtype, "tensors": names, "lengths": plan.lengths, "specs": specs, **more}
+
+    def _count(
+        self, role: str, name: str, values: int, plain: int, times: Times, compressed: int
+    ) -> Callable[[Work], None]:
+        began, stats = time.perf_counter(), self.state.stats[role]
+        label = f"{name} {self.unit.name or 'root'}"
+
+        def counted(work: Work) -> None:
+            seconds = time.perf_counter() - began
+            stats.count(label, values, work.sent_bytes, plain, times, seconds, compressed=compressed)
+
+        return counted
+
+
+def _compressed(plan: sharded_rows.Rows) -> int:
+    """How many values of a call with these rows travel in fewer bits than their type has."""
+    lengths = zip(plan.lengths, plan.codecs, strict=True)
+    return plan.world * sum(n for n, codec in lengths if plan.world > 1 and is_compressed(codec, plan.dtype))
+
+
+class Gradients(_Comm, ReduceScatter):
+    """Reduce-scatter of a unit's gradients: encoded once, summed in float32 in rank order."""
+
+    def __init__(self, state: FSDPState, unit: Unit, plain: ReduceScatter) -> None:
+        super().__init__(state, unit)
+        self.plain = plain
+        self.last: list[Sharded] = []
+        """What the last call reduced: an all-reduce between replicas goes on from there."""
+        self.between: list[Codec] = []
+        """With these codecs."""
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        # on one rank FSDP asks for memory but calls nothing
+        with telling(*self.state.channels):
+            self.state.begin_backward()
+        return super().allocate(size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        with telling(*self.state.channels):
+            self.prepare(input_tensor.numel())
+            if input_tensor.dtype not in FLOATS:
+                self.plain(output_tensor, input_tensor, group, op)
+            else:
+                self._reduce(output_tensor.view(-1), input_tensor.view(-1), op)
+
+    def prepare(self, numel: int) -> None:
+        """Find out what travels, and how it goes on: what fails or differs later is no longer heard in this group."""
+        self.last = self.unit.reduced(numel, self.state.channel.world)
+        goes_on = self.state.replicas is not None and self.unit.private.all_reduce_grads
+        self.between = self._codecs(self.last, BETWEEN) if goes_on else []
+
+    def _reduce(self, total: Tensor, x: Tensor, op: Any) -> None:
+        state, world = self.state, self.state.channel.world
+        codecs = self._codecs(self.last, GRADIENT)
+        lengths, names = [t.part(world) for t in self.last], [t.name for t in self.last]
+        plan, reduction = self._rows(GRADIENT, lengths, codecs, x.dtype), reduction_of(op, world)
+        self.unit.gain = world * reduction.multiply / reduction.divide
+        residuals = state.residuals(names, lengths, x) if any(codec.feedback for codec in codecs) else None
+        state.sample(names, x, plan)
+        state.show(self.unit, self.last, x)
+
+        def job(exchange: Exchange) -> None:
+            exact = sharded_rows.reduce_scatter(plan, exchange, x, reduction, residuals)
+            store(total, exact)
+            if residuals is not None:
+                sharded_rows.keep(plan, exchange.rank, exact, total, reduction, residuals)
+
+        plain = (world - 1) * x.numel() * x.element_size() // world
+        count = self._count(GRADIENT, "reduce_scatter of gradients", x.numel(), plain, plan.times, _compressed(plan))
+        between = [str(codec) for codec in self.between]
+        signature = self._signature("reduce_scatter", plan, names, op=str(reduction), between=between)
+        owed = [] if residuals is None else [residuals.first]
+        # FSDP's own stream is the current one here: it waits, and this thread only until the device has the work
+        work = submit(state.channel, signature, job, [x, total, *owed])
+        work.wait()
+        count(work)
+
+
+class Parameters(_Comm, AllGather):
+    """All-gather of a unit's parameters: every rank decodes the same bytes, its own too."""
+
+    def __init__(self, state: FSDPState, unit: Unit, plain: AllGather) -> None:
+        super().__init__(state, unit)
+        self.plain = plain
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        world = self.state.channel.world
+        lengths = self.unit.gathered(group.size(), world)
+        if self._left_out(input_tensor, group, lengths):
+            return self.plain(output_tensor, input_tensor, group, async_op)
+        with telling(*self.state.channels):
+            return self._gather(output_tensor.view(-1), input_tensor.view(-1), lengths)
+
+    def _gather(self, out: Tensor, own: Tensor, lengths: list[int]) -> Gathering:
+        world = self.state.channel.world
+        codecs, names = self._codecs(self.unit.tensors, PARAMETER), [t.name for t in self.unit.tensors]
+        plan = self._rows(PARAMETER, lengths, codecs, own.dtype)
+
+        def job(exchange: Exchange) -> None:
+            sharded_rows.all_gather(plan, exchange, own, out)
+
+        plain = (world - 1) * own.numel() * own.element_size()
+        values, compressed = own.numel() * world, _compressed(plan)
+        count = self._count(PARAMETER, "all_gather of parameters", values, plain, plan.times, compressed)
+        work = submit(self.state.channel, self._signature("all_gather", plan, names), job, [own, out])
+        work.then(count)
+        return Gathering(work, self.state)
+
+    def _left_out(self, own: Tensor, group: dist.ProcessGroup, lengths: list[int]) -> bool:
+        """Whether FSDP's own all-gather takes this one; explain() says why."""
+        reason = ""
+        if group.size() != self.state.channel.world:
+            reason = f"gathered again over {group.size()} ranks in backward, as they are: they were rounded in forward"
+        elif own.dtype not in FLOATS:
+            reason = f"gathered as {own.dtype}, which holds several types; codecs take 16- and 32-bit floats"
+        elif sum(lengths) != own.numel():
+            reason = "gathered by an extension of their own, as they are"
+        if reason:
+            self.state.notes[self.unit.number, PARAMETER] = f"parameters of {self.unit.name or 'the root'}: {reason}"
+        return bool(reason)
+
+
+class Between(_Comm):
+    """For HSDP: the all-reduce between replicas, as FSDP's all-reduce hook. Gets a rank's shard after its sum."""
+
+    def __init__(self, state: FSDPState, unit: Unit, gradients: Gradients) -> None:
+        super().__init__(state, unit)
+        self.gradients = gradients
+        self._partial: Tensor | None = None
+
+    def __call__(self, shard: Tensor) -> None:
+        if not self.unit.private.all_reduce_grads:
+            self._keep(shard)
+            return
+        if self._partial is not None:
+            shard.add_(self._partial)
+            self._partial = None
+        with telling(*self.state.channels):
+            self._reduce(shard.view(-1))
+
+    def _keep(self, shard: Tensor) -> None:
+        """set_requires_all_reduce(False): later. FSDP adds to `.grad` what we leave in the shard, so leave nothing."""
+        self._partial = shard.clone() if self._partial is None else self._partial.add_(shard)
+        shard.zero_()
+
+    def _reduce(self, flat: Tensor) -> None:
+        state = self.state
+        if state.channel.world == 1:
+            # FSDP called no reduce-scatter
+            self.gradients.prepare(flat.numel())
+        tensors, codecs = self.gradients.last, self.gradients.between
+        ranges = segment_ranges([t.part(state.channel.world) for t in tensors])
+        parts: dict[Codec, list[tuple[str, Tensor]]] = {}
+        for tensor, codec, (low, high) in zip(tensors, codecs, ranges, strict=True):
+            parts.setdefault(codec, []).append((tensor.name, flat[low:high]))
+        works = [self._start(i, codec, members, flat) for i, (codec, members) in enumerate(parts.items())]
+        for work in works:
+            work.wait()
+
+    def _start(self, number: int, codec: Codec, members: list[tuple[str, Tensor]], flat: Tensor) -> Work:
+        state, times = self.state, Times()
+        channel = state.replicas
+        assert channel is not None
+        names, tensors = tuple(name for name, _ in members), [tensor for _, tensor in members]
+        numel = sum(tensor.numel() for tensor in tensors)
+        plain = 2 * (channel.world - 1) * numel * flat.element_size() // channel.world
+        compressed = numel if channel.world > 1 and is_compressed(codec, flat.dtype) else 0
+        count = self._count(BETWEEN, "all_reduce between replicas", numel, plain, times, compressed)
+        work = all_reduce(
+            tensors,
+            codec,
+            # FSDP divides by its own factor where it was given one
+            dist.ReduceOp.AVG if self.unit.private.gradient_divide_factor is None else dist.ReduceOp.SUM,
+            async_op=True,
+            step=(state.step, number),
+            seed=self._seed(BETWEEN),
+            residuals=state.between_memory.residuals(names, tensors) if codec.feedback else None,
+            times=times,
+            channel=channel,
+            buffer=flat if numel == flat.numel() else None,
+        )
+        assert work is not None
+        work.then(count)
+        return work

@@ -1,0 +1,144 @@
+"""A flat tensor of W equal rows, one a rank, every row cut alike into tensors that each have a codec of their own.
+
+That is what FSDP2 hands over: row r holds, one after another, the r-th part of every tensor of a module. All that goes
+to one rank travels in one message: neighbours with one codec as one run, nothing copied or padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from narrowcast.codecs import Codec
+from narrowcast.codecs.scaled import Scaled, largest_finite
+from narrowcast.collectives.algorithms.context import Reduction
+from narrowcast.collectives.aps import exponents, scales_of
+from narrowcast.collectives.primitives import ALL_GATHER, REDUCE_SCATTER
+from narrowcast.collectives.residuals import Residuals
+from narrowcast.collectives.runtime.messages import Exchange
+from narrowcast.collectives.segments import Coder, Range, Times, segment_ranges
+from narrowcast.kernels.noise import NO_NOISE, Noise
+
+Scales = list[Tensor | None]
+
+
+@dataclass
+class Rows:
+    """How W rows of `lengths` values, with a codec for each length, become messages."""
+
+    world: int
+    lengths: Sequence[int]
+    codecs: Sequence[Codec]
+    dtype: torch.dtype
+    noise: Noise = NO_NOISE
+    times: Times = field(default_factory=Times)
+
+    def __post_init__(self) -> None:
+        whole = list(self.lengths) * self.world
+        distinct = dict.fromkeys(self.codecs)
+        self._coders = {codec: Coder(codec, whole, self.dtype, self.times) for codec in distinct}
+        self.runs = list(runs(self.lengths, self.codecs))
+        self.length = sum(self.lengths)
+
+    def range(self, row: int, run: Range = (0, 0)) -> Range:
+        """Where a run of a row lies in the flat whole."""
+        return row * self.length + run[0], row * self.length + run[1]
+
+    def nbytes(self, row: int) -> int:
+        return sum(self._coders[codec].nbytes(self.range(row, run)) for codec, run in self.runs)
+
+    def encode(
+        self, values: Tensor, row: int, noise: Noise, scales: Scales | None = None, residuals: Residuals | None = None
+    ) -> Tensor:
+        """The message of a row; `values` holds that row alone."""
+        wire, at = torch.empty(self.nbytes(row), dtype=torch.uint8, device=values.device), 0
+        for codec, run in self.runs:
+            part, coder = self.range(row, run), self._coders[codec]
+            out = wire[at : at + coder.nbytes(part)]
+            owed = residuals.owed(0, part) if residuals is not None and codec.feedback else None
+            coder.encode(values[run[0] : run[1]], part, out, noise, scales if is_aps(codec) else None, owed)
+            at += out.numel()
+        return wire
+
+    def decode(self, wire: Tensor, row: int, out: Tensor, accumulate: bool = False) -> None:
+        """Read the message of a row into `out`, which holds that row alone."""
+        at = 0
+        for codec, run in self.runs:
+            part, coder = self.range(row, run), self._coders[codec]
+            size = coder.nbytes(part)
+            coder.decode(wire[at : at + size], part, out[run[0] : run[1]], accumulate)
+            at += size
+
+    def agreed_scales(self, exchange: Exchange, x: Tensor, residuals: Residuals | None) -> Scales | None:
+        """For APS: one scale for each whole tensor, agreed by all ranks. Bytes sent a rank: 4 (W-1) a tensor."""
+        agreed = {j: codec for j, codec in enumerate(self.codecs) if is_aps(codec)}
+        if not agreed:
+            return None
+        wanted_WL = (x if residuals is None else residuals.wanted(x, 0, (0, x.numel()))).view(self.world, -1)
+        ranges = segment_ranges(self.lengths)
+        found = exponents([largest_finite(wanted_WL[:, slice(*ranges[j])]) for j in agreed], exchange.world)
+        exchange.max_(found)
+        scales: Scales = [None] * len(self.codecs)
+        for (j, codec), largest in zip(agreed.items(), found.view(-1, 1).unbind(), strict=True):
+            assert isinstance(codec, Scaled)
+            scales[j] = scales_of(codec.plan, largest)
+        return scales * self.world
+
+
+def runs(lengths: Sequence[int], codecs: Sequence[Codec]) -> Iterator[tuple[Codec, Range]]:
+    """Neighbours with one codec, together: the codec, and where the run lies in a row."""
+    ranges = segment_ranges(lengths)
+    for codec, group in groupby(zip(codecs, ranges, strict=True), key=lambda pair: pair[0]):
+        members = [part for _, part in group]
+        if members[0][0] < members[-1][1]:
+            yield codec, (members[0][0], members[-1][1])
+
+
+def is_aps(codec: Codec) -> bool:
+    return isinstance(codec, Scaled) and codec.aps
+
+
+def reduce_scatter(
+    rows: Rows, exchange: Exchange, x: Tensor, reduction: Reduction, residuals: Residuals | None = None
+) -> Tensor:
+    """Row p of `x` goes to rank p, encoded once; returns the float32 sum of our row, added in rank order."""
+    mine, noise = exchange.rank, rows.noise.derive(exchange.rank, 0)
+    size = rows.nbytes(mine)
+    incoming = {peer: exchange.receive(size, peer, REDUCE_SCATTER) for peer in exchange.others()}
+    scales, own = rows.agreed_scales(exchange, x, residuals), torch.empty(0)
+    for peer in [*exchange.others(), mine]:
+        wire = rows.encode(x[slice(*rows.range(peer, (0, rows.length)))], peer, noise, scales, residuals)
+        if peer == mine:
+            own = wire
+        else:
+            exchange.send(wire, peer, REDUCE_SCATTER)
+    total = exchange.floats(rows.length)
+    for rank in range(exchange.world):
+        rows.decode(own if rank == mine else incoming[rank].get(), mine, total, accumulate=rank > 0)
+    exchange.finish()
+    return reduction.finish(total)
+
+
+def keep(rows: Rows, rank: int, total: Tensor, stored: Tensor, reduction: Reduction, residuals: Residuals) -> None:
+    """After `reduce_scatter`: what a result of 16 bits does not hold of the sum is owed by whoever has the row."""
+    for codec, run in rows.runs:
+        if codec.feedback:
+            low, high = run
+            residuals.keep(total[low:high], stored[low:high], 0, rows.range(rank, run), reduction.gain)
+
+
+def all_gather(rows: Rows, exchange: Exchange, own: Tensor, out: Tensor) -> None:
+    """Every rank gets every rank's row; all of them, the sender too, decode the same bytes. `own` may lie in `out`."""
+    mine = exchange.rank
+    incoming = {peer: exchange.receive(rows.nbytes(peer), peer, ALL_GATHER) for peer in exchange.others()}
+    wire = rows.encode(own, mine, rows.noise.derive(mine, 1))
+    for peer in exchange.others():
+        exchange.send(wire, peer, ALL_GATHER)
+    for rank in [mine, *exchange.others()]:
+        bytes_ = wire if rank == mine else incoming[rank].get()
+        rows.decode(bytes_, rank, out[slice(*rows.range(rank, (0, rows.length)))])
+    exchange.finish()

@@ -1,0 +1,377 @@
+"""FSDP2 (`fully_shard`) through codecs: gradients, parameters, and HSDP's replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from narrowcast.codecs import Codec, error_report
+from narrowcast.codecs import codec as codec_named
+from narrowcast.collectives.algorithms.context import Reduction
+from narrowcast.collectives.api import all_reduce
+from narrowcast.collectives.residuals import Residuals
+from narrowcast.collectives.runtime.channel import Channel
+from narrowcast.collectives.runtime.messages import Exchange
+from narrowcast.collectives.segments import segment_ranges
+from narrowcast.collectives.transports.torch import TorchTransport
+from narrowcast.kernels.ops import FLOATS
+from narrowcast.parallel import policy, scaling
+from narrowcast.parallel.fingerprint import digest
+from narrowcast.parallel.fsdp import layout, optimizer_check
+from narrowcast.parallel.fsdp.comm import BETWEEN, GRADIENT, PARAMETER, Between, Gradients, Parameters
+from narrowcast.parallel.fsdp.layout import Sharded, Unit
+from narrowcast.parallel.fsdp.sharded_rows import Rows, reduce_scatter
+from narrowcast.parallel.fsdp.torch_parts import (
+    DefaultAllGather,
+    DefaultReduceScatter,
+    at_end_of_backward,
+    param_groups,
+)
+from narrowcast.parallel.local_sgd.state import local_part
+from narrowcast.parallel.probe import probe
+from narrowcast.parallel.propagate_errors import telling
+from narrowcast.parallel.residuals import Memory
+from narrowcast.parallel.seeds import own_seed, seed_of
+from narrowcast.parallel.stats import Row, Stats
+from narrowcast.parallel.watch import Watch
+
+Undo = Callable[[], None]
+
+
+class FSDPState:
+    """What all units of a model share: the policies, the channels, residuals and counters."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        gradients: object,
+        *,
+        parameters: object = None,
+        between: object = None,
+        scaler: torch.amp.GradScaler | None = None,
+        min_values: int = policy.MIN_VALUES,
+        seed: int = 0,
+        sample_every: int = 0,
+    ) -> None:
+        self.model, self.units = model, layout.units(model)
+        self.policies = {GRADIENT: gradients, BETWEEN: gradients if between is None else between}
+        if parameters is not None:
+            self.policies[PARAMETER] = parameters
+        self.min_values, self.sample_every = min_values, sample_every
+        self.seed = own_seed("FSDP", seed, self.units[0].mesh.mesh.mesh.flatten().tolist())
+        self.stats = {role: Stats() for role in (GRADIENT, PARAMETER, BETWEEN)}
+        self.notes: dict[tuple[int, str], str] = {}
+        shard, replicas = layout.groups_of(self.units)
+        self.channel = Channel(TorchTransport(shard))
+        self.replicas = Channel(TorchTransport(replicas)) if replicas is not None else None
+        self.memory, self.between_memory = self._new_memory(scaler)
+        self._step, self._in_step, self._watch = 0, False, Watch(gradients, min_values)
+        self._undo: list[Undo] = []
+        self._owing = {tensor.name for unit in self.units for tensor in unit.tensors if tensor.trainable}
+        """Parameters that may have residuals although they are frozen now."""
+        try:
+            # with the channels open, so that whoever fails is heard; ranks that disagree find out here already
+            with telling(*self.channels):
+                self._check(between is not None)
+                device = torch.device(self.units[0].mesh.mesh.device_type)
+                self.probe = probe(self.channel, self.lossy(), device) if self.channel.world > 1 else None
+        except Exception:
+            self.close()
+            raise
+
+    def _new_memory(self, scaler: torch.amp.GradScaler | None) -> tuple[Memory, Memory]:
+        """Of the reduce-scatters, by parameter and row, and of the all-reduces between replicas, by parameter."""
+        world, units = self.channel.world, self.units
+
+        def parameters() -> dict[str, Tensor]:
+            return {tensor.name: tensor.private.sharded_param for unit in units for tensor in unit.tensors}
+
+        def rows() -> dict[str, Tensor]:
+            return {_key(row, name): p for name, p in parameters().items() for row in range(world)}
+
+        replicas = self.replicas.world if self.replicas is not None else 1
+        return Memory(world, scaling.scaling(scaler, rows), shots=1), Memory(
+            replicas, scaling.scaling(scaler, parameters)
+        )
+
+    @property
+    def channels(self) -> tuple[Channel, Channel | None]:
+        """Where others may wait for this rank."""
+        return self.channel, self.replicas
+
+    def _check(self, has_between: bool) -> None:
+        for role, of in self.policies.items():
+            policy.check(of)
+            _check_watchers(role, of, of is self.policies[GRADIENT])
+        if has_between and self.replicas is None:
+            shape = tuple(self.units[0].mesh.mesh.shape)
+            raise ValueError(
+                f"attach: between= is the wire between replicas, and the model has none: its mesh is {shape}; "
+                "shard it over a 2-D mesh (replicas, shards), or leave between= out"
+            )
+        for tensor, codec in ((t, self.choice(u, t, PARAMETER).codec) for u in self.units for t in u.tensors):
+            if codec.feedback:
+                raise ValueError(
+                    f"attach: parameters of {tensor.name} have {codec}; parameters travel anew from the shard at every "
+                    "step, so nothing is owed: leave out +ef"
+                )
+
+    # ---- what travels how --------------------------------------------------------------------------------------------
+
+    def choice(self, unit: Unit, tensor: Sharded, role: str) -> policy.Choice:
+        """The codec of one tensor in one role at this step."""
+        if role not in self.policies:
+            return policy.Choice(policy.AS_IS, policy.ASKED_FOR)
+        dtype = unit.gather_dtype(tensor) if role == PARAMETER else unit.reduce_dtype
+        if dtype not in FLOATS:
+            return policy.Choice(policy.AS_IS, f"is {dtype}; codecs take 16- and 32-bit floats")
+        info = policy.TensorInfo(tensor.name, tensor.shape, dtype, "parameter" if role == PARAMETER else "gradient")
+        return policy.choose(self.policies[role], info, self.step, self.min_values)
+
+    def rows(self) -> list[Row]:
+        """Every tensor in every role: its wire, or why it stays as it is."""
+        roles = [GRADIENT] + [BETWEEN] * (self.replicas is not None) + [PARAMETER] * (PARAMETER in self.policies)
+        return [
+            self._row(unit, t, role) for role in roles for unit in self.units for t in unit.tensors if _has(t, role)
+        ]
+
+    def _row(self, unit: Unit, tensor: Sharded, role: str) -> Row:
+        choice = self.choice(unit, tensor, role)
+        dtype = unit.gather_dtype(tensor) if role == PARAMETER else unit.reduce_dtype
+        return Row.of(tensor.name, int(torch.Size(tensor.shape).numel()), choice, dtype, role)
+
+    def lossy(self) -> dict[Codec, int]:
+        """The codecs of this step that round, and how many values each takes."""
+        values: dict[Codec, int] = {}
+        for row in self.rows():
+            codec = codec_named(row.wire)
+            if not codec.lossless:
+                values[codec] = values.get(codec, 0) + row.numel
+        return values
+
+    def remarks(self) -> list[str]:
+        """What travels beside the tensors, and where compression is likely to lose."""
+        found = [*self.notes.values(), *map(policy.missed, self.unmatched())]
+        if PARAMETER not in self.policies:
+            found.append("parameters: FSDP's own all-gather, as they are; give parameters= to send them in few bits")
+        found += [f"{n}: not sharded by FSDP, which leaves its gradient alone" for n in self._unsharded()]
+        if self.probe is None:
+            return [*found, "one rank: nothing travels, and nothing is rounded"]
+        warned = (self.probe.note(codec, values) for codec, values in self.lossy().items())
+        return found + [text for text in warned if text is not None]
+
+    def unmatched(self) -> list[str]:
+        """The patterns of the policies that match no parameter."""
+        names = [tensor.name for unit in self.units for tensor in unit.tensors]
+        return list(dict.fromkeys(p for of in self.policies.values() for p in policy.unmatched(of, names)))
+
+    def _unsharded(self) -> list[str]:
+        return [name for name, _ in layout.unsharded_parameters(self.model, self.units)]
+
+    # ---- for the collectives -----------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Backward passes that communicated."""
+        self.settle()
+        return self._step
+
+    def begin_backward(self) -> None:
+        """Called by every reduce-scatter; the first of a backward pass begins a step, which ends with the pass."""
+        step = self.step
+        if self._in_step:
+            return
+        self._in_step = True
+        self.memory.begin_step()
+        self.between_memory.begin_step()
+        self._watch.decide(step - 1, self._sum, self.channel.world * (self.replicas.world if self.replicas else 1))
+        at_end_of_backward(self.settle)
+
+    def settle(self) -> None:
+        """End the step if FSDP's backward pass is over: checkpoints run passes of autograd inside of it."""
+        if self._in_step and not self.units[0].in_backward:
+            self._in_step = False
+            self._step += 1
+            for stats in self.stats.values():
+                stats.steps += 1
+
+    def _sum(self, numbers: Tensor) -> Tensor:
+        """Over all ranks, the replicas' too: all must decide alike."""
+        for channel in (self.channel, self.replicas):
+            if channel is not None:
+                all_reduce(numbers, "as-is", algorithm="one_shot", channel=channel)
+        return numbers
+
+    def show(self, unit: Unit, tensors: Sequence[Sharded], x: Tensor) -> None:
+        """Let the policies that watch see this rank's gradients."""
+        if not self._watch.active:
+            return
+        x_WL = x.view(self.channel.world, -1)
+        for tensor, (low, high) in zip(tensors, segment_ranges([t.part(len(x_WL)) for t in tensors]), strict=True):
+            info = policy.TensorInfo(tensor.name, tensor.shape, unit.reduce_dtype)
+            self._watch.look(info, tensor.whole(x_WL[:, low:high]), self.step, "local")
+
+    def residuals(self, names: Sequence[str], lengths: Sequence[int], x: Tensor) -> Residuals:
+        """What this rank owes to each row of a reduce-scatter, kept by parameter and row."""
+        world = self.channel.world
+        keys = tuple(_key(row, name) for row in range(world) for name in names)
+        return self.memory.residuals(keys, x.split(list(lengths) * world))
+
+    def sample(self, names: Sequence[str], x: Tensor, plan: Rows) -> None:
+        """What the codecs would lose on these gradients, tensor by tensor; it takes time, so it is off by default."""
+        if not self.sample_every or self.step % self.sample_every:
+            return
+        x_WL = x.view(self.channel.world, -1)
+        for name, codec, (low, high) in zip(names, plan.codecs, segment_ranges(plan.lengths), strict=True):
+            if not codec.lossless:
+                seed = seed_of(f"sample {self.seed} {self.channel.rank} {name}")
+                report = error_report(x_WL[:, low:high].reshape(-1), codec, seed=seed, stream=self.step)
+                self.stats[GRADIENT].sampled[name] = report
+
+    # ---- attach and detach -------------------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Put our collectives into every unit."""
+        for unit in self.units:
+            self._install(unit)
+        self._undo.append(
+            optimizer_check.watch(self.model, [t.private.sharded_param for u in self.units for t in u.tensors])
+        )
+
+    def _install(self, unit: Unit) -> None:
+        module, (reduce_scatter, all_gather, _) = unit.module, unit.private.collectives
+        gradients = Gradients(self, unit, reduce_scatter)
+        module.set_custom_reduce_scatter(gradients)
+        self._undo.append(lambda: module.set_custom_reduce_scatter(gradients.plain))
+        if PARAMETER in self.policies:
+            parameters = Parameters(self, unit, all_gather)
+            module.set_custom_all_gather(parameters)
+            self._undo.append(lambda: module.set_custom_all_gather(parameters.plain))
+        if self.replicas is not None:
+            self._undo.append(unit.private.take_over_replicas())
+            module.set_all_reduce_hook(Between(self, unit, gradients))
+            self._undo.append(lambda: module.set_all_reduce_hook(None))  # type: ignore[arg-type]
+        unit.watch(self.settle)
+        self._undo.append(unit.unwatch)
+
+    def close(self) -> None:
+        """Back to FSDP's own collectives."""
+        while self._undo:
+            self._undo.pop()()
+        for channel in self.channels:
+            if channel is not None:
+                channel.close()
+
+    # ---- what is owed ------------------------------------------------------------------------------------------------
+
+    def owing(self) -> list[tuple[Unit, Sharded]]:
+        """The parameters that error feedback may owe to, at whatever step."""
+        if not any(may_owe(of) for role, of in self.policies.items() if role != PARAMETER):
+            return []
+        every = [(unit, tensor) for unit in self.units for tensor in unit.tensors]
+        return [(unit, tensor) for unit, tensor in every if tensor.trainable or tensor.name in self._owing]
+
+    def owed(self) -> dict[str, Tensor]:
+        """The mean over all ranks of what they owe, sharded as the parameters are (collective)."""
+        mine, between = self.memory.by_parameter(), self.between_memory.by_parameter()
+        return {t.name: _as_shard(t, self._mean(unit, t, mine, between)) for unit, t in self.owing()}
+
+    def _mean(self, unit: Unit, tensor: Sharded, mine: Mapping[str, Tensor], between: Mapping[str, Tensor]) -> Tensor:
+        """This rank's part, in units of a rank's gradient. What is owed between replicas was reduced already."""
+        world = self.channel.world
+        part = tensor.part(world)
+        nothing = torch.zeros(part)
+        x = torch.cat([mine.get(_key(row, tensor.name), nothing).cpu() for row in range(world)])
+        total = torch.empty(part)
+        plan = Rows(world, [part], [codec_named("fp32")], x.dtype)
+        signature = {"call": "state_dict", "tensor": tensor.name, "length": part}
+
+        def job(exchange: Exchange) -> None:
+            total.copy_(reduce_scatter(plan, exchange, x, Reduction(divide=float(world))))
+
+        self.channel.submit(signature, job).wait()
+        if self.replicas is not None:
+            total += between.get(tensor.name, nothing).cpu() / unit.gain
+            all_reduce(total, "fp32", dist.ReduceOp.AVG, channel=self.replicas.called("state_dict"))
+        return total
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Start from the mean, on every rank, whatever the world size was."""
+        known: dict[str, Sharded] = {t.name: t for _, t in self.owing()}
+        owed: dict[str, Tensor] = {}
+        for name, value in state.items():
+            if name not in known:
+                raise ValueError(f"load_state_dict: the model owes nothing to a parameter {name!r}; load its own state")
+            if tuple(value.shape) != known[name].shape:
+                raise ValueError(
+                    f"load_state_dict: {name} has shape {known[name].shape}, the state for it {tuple(value.shape)}"
+                )
+            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            parts = known[name].rows(whole.detach().float().cpu(), self.channel.world)
+            owed |= {_key(row, name): part for row, part in enumerate(parts)}
+        self.memory.load(owed)
+        self.between_memory.load({})
+
+
+def _key(row: int, name: str) -> str:
+    return f"{row}|{name}"
+
+
+def _has(tensor: Sharded, role: str) -> bool:
+    return role == PARAMETER or tensor.trainable
+
+
+def _as_shard(tensor: Sharded, part: Tensor) -> Tensor:
+    """A rank's part, less its padding, as a DTensor like the parameter, where the mesh can gather it."""
+    size: torch.Size = tensor.private.sharded_size
+    return tensor.private.to_sharded_dtensor(part[: size.numel()].view(size).to(tensor.private.device, copy=True))
+
+
+def may_owe(of: object) -> bool:
+    """Whether a policy can ask for error feedback at some step; a function may always."""
+    if isinstance(of, policy.Schedule):
+        return any(may_owe(inner) for _, inner in of.steps)
+    if isinstance(of, Mapping):
+        return any(may_owe(inner) for inner in of.values())
+    return codec_named(of).feedback if isinstance(of, (str, Codec)) else True
+
+
+def _check_watchers(role: str, of: object, sees_gradients: bool) -> None:
+    """A policy that learns sees a rank's own gradients here, and nothing else."""
+    for watcher in policy.all_watchers(of):
+        name = type(watcher).__name__
+        if not sees_gradients:
+            raise ValueError(
+                f"attach: {name} learns from a rank's gradients; as the policy of {role} it would see none"
+            )
+        if watcher.looks_at != "local":
+            raise ValueError(f"attach: {name} looks at the mean gradient, which no rank has whole with FSDP2; use DDP")
+
+
+def check_free(model: nn.Module) -> None:
+    """Refuse a model that has collectives of its own, or ours."""
+    for module in model.modules():
+        for group in param_groups(module) if isinstance(module, FSDPModule) else ():
+            comms = group.collectives
+            if any(isinstance(comm, (Gradients, Parameters, Between)) for comm in comms):
+                raise RuntimeError("attach: the model is attached already; call detach() on its handle first")
+            if type(comms[0]) is not DefaultReduceScatter or type(comms[1]) is not DefaultAllGather or comms[2]:
+                raise RuntimeError(
+                    "attach: the model has custom collectives or an all-reduce hook already; FSDP takes one of each, "
+                    "remove those"
+                )
+
+
+def digest_of(state: FSDPState) -> Tensor:
+    """A digest of all parameters as this rank sees them when they are gathered (collective)."""
+    parts = []
+    for unit in state.units:
+        unit.module.unshard()
+        parts.append(digest(local_part(whole) for whole in unit.wholes(state.channel.world)))
+        unit.module.reshard()
+    return digest(parts)

@@ -1,0 +1,1 @@
+"""Local updates, exchanged now and then."""

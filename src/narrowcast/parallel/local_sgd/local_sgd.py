@@ -1,0 +1,296 @@
+"""Local updates: every worker trains by itself for many steps, then the workers exchange what they have learnt.
+
+With an outer optimizer (Nesterov momentum) on the mean of what the workers moved, this is DiLoCo; with plain SGD at a
+learning rate of 1, local SGD.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from narrowcast.codecs import Codec
+from narrowcast.collectives.api import all_reduce
+from narrowcast.collectives.runtime.channel import Channel
+from narrowcast.collectives.segments import Times
+from narrowcast.collectives.transports.torch import TorchTransport
+from narrowcast.collectives.work import Work
+from narrowcast.kernels.ops import FLOATS
+from narrowcast.parallel import policy
+from narrowcast.parallel.fingerprint import differing, digest
+from narrowcast.parallel.fsdp.optimizer_check import parameters_of
+from narrowcast.parallel.local_sgd import state as local_state
+from narrowcast.parallel.local_sgd.state import State, local_part, start_of
+from narrowcast.parallel.propagate_errors import telling
+from narrowcast.parallel.residuals import Memory
+from narrowcast.parallel.seeds import default_group, own_seed
+from narrowcast.parallel.stats import Row, Stats, is_compressed, render
+from narrowcast.parallel.timeline import Event
+
+Outer = Callable[[list[Tensor]], Optimizer]
+ROLE = "outer gradient"
+
+
+def nesterov(anchors: list[Tensor]) -> Optimizer:
+    """The outer optimizer of DiLoCo, with its learning rate and momentum."""
+    return torch.optim.SGD(anchors, lr=0.7, momentum=0.9, nesterov=True)
+
+
+class LocalSGD:
+    """Exchange with the other workers every so many steps, in few bits. Making one is collective.
+
+    Between exchanges a worker's parameters are its own. At an exchange each worker sends how far it moved (the outer
+    gradient: where it started less where it is), the mean goes to an outer optimizer, and all start from its result,
+    each parameter in its own type. With an optimizer, that one keeps it alive until `close()`.
+
+    optimizer: the inner one; every step that it makes is counted. Without it call `step()` after each. spec: a policy,
+    as for `attach`. outer: makes the outer optimizer of a list of tensors; by default `nesterov`. group: the workers;
+    where a worker has several ranks, those ranks of all workers that hold the same part of the model.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        *,
+        every: int,
+        spec: object,
+        outer: Outer = nesterov,
+        group: dist.ProcessGroup | None = None,
+        min_values: int = policy.MIN_VALUES,
+        seed: int = 0,
+    ) -> None:
+        if every < 1:
+            raise ValueError(f"LocalSGD: every={every}; give the number of steps between exchanges, 1 or more")
+        policy.check(spec)
+        if policy.all_watchers(spec):
+            raise ValueError(
+                "LocalSGD: spec= is a policy that learns from gradients, of which it sees none; give a fixed one"
+            )
+        self._model = model.module if isinstance(model, DistributedDataParallel) else model
+        self.every, self.steps, self.exchanges = every, 0, 0
+        self._policy, self._min_values = spec, min_values
+        self._parameters = _trainable(self._model)
+        self._unhook: Callable[[], None] = lambda: None
+        _check_optimizer(optimizer, self._parameters)
+        # float32, whatever the model's type: an outer step is small beside the value
+        self._anchors = {name: local_part(p).float().clone() for name, p in self._parameters.items()}
+        self._outer = outer(list(self._anchors.values()))
+        self._fresh = local_state.own_keys(self._outer)
+        self._channel = Channel(TorchTransport(group))
+        self._seed = own_seed("LocalSGD", seed, group or default_group())
+        self._memory, self._stats = Memory(self._channel.world), Stats()
+        self._agree_on_the_start()
+        # last: what fails above leaves the optimizer alone
+        self._unhook = _counting(optimizer, self.step)
+
+    def _agree_on_the_start(self) -> None:
+        """What the workers moved has a mean only if they moved from the same place."""
+        different = differing(self._channel, digest(self._anchors.values()))
+        if different:
+            self.close()
+            raise RuntimeError(
+                f"LocalSGD: the parameters of workers {different} differ from those of worker 0; make it while all "
+                "have the same values (one seed, or a broadcast), and load a worker's own checkpoint afterwards"
+            )
+
+    # ---- steps and exchanges -----------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Count an inner step, and exchange if it is time. Returns whether it did."""
+        self.steps += 1
+        if self.steps % self.every:
+            return False
+        self.exchange()
+        return True
+
+    @torch.no_grad()
+    def exchange(self) -> None:
+        """Exchange now (collective)."""
+        with telling(self._channel):
+            _check_complete(self._model, self._parameters)
+            moved = {name: self._moved(name) for name in self._parameters}
+            calls = enumerate(self._by_codec().items())
+            works = [self._start(number, codec, names, moved) for number, (codec, names) in calls]
+            works += self._start_buffers()
+        for work in works:
+            work.wait()
+        for name, anchor in self._anchors.items():
+            anchor.grad = moved[name]
+        self._outer.step()
+        self._outer.zero_grad()
+        for name, parameter in self._parameters.items():
+            local_part(parameter).copy_(self._anchors[name])
+        self.exchanges += 1
+        self._stats.steps = self.exchanges
+
+    def _moved(self, name: str) -> Tensor:
+        own = local_part(self._parameters[name])
+        return start_of(own, self._anchors[name]) - own.float()
+
+    def _start(self, number: int, codec: Codec, names: tuple[str, ...], moved: Mapping[str, Tensor]) -> Work:
+        tensors = [moved[name] for name in names]
+        residuals = self._memory.residuals(names, tensors) if codec.feedback else None
+        return self._all_reduce("all_reduce of outer gradients", tensors, codec, number, residuals=residuals)
+
+    def _start_buffers(self) -> list[Work]:
+        """Running statistics are averaged as they are; counters stay each worker's own."""
+        buffers = [b for b in self._model.buffers() if b.dtype in FLOATS and b.numel()]
+        by_type = [[b for b in buffers if b.dtype == dtype] for dtype in dict.fromkeys(b.dtype for b in buffers)]
+        return [self._all_reduce("all_reduce of buffers", same, policy.AS_IS) for same in by_type]
+
+    def _all_reduce(self, name: str, tensors: Sequence[Tensor], codec: Codec, number: int = 0, **more: Any) -> Work:
+        times, world, began = Times(), self._channel.world, time.perf_counter()
+        values = sum(tensor.numel() for tensor in tensors)
+        plain = 2 * (world - 1) * values * tensors[0].element_size() // world
+        more |= {"step": (self.exchanges, number), "seed": self._seed, "times": times, "channel": self._channel}
+        compressed = values if world > 1 and is_compressed(codec, tensors[0].dtype) else 0
+        work = all_reduce(tensors, codec, dist.ReduceOp.AVG, async_op=True, **more)
+        assert work is not None
+
+        def count(done: Work) -> None:
+            seconds = time.perf_counter() - began
+            self._stats.count(name, values, done.sent_bytes, plain, times, seconds, compressed=compressed)
+
+        work.then(count)
+        return work
+
+    # ---- what travels how --------------------------------------------------------------------------------------------
+
+    def _choice(self, name: str, parameter: Tensor) -> policy.Choice:
+        info = policy.TensorInfo(name, tuple(parameter.shape), torch.float32, ROLE)
+        return policy.choose(self._policy, info, self.exchanges, self._min_values)
+
+    def _by_codec(self) -> dict[Codec, tuple[str, ...]]:
+        found: dict[Codec, tuple[str, ...]] = {}
+        for name, parameter in self._parameters.items():
+            codec = self._choice(name, parameter).codec
+            found[codec] = (*found.get(codec, ()), name)
+        return found
+
+    def rows(self) -> list[Row]:
+        """Every parameter: its wire, or why it stays as it is."""
+        return list(self._rows())
+
+    def _rows(self) -> Iterator[Row]:
+        for name, parameter in self._parameters.items():
+            choice = self._choice(name, parameter)
+            bits = 32.0 if str(choice.codec) == "as-is" else choice.codec.bits_per_value
+            yield Row(name, parameter.numel(), str(choice.codec), bits, choice.why, ROLE)
+
+    def explain(self) -> str:
+        """Every parameter in a table, and how often it travels."""
+        buffers = sum(b.numel() * b.element_size() for b in self._model.buffers() if b.dtype in FLOATS)
+        notes = [f"every {self.every} steps over {self._channel.world} workers; {self.exchanges} exchanges so far"]
+        if buffers:
+            notes.append(f"buffers: {buffers} bytes averaged at each exchange, as they are")
+        return render(self.rows(), notes)
+
+    def stats(self) -> dict[str, float]:
+        """Bytes, effective ratio and milliseconds of this rank, summed over the exchanges (its `steps`)."""
+        return self._stats.as_dict()
+
+    def events(self) -> list[Event]:
+        """The last calls, for a trace."""
+        return list(self._stats.events)
+
+    def check_ranks(self) -> None:
+        """Compare where the workers started from, and their outer optimizers (collective); raise where one differs."""
+        state = [
+            v for a in self._anchors.values() for v in self._outer.state.get(a, {}).values() if isinstance(v, Tensor)
+        ]
+        different = differing(self._channel, digest([*self._anchors.values(), *state]))
+        if different:
+            raise RuntimeError(f"check_ranks: the outer state of workers {different} differs from that of worker 0")
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def state_dict(self) -> State:
+        """Where the workers started, the outer optimizer, the counters, and the mean of what is owed (collective).
+
+        Valid for any number of workers. The model's own state is the caller's: best saved right after an exchange, when
+        it is the same everywhere.
+        """
+        owed = self._memory.by_parameter()
+        mean = {
+            name: owed.get(name, torch.zeros(a.numel())).to(a.device, copy=True) for name, a in self._anchors.items()
+        }
+        all_reduce(list(mean.values()), "fp32", dist.ReduceOp.AVG, channel=self._channel.called("state_dict"))
+        counters = {"steps": self.steps, "exchanges": self.exchanges}
+        return local_state.saved(self._parameters, self._anchors, mean, self._outer, counters)
+
+    @torch.no_grad()
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a checkpoint, with whatever number of workers; load the model's state beside it."""
+        self._memory.load(local_state.load(self._parameters, self._anchors, self._outer, self._fresh, state))
+        self.steps, self.exchanges = int(state["counters"]["steps"]), int(state["counters"]["exchanges"])
+        self._stats.steps = self.exchanges
+
+    def close(self) -> None:
+        """Stop counting steps and close the connections; the parameters stay as they are."""
+        self._unhook()
+        self._channel.close()
+
+
+def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        raise ValueError("LocalSGD: the model has no parameter that is trained")
+    for name, parameter in found.items():
+        if parameter.dtype not in FLOATS:
+            raise TypeError(f"LocalSGD: {name} is {parameter.dtype}; it takes 16- and 32-bit floats")
+    return found
+
+
+def _check_complete(model: nn.Module, ours: Mapping[str, nn.Parameter]) -> None:
+    """Whatever is trained and not exchanged drifts apart."""
+    more = sorted(name for name, p in model.named_parameters() if p.requires_grad and name not in ours)
+    if more:
+        raise RuntimeError(
+            f"LocalSGD: {more[0]} is trained now and was not when LocalSGD was made; close() it and make a new one "
+            "while all workers have the same values"
+        )
+
+
+_COUNTED: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+"""The optimizers whose steps somebody counts."""
+
+
+def _check_optimizer(optimizer: Optimizer | None, parameters: Mapping[str, Tensor]) -> None:
+    if optimizer is None:
+        return
+    if optimizer in _COUNTED:
+        raise RuntimeError("LocalSGD: another one counts the steps of this optimizer already; close() that one first")
+    ours = {id(p) for p in parameters.values()}
+    if not any(id(p) in ours for p in parameters_of(optimizer)):
+        raise ValueError(
+            "LocalSGD: the optimizer holds none of the model's parameters; make it after the model has its final ones "
+            "(after fully_shard and after .to())"
+        )
+
+
+def _counting(optimizer: Optimizer | None, step: Callable[[], object]) -> Callable[[], None]:
+    """Call `step` after each step of the optimizer; returns the way to stop that."""
+    if optimizer is None:
+        return lambda: None
+
+    def counted(*_: Any) -> None:
+        step()
+
+    hook = optimizer.register_step_post_hook(counted)
+    _COUNTED.add(optimizer)
+
+    def stop() -> None:
+        hook.remove()
+        _COUNTED.discard(optimizer)
+
+    return stop

@@ -1,0 +1,144 @@
+"""The state of `LocalSGD` by parameter name, sharded as the parameters are: for any checkpoint format."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from narrowcast.parallel.fsdp.optimizer_check import parameters_of
+
+State = dict[str, Any]
+Tensors = Mapping[str, Tensor]
+Keys = Mapping[Tensor, set[str]]
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """The part that this rank holds; a write into it is a write into the tensor."""
+    with torch.no_grad():
+        local = getattr(tensor, "to_local", None)
+        return local() if local is not None else tensor.detach()
+
+
+def like(parameter: Tensor, part: Tensor) -> Tensor:
+    """This rank's part as a tensor that is sharded as the parameter is."""
+    if not hasattr(parameter, "to_local"):
+        return part.view(parameter.shape).clone()
+    from torch.distributed.tensor import DTensor
+
+    shape, stride = parameter.shape, parameter.stride()
+    local = part.view(local_part(parameter).shape).clone()
+    mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
+def start_of(parameter: Tensor, anchor: Tensor) -> Tensor:
+    """What a worker had when its round began: the anchor in the parameter's type, of which 16 bits keep a part."""
+    return anchor.to(parameter.dtype).float()
+
+
+def blank(outer: Optimizer) -> dict[Tensor, dict[str, Any]]:
+    """The state that the outer optimizer will have after its first step, by anchor; the values mean nothing.
+
+    Of a copy: the optimizer itself, its hooks and those of all optimizers must not know.
+    """
+    made = copy.deepcopy(outer)
+    ours, theirs = parameters_of(outer), parameters_of(made)
+    for anchor in theirs:
+        anchor.grad = torch.zeros_like(anchor)
+    inspect.unwrap(type(made).step)(made)
+    return {anchor: made.state.get(twin, {}) for anchor, twin in zip(ours, theirs, strict=True)}
+
+
+def own_keys(outer: Optimizer) -> dict[Tensor, set[str]]:
+    """The state that an optimizer has now, by anchor."""
+    return {anchor: set(outer.state.get(anchor, ())) for anchor in parameters_of(outer)}
+
+
+def saved(parameters: Tensors, anchors: Tensors, owed: Tensors, outer: Optimizer, counters: dict[str, int]) -> State:
+    """A checkpoint. Before the first exchange it has places for the state to come, for whoever fills it."""
+    places = {} if counters["exchanges"] else blank(outer)
+    kept = {
+        name: _by_key(name, parameters[name], anchor, {**places.get(anchor, {}), **outer.state.get(anchor, {})})
+        for name, anchor in anchors.items()
+    }
+    groups = [{key: v for key, v in group.items() if key != "params"} for group in outer.param_groups]
+    return {
+        "anchors": {name: like(parameters[name], anchor) for name, anchor in anchors.items()},
+        "owed": {name: like(parameters[name], part) for name, part in owed.items()},
+        "outer": {name: state for name, state in kept.items() if state},
+        "groups": copy.deepcopy(groups),
+        "counters": counters,
+    }
+
+
+def _by_key(name: str, parameter: Tensor, anchor: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key, value in state.items():
+        if not isinstance(value, Tensor):
+            found[key] = copy.deepcopy(value)
+        elif value.shape == anchor.shape:
+            found[key] = like(parameter, value)
+        else:
+            _check_whole(name, key, parameter, value)
+            found[key] = value.clone()
+    return found
+
+
+def _check_whole(name: str, key: str, parameter: Tensor, value: Tensor) -> None:
+    """A part's own statistics have no meaning for another sharding, nor a place in a file that all ranks write."""
+    if value.numel() > 1 and local_part(parameter).shape != parameter.shape:
+        raise ValueError(
+            f"state_dict: the outer optimizer keeps {key} of shape {tuple(value.shape)} for a part of {name}, which is "
+            "sharded; take an outer optimizer whose state has the parameter's shape (SGD, Adam)"
+        )
+
+
+def load(parameters: Tensors, anchors: Tensors, outer: Optimizer, fresh: Keys, state: State) -> dict[str, Tensor]:
+    """Fill anchors and outer optimizer; returns what is owed, by name. fresh: the keys of an optimizer without steps.
+
+    A state from before the first exchange has places that an optimizer fills in its first step, and must find empty.
+    """
+    check(parameters, state)
+    begun = bool(state["counters"]["exchanges"])
+    kept: dict[Tensor, dict[str, Any]] = {}
+    for name, anchor in anchors.items():
+        anchor.copy_(_part(state["anchors"][name], anchor))
+        theirs = state["outer"].get(name, {})
+        kept[anchor] = {k: _part(v, anchor) for k, v in theirs.items() if begun or k in fresh.get(anchor, ())}
+    _load_optimizer(outer, kept, state["groups"])
+    return {name: _part(value, anchors[name]).flatten() for name, value in state["owed"].items()}
+
+
+def _load_optimizer(outer: Optimizer, kept: Mapping[Tensor, dict[str, Any]], groups: Sequence[State]) -> None:
+    """By its own method, which knows what must lie on which device."""
+    numbers = {anchor: number for number, anchor in enumerate(parameters_of(outer))}
+    pairs = zip(outer.param_groups, groups, strict=True)
+    state = {numbers[anchor]: values for anchor, values in kept.items() if values and anchor in numbers}
+    # what the optimizer has now and a state of an older version has not stays
+    merged = [{**now, **theirs, "params": [numbers[p] for p in now["params"]]} for now, theirs in pairs]
+    outer.load_state_dict({"state": state, "param_groups": merged})
+
+
+def _part(value: Any, anchor: Tensor) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    part = local_part(value).clone()
+    # a number, such as a count of steps, stays one beside a parameter of one value
+    return part.view(anchor.shape) if part.dim() and part.numel() == anchor.numel() else part
+
+
+def check(parameters: Tensors, state: State) -> None:
+    """Refuse the state of another model."""
+    missing = sorted(set(parameters) ^ set(state["anchors"]))
+    if missing:
+        raise ValueError(f"load_state_dict: the state and the model do not share {missing[0]!r}; load the model's own")
+    for name, parameter in parameters.items():
+        theirs = tuple(state["anchors"][name].shape)
+        if theirs != tuple(parameter.shape):
+            raise ValueError(f"load_state_dict: {name} has shape {tuple(parameter.shape)}, the state for it {theirs}")

@@ -1,0 +1,1 @@
+"""A model that computes in low precision."""

@@ -1,0 +1,186 @@
+"""Which format each role of a lowered model has, module by module, and where its noise comes from."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from narrowcast.kernels.matmul.accumulator import Accumulator, accumulator
+from narrowcast.kernels.noise import derive
+from narrowcast.simulate.precision.caster import Caster, What, caster
+from narrowcast.simulate.precision.casts import Casting, apply_to_result, apply_together
+from narrowcast.simulate.precision.gemm import Sums
+from narrowcast.simulate.seeds import LOWERED
+
+ROLES = ("weights", "activations", "gradients", "accumulate", "accumulate_backward")
+NOTHING = Caster()
+ACTIVATION, WEIGHT, OUTPUT, ROUNDED_OUTPUT = "activation", "weight", "output", "rounded output"
+"""What a tensor is to an operation. A weight's gradient is cast on its way out; of an output only the gradient that
+comes back is cast; a rounded one leaves an operation that has no accumulator of ours."""
+
+
+def _castings(weights: Caster, activations: Caster, gradients: Caster) -> dict[str, Casting]:
+    return {
+        ACTIVATION: Casting(activations, NOTHING),
+        WEIGHT: Casting(weights, gradients),
+        OUTPUT: Casting(NOTHING, gradients),
+        ROUNDED_OUTPUT: Casting(activations, gradients),
+    }
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The formats of one module. With nothing given everything is float32, as torch computes it."""
+
+    weights: Caster = NOTHING
+    activations: Caster = NOTHING
+    gradients: Caster = NOTHING
+    accumulate: Accumulator = field(default_factory=lambda: accumulator("fp32"))
+    accumulate_backward: Accumulator | None = None
+    """None: as forward."""
+    is_plain: bool = field(init=False, repr=False, compare=False)
+    stochastic: bool = field(init=False, repr=False, compare=False)
+    castings: dict[str, Casting] = field(init=False, repr=False, compare=False)
+    """What is cast, by what a tensor is to an operation; without noise."""
+    sums: Sums = field(init=False, repr=False, compare=False)
+    """How to sum, without noise."""
+
+    def __post_init__(self) -> None:
+        """What follows from the formats: asked for at every operation."""
+        sums = Sums(self.accumulate, self.backward_sums)
+        casts = self.weights, self.activations, self.gradients
+        rules = *casts, self.accumulate, self.backward_sums
+        found = {
+            "is_plain": all(c.is_identity for c in casts) and sums.is_torch,
+            "stochastic": any(rule.stochastic for rule in rules),
+            "castings": _castings(*casts),
+            "sums": sums,
+        }
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def backward_sums(self) -> Accumulator:
+        return self.accumulate_backward or self.accumulate
+
+    def __str__(self) -> str:
+        if self.is_plain:
+            return "as-is"
+        casts = f"weights {self.weights}, activations {self.activations}, gradients {self.gradients}"
+        back = "" if self.accumulate_backward is None else f", backward {self.accumulate_backward}"
+        return f"{casts}, accumulate {self.accumulate}{back}"
+
+
+def precision(base: Precision, roles: Mapping[str, Any]) -> Precision:
+    """`base` with some roles changed."""
+    unknown = sorted(set(roles) - set(ROLES))
+    if unknown:
+        raise ValueError(f"lower: unknown role {unknown[0]!r}; roles are {', '.join(ROLES)}")
+    changes: dict[str, Any] = {role: caster(roles[role]) for role in ROLES[:3] if role in roles}
+    for role in ROLES[3:]:
+        if role in roles:
+            changes[role] = None if roles[role] is None else accumulator(roles[role])
+    if changes.get("accumulate", base.accumulate) is None:
+        raise ValueError("lower: accumulate is a string such as 'fp32' or 'bf16+kahan', got None")
+    return replace(base, **changes)
+
+
+Overrides = Mapping[str, Mapping[str, What | Accumulator] | str | None]
+
+
+class Chosen:
+    """The precision of each module by name. The first pattern that matches decides; "as-is" or None leaves it alone."""
+
+    def __init__(self, base: Precision, overrides: Overrides) -> None:
+        self.base = base
+        self.patterns = {pattern: self._precision(what) for pattern, what in overrides.items()}
+        self.used: set[str] = set()
+
+    def _precision(self, what: Mapping[str, Any] | str | None) -> Precision:
+        if what is None or what == "as-is":
+            return Precision()
+        if isinstance(what, str):
+            raise ValueError(f"lower: an override is a dict of roles or 'as-is', got {what!r}")
+        return precision(self.base, what)
+
+    def of(self, name: str) -> Precision:
+        for pattern, found in self.patterns.items():
+            if fnmatch.fnmatchcase(name, pattern):
+                self.used.add(pattern)
+                return found
+        return self.base
+
+    def check_used(self, names: list[str]) -> None:
+        """A pattern that matches nothing is a mistake."""
+        unused = [p for p in self.patterns if not any(fnmatch.fnmatchcase(name, p) for name in names)]
+        if unused:
+            raise ValueError(f"lower: override {unused[0]!r} matches no module; modules are {', '.join(names[:20])}")
+
+
+@dataclass
+class Clock:
+    """What a lowered model's noise is a function of, beside the module and the call: the seed, the step, the worker."""
+
+    seed: int
+    step: int = 0
+    worker: int = 0
+
+
+@dataclass
+class Site:
+    """One lowered module: its formats, its noise, and what it has seen."""
+
+    name: str
+    number: int
+    precision: Precision
+    clock: Clock
+    calls: int = 0
+    seen: dict[str, str] = field(default_factory=dict)
+    """Function -> what became of it."""
+    operands: set[str] = field(default_factory=set)
+    """What was multiplied: "activation @ weight"."""
+
+    def new_call(self) -> Call:
+        """The noise of one operation: of (seed, step, worker, module, how many of its operations came before)."""
+        if not self.precision.stochastic:
+            return Call(self, 0)
+        clock = self.clock
+        found = derive(clock.seed, LOWERED, clock.step, clock.worker, self.number, self.calls)
+        self.calls += 1
+        return Call(self, found)
+
+
+@dataclass
+class Call:
+    """One operation of a site; each cast in it draws from a slot of its own."""
+
+    site: Site
+    seed: int
+    slots: int = 0
+
+    def _slot(self) -> int:
+        self.slots += 1
+        return derive(self.seed, self.slots) if self.seed else 0
+
+    def casting(self, role: str) -> Casting:
+        """What becomes of the next tensor; noise goes by the order in which these are asked for."""
+        how = self.site.precision.castings[role]
+        return how._replace(seeds=(self._slot(), self._slot())) if self.seed else how
+
+    def cast(self, result: Tensor, role: str) -> Tensor:
+        """What the operation gave, on its way out."""
+        return apply_to_result(result, self.casting(role), self.site.clock.step)
+
+    def cast_together(self, *given: tuple[Tensor, str]) -> list[Tensor]:
+        """Every operand as what it is to the operation."""
+        castings = [self.casting(role) for _, role in given]
+        return apply_together([x for x, _ in given], castings, self.site.clock.step)
+
+    @property
+    def sums(self) -> Sums:
+        how = self.site.precision.sums
+        return replace(how, seed=self._slot()) if self.seed else how

@@ -1,0 +1,389 @@
+"""A whole data-parallel training in one process: micro-batches as workers, gradients exchanged as on a cluster."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from narrowcast.parallel.policy import MIN_VALUES
+from narrowcast.simulate.precision.casts import Quantizer
+from narrowcast.simulate.training import checkpoint
+from narrowcast.simulate.training.batches import Batches, seed_of
+from narrowcast.simulate.training.exchange import Exchange
+from narrowcast.simulate.training.log import Log, Record
+from narrowcast.simulate.training.settings import Rate, check_data, device_of, settings, total_steps, world_of
+from narrowcast.simulate.world.world import World
+
+if TYPE_CHECKING:
+    from narrowcast.simulate.precision.lowering import Lowered
+
+FLUSH_STEPS = 50
+"""Losses stay on the device for so many steps: a look at each would make the host wait."""
+TEST_BATCH = 1000
+
+Path = str | os.PathLike[str]
+LossOf = Callable[[Tensor, Tensor], Tensor]
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+
+
+class Data(Protocol):
+    """`narrowcast.data` gives such objects; any other with these four tensors will do."""
+
+    @property
+    def x_train(self) -> Tensor: ...
+    @property
+    def y_train(self) -> Tensor: ...
+    @property
+    def x_test(self) -> Tensor: ...
+    @property
+    def y_test(self) -> Tensor: ...
+
+
+@dataclass
+class Run:
+    """A training under way: what hooks get to see, and what `train` returns."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    world: World
+    exchange: Exchange
+    batches: Batches
+    log: Log
+    total_steps: int
+    lowered: Lowered | None = None
+    """What makes the model compute in low precision, where asked for."""
+    step: int = 0
+    """Steps done."""
+    stop: bool = False
+    """A hook that sets this ends the run after its step."""
+    loss: Tensor | None = None
+    """Of the last step: the mean over all workers."""
+    accuracy: float | None = None
+    """On the test set, at the last look."""
+    test_loss: float | None = None
+    pending: list[tuple[int, Tensor, float]] = field(default_factory=list)
+
+    @property
+    def epoch(self) -> float:
+        return self.step / self.batches.steps_per_epoch
+
+    @property
+    def finished(self) -> bool:
+        return self.step >= self.total_steps
+
+    @property
+    def history(self) -> list[Record]:
+        """Loss and accuracy on the test set, each time it was looked at."""
+        return self.log.of_kind("test")
+
+
+Hook = Callable[[Run], object]
+
+
+def train(
+    model: nn.Module,
+    data: Data,
+    *,
+    workers: int | World = 8,
+    spec: object = None,
+    algorithm: str | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    batch: int = 256,
+    optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None,
+    lr: Rate = None,
+    loss: LossOf = nn.functional.cross_entropy,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    augment: Augment | None = None,
+    log: Path | None = None,
+    checkpoint: Path | None = None,
+    checkpoint_every: int | None = None,
+    resume: bool = True,
+    test_every: int | None = None,
+    error_every: int = 0,
+    min_values: int = MIN_VALUES,
+    bucket_cap_mb: float | None = None,
+    time_limit: float | None = None,
+    progress: bool = False,
+    before_step: Hook | None = None,
+    after_step: Hook | None = None,
+    lower: dict[str, Any] | None = None,
+) -> Run:
+    """Train `model` as DDP with `nc.attach(model, spec)` would on so many workers, bit for bit.
+
+    workers: a number, or a World that says how they add. spec, algorithm, min_values: as for `attach` (a spec, a
+    mapping of names, a schedule, a rule); by default those of the World, with a number "e5m2+aps" and "auto". batch:
+    examples a step, over all workers. optimizer: a function of the parameters; SGD with momentum 0.9 where none is
+    given. lr: a number or a function of the step. augment: a function of a micro-batch and a generator. log: a JSONL
+    file. checkpoint: a file; with resume=True a run that finds one goes on from it and ends with the same bits.
+    checkpoint_every, test_every: steps; an epoch where nothing is given. error_every: measure what the exchange loses
+    every so many steps. time_limit: seconds after which to save and return. lower: arguments for `simulate.lower`,
+    which makes the model compute in low precision; its noise is that of `set_step(step, worker)`.
+    """
+    world, spec = world_of(workers, spec, algorithm, seed)
+    check_data(data)
+    device = device_of(model, device)
+    lowered = _lowered(model.to(device), lower)
+    source = _Source(data, device, Batches(len(data.x_train), batch, world.n, seed), augment)
+    exchange = Exchange(model, world, spec, min_values, bucket_cap_mb)
+    made = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
+    total = total_steps(epochs, steps, source.batches.steps_per_epoch)
+    run = Run(model, made(list(model.parameters())), world, exchange, source.batches, Log(log), total, lowered)
+    if lowered is not None:
+        lowered.keep_master(run.optimizer)
+    trainer = _Trainer(run, source, loss, lr, seed, error_every, before_step, after_step)
+    sizes = {"batch": batch, "examples": len(data.x_train), "min_values": min_values, "bucket_cap_mb": bucket_cap_mb}
+    told = settings(model, run.optimizer, world, spec=spec, lr=lr, lower=lower, seed=seed, **sizes)
+    saver = _Saver(run, checkpoint, told)
+    if not (resume and saver.load(device)):
+        run.log.begin()
+        _tell_start(run, saver.settings)
+    per_epoch = source.batches.steps_per_epoch
+    until = None if time_limit is None else time.monotonic() + time_limit
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), closing(trainer):
+        for _ in _shown(range(run.step, total), total - run.step, progress):
+            trainer.step()
+            late = until is not None and time.monotonic() >= until
+            last = run.finished or run.stop
+            if last or run.step % (test_every or per_epoch) == 0:
+                trainer.test()
+            if last or late or run.step % (checkpoint_every or per_epoch) == 0:
+                trainer.flush()
+                saver.save()
+            if run.stop or late:
+                break
+    return run
+
+
+def _lowered(model: nn.Module, options: dict[str, Any] | None) -> Lowered | None:
+    if options is None:
+        return None
+    from narrowcast.simulate.precision.lowering import lower
+
+    return lower(model, **options)
+
+
+def _tell_start(run: Run, settings: dict[str, Any]) -> None:
+    """The settings, and the wire of every tensor or why it stays as it is."""
+    wires = [{"name": row.name, "values": row.numel, "wire": row.wire, "why": row.why} for row in run.exchange.rows()]
+    facts = {key: value for key, value in settings.items() if key != "parameters"}
+    run.log.write("start", **facts, steps=run.total_steps, tensors=wires)
+
+
+def _shown(steps: Iterable[int], total: int, progress: bool) -> Iterable[int]:
+    if not progress:
+        return steps
+    from narrowcast.console import progress as bar
+
+    return bar(steps, total, "training")
+
+
+class _Source:
+    """The data on the device, and the micro-batch of each worker."""
+
+    def __init__(self, data: Data, device: torch.device, batches: Batches, augment: Augment | None) -> None:
+        if not data.x_train.is_floating_point():
+            raise TypeError(f"train: x_train is {data.x_train.dtype}; give floats, for example data.normalised()")
+        self.x, self.y = data.x_train.to(device), data.y_train.to(device)
+        self.x_test, self.y_test = data.x_test.to(device), data.y_test.to(device)
+        self.batches, self._augment, self._device = batches, augment, device
+
+    def micro_batch(self, step: int, worker: int) -> tuple[Tensor, Tensor]:
+        indices = self.batches.indices(step, worker, self._device)
+        x, y = self.x[indices], self.y[indices]
+        if self._augment is not None:
+            made = torch.Generator(self._device).manual_seed(seed_of(self.batches.seed, step, worker, "augment"))
+            x = self._augment(x, made)
+        return x, y
+
+
+class _Trainer:
+    """One step after another."""
+
+    def __init__(
+        self,
+        run: Run,
+        source: _Source,
+        loss: LossOf,
+        lr: Rate,
+        seed: int,
+        error_every: int,
+        before_step: Hook | None,
+        after_step: Hook | None,
+    ) -> None:
+        self._run, self._source, self._loss, self._lr, self._seed = run, source, loss, lr, seed
+        self._error_every, self._before, self._after = error_every, before_step, after_step
+        self._began = time.monotonic()
+
+    def close(self) -> None:
+        """Whatever ended the run: the log holds every step that was done."""
+        self.flush()
+
+    def step(self) -> None:
+        run, exchange = self._run, self._run.exchange
+        if self._before is not None:
+            self._before(run)
+        rate = self._set_rate()
+        exchange.begin_step(run.step)
+        measure = self._error_every > 0 and run.step % self._error_every == 0
+        run.loss = self._gradients()
+        errors = exchange.reduce(run.step, measure)
+        if errors:
+            # the log has the order of the steps, however often a run was cut
+            self.flush()
+        for error in errors:
+            run.log.write("error", step=run.step, **error.as_dict())
+        run.optimizer.step()
+        run.pending.append((run.step, run.loss, rate))
+        run.step += 1
+        if len(run.pending) >= FLUSH_STEPS:
+            self.flush()
+        if self._after is not None:
+            self._after(run)
+
+    def _set_rate(self) -> float:
+        if self._lr is not None:
+            # a number of numpy or torch would make a checkpoint that cannot be read
+            rate = float(self._lr(self._run.step) if callable(self._lr) else self._lr)
+            for group in self._run.optimizer.param_groups:
+                group["lr"] = rate
+        return float(self._run.optimizer.param_groups[0]["lr"])
+
+    def _gradients(self) -> Tensor:
+        """Forward and backward of every worker; the mean loss. Buffers end as those of worker 0, as DDP has it."""
+        run, model = self._run, self._run.model.train()
+        buffers = list(model.buffers())
+        before = [b.clone() for b in buffers]
+        after: list[Tensor] = []
+        losses = []
+        for worker in range(run.world.n):
+            if worker:
+                _copy(before, buffers)
+            with _ReadyOrder(run.exchange, record=run.step == 0 and worker == 0):
+                losses.append(self._one_worker(worker))
+            if worker == 0:
+                after = [b.clone() for b in buffers]
+        _copy(after, buffers)
+        return torch.stack(losses).mean()
+
+    def _one_worker(self, worker: int) -> Tensor:
+        run = self._run
+        x, y = self._source.micro_batch(run.step, worker)
+        torch.manual_seed(seed_of(self._seed, run.step, worker))
+        _tell_worker(run, worker)
+        for parameter in run.exchange.parameters.values():
+            parameter.grad = None
+        loss = self._loss(run.model(x), y)
+        loss.backward()
+        run.exchange.take(worker)
+        return loss.detach()
+
+    def test(self) -> None:
+        """Loss and accuracy on the test set, into the log."""
+        run, source = self._run, self._source
+        self.flush()
+        run.model.eval()
+        found = torch.zeros(2, dtype=torch.float64, device=source.x_test.device)
+        with torch.no_grad():
+            for x, y in zip(source.x_test.split(TEST_BATCH), source.y_test.split(TEST_BATCH), strict=True):
+                scores = run.model(x)
+                found[0] += self._loss(scores, y).double() * len(y)
+                found[1] += (scores.argmax(dim=1) == y).sum()
+        test_loss, right = (found / len(source.y_test)).tolist()
+        run.test_loss, run.accuracy = test_loss, right
+        seconds = round(time.monotonic() - self._began, 3)
+        run.log.write("test", step=run.step, epoch=run.epoch, loss=test_loss, accuracy=right, seconds=seconds)
+
+    def flush(self) -> None:
+        """Write the losses that wait on the device."""
+        pending, self._run.pending = self._run.pending, []
+        if not pending:
+            return
+        losses = torch.stack([loss for _, loss, _ in pending]).tolist()
+        for (step, _, rate), loss in zip(pending, losses, strict=True):
+            self._run.log.write("step", step=step, loss=loss, lr=rate)
+
+
+def _tell_worker(run: Run, worker: int) -> None:
+    """Whose noise is drawn from now on."""
+    if run.lowered is not None:
+        # each worker's calls are its first of this step, as they are on ranks
+        run.lowered.set_step(run.step, worker)
+    for module in run.model.modules():
+        if isinstance(module, Quantizer):
+            module.worker = worker
+
+
+def _copy(source: list[Tensor], target: list[Tensor]) -> None:
+    for there, here in zip(target, source, strict=True):
+        there.copy_(here)
+
+
+class _ReadyOrder:
+    """Notes in which order gradients become ready in the first backward pass of worker 0: DDP's buckets follow it."""
+
+    def __init__(self, exchange: Exchange, record: bool) -> None:
+        self._exchange, self._record = exchange, record
+        self._order: list[str] = []
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> None:
+        if self._record:
+            for name, parameter in self._exchange.parameters.items():
+                note = self._order.append
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(lambda _, n=name, f=note: f(n)))
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        if self._record:
+            self._exchange.rebuild(self._order)
+
+
+class _Saver:
+    """Checkpoints of a run, and the way back."""
+
+    def __init__(self, run: Run, path: Path | None, settings: dict[str, Any]) -> None:
+        self._run, self._path, self.settings = run, path, settings
+
+    def save(self) -> None:
+        if self._path is None:
+            return
+        run = self._run
+        state: dict[str, Any] = {
+            "run": self.settings,
+            "step": run.step,
+            "model": run.model.state_dict(),
+            "optimizer": run.optimizer.state_dict(),
+            "residuals": run.world.memory.exact(),
+            "ready": run.exchange.ready,
+            "policy": run.exchange.watch.state_dict(),
+            "log": run.log.records,
+            "test": [run.accuracy, run.test_loss],
+        }
+        checkpoint.save(self._path, state)
+
+    def load(self, device: torch.device) -> bool:
+        """Whether there was something to go on from."""
+        found = checkpoint.load(self._path, device, self.settings) if self._path is not None else None
+        if found is None:
+            return False
+        run = self._run
+        run.model.load_state_dict(found["model"])
+        run.optimizer.load_state_dict(found["optimizer"])
+        run.world.memory.load_exact(found["residuals"])
+        if found["ready"]:
+            run.exchange.rebuild(found["ready"])
+        run.exchange.watch.load_state_dict(found["policy"])
+        run.step, (run.accuracy, run.test_loss) = found["step"], found["test"]
+        run.log.go_on(found["log"])
+        return True

@@ -1,0 +1,1 @@
+"""N workers in one process."""

@@ -1,0 +1,1 @@
+"""Running a study: ranks, cases and results."""

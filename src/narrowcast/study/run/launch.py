@@ -1,0 +1,280 @@
+"""Starting the ranks of a study: hosts of a lab, processes on this machine, or mpirun; and hearing what they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from narrowcast.lab import Job, Lab, LabError, Line, Result, syscalls
+from narrowcast.lab.job import Policy, Process
+from narrowcast.lab.lab import check_machine
+from narrowcast.lab.launch import DEFAULTS, INTERFACE, find_mpirun
+from narrowcast.lab.topology import MOST_HOSTS
+from narrowcast.study.cases import Case, Place
+from narrowcast.study.file import UNLIMITED
+from narrowcast.study.run.worker import MARK, PARENT
+
+WORKER = [sys.executable, "-m", "narrowcast.study.run.worker"]
+LAUNCHERS = ("auto", "lab", "local", "torchrun")
+GRACE = 5.0
+LONGEST = 3600.0
+"""Seconds after which ranks that still run are ended."""
+SILENT = 0.2
+Message = dict[str, Any]
+Tell = Callable[[Message], None]
+Output = Callable[[Line], None]
+
+
+class LaunchError(RuntimeError):
+    """Ranks failed: says why, in a line."""
+
+
+class Launcher(Protocol):
+    """Starts ranks for a job and passes on what rank 0 tells, as it comes; LaunchError where a rank failed."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def waits(self) -> bool:
+        """Whether ranks stand by while nothing is measured."""
+
+    def fits(self, case: Case) -> bool:
+        """Whether it can start the ranks that a measured case wants."""
+
+    def run(self, place: Place, job: dict[str, Any], tell: Tell) -> None: ...
+    def end(self) -> None: ...
+
+
+class Starts:
+    """What is common to launchers that start ranks when they need them."""
+
+    waits = False
+
+    def fits(self, case: Case) -> bool:
+        return True
+
+    def end(self) -> None:
+        pass
+
+
+def choose(name: str) -> Launcher:
+    """`auto` is the lab where one can be built, this machine's loopback otherwise."""
+    if name == "torchrun":
+        from narrowcast.study.run.torchrun import TorchrunLauncher
+
+        return TorchrunLauncher()
+    if name not in LAUNCHERS:
+        raise ValueError(f"launcher: unknown {name!r}; take {', '.join(LAUNCHERS)}")
+    if name == "auto":
+        try:
+            check_machine()
+        except LabError:
+            return LocalLauncher()
+        return LabLauncher()
+    if name == "lab":
+        check_machine()
+        return LabLauncher()
+    return LocalLauncher()
+
+
+class LabLauncher(Starts):
+    """Hosts in network namespaces, on links that hold a rate."""
+
+    name = "lab"
+
+    def fits(self, case: Case) -> bool:
+        return case.layout.hosts <= MOST_HOSTS
+
+    def run(self, place: Place, job: dict[str, Any], tell: Tell) -> None:
+        rate = None if place.rate_name == UNLIMITED else place.rate_name
+        # hosts with several ranks share an interface: nobody can tell whose bytes those are
+        interface = INTERFACE if place.layout.per_host == 1 else None
+        try:
+            with job_file({**job, "interface": interface}) as file, Lab(place.layout.hosts, rate) as lab:
+                listen(lambda output: self._start(lab, place, file, output), tell)
+        except LabError as error:
+            raise LaunchError(str(error).splitlines()[0]) from error
+
+    def _start(self, lab: Lab, place: Place, file: Path, output: Output) -> Job:
+        return lab.start(
+            [*WORKER, str(file)],
+            ranks_per_host=place.layout.per_host,
+            launcher="mpirun" if place.transport == "mpi" else "env",
+            timeout=LONGEST,
+            output=output,
+            grace=GRACE,
+        )
+
+
+class LocalLauncher(Starts):
+    """Processes on this machine, over the loopback. They end with us, whatever ends us."""
+
+    name = "local"
+
+    def run(self, place: Place, job: dict[str, Any], tell: Tell) -> None:
+        with job_file({**job, "interface": None}) as file, Processes() as processes:
+            try:
+                self._begin(processes, place, file)
+            except LabError as error:  # there is no mpirun
+                raise LaunchError(str(error)) from error
+            listen(processes.job, tell)
+
+    def _begin(self, processes: Processes, place: Place, file: Path) -> None:
+        shared = _environment(place)
+        if place.transport == "mpi":
+            processes.add(0, _mpirun(place, file), shared)
+            return
+        for rank in range(place.layout.workers):
+            processes.add(rank, [*WORKER, str(file)], {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+
+
+def _environment(place: Place) -> dict[str, str]:
+    world = str(place.layout.workers)
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": world}
+    name = "lo0" if sys.platform == "darwin" else "lo"
+    own = {"LOCAL_WORLD_SIZE": world, "GLOO_SOCKET_IFNAME": name, PARENT: str(os.getpid())}
+    return {**DEFAULTS, **os.environ, **meeting, **own}
+
+
+def _mpirun(place: Place, file: Path) -> list[str]:
+    options = ("--oversubscribe", "--bind-to", "none", "--allow-run-as-root", "--mca", "mpi_yield_when_idle", "1")
+    return _leashed([find_mpirun(), "-n", str(place.layout.workers), *options, *WORKER, str(file)])
+
+
+def _leashed(words: list[str]) -> list[str]:
+    """A command that ends with us, whatever ends us; our own ranks see to that by themselves."""
+    if not sys.platform.startswith("linux"):
+        return words
+    return [sys.executable, "-I", "-S", syscalls.__file__, str(os.getpid()), *words]
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+class Processes:
+    """Local ranks in the form in which a lab's job knows them."""
+
+    def __init__(self) -> None:
+        self._listed: list[Process] = []
+        self._started: dict[int, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sweep()
+
+    def job(self, output: Output, longest: float = LONGEST) -> Job:
+        return Job(self._listed, self._send, self._sweep, Policy(longest, GRACE), output)
+
+    def add(self, rank: int, words: list[str], env: Mapping[str, str]) -> None:
+        pairs = [os.pipe() for _ in range(3)]
+        started = subprocess.Popen(
+            words, env=env, stdin=subprocess.DEVNULL, stdout=pairs[0][1], stderr=pairs[1][1], start_new_session=True
+        )
+        for _, writer in pairs[:2]:
+            os.close(writer)
+        self._started[started.pid] = started
+        self._listed.append(Process(0, rank, started.pid, [reader for reader, _ in pairs]))
+        threading.Thread(target=_report, args=(started, pairs[2][1]), daemon=True).start()
+
+    def _send(self, pid: int, number: int) -> None:
+        if self._started[pid].poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(pid, number)
+
+    def _sweep(self) -> None:
+        """Nothing is left running, neither the ranks nor what they started."""
+        for pid, started in self._started.items():
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+            started.wait()
+
+
+def _report(started: subprocess.Popen[bytes], status: int) -> None:
+    """Tell the job how a process ended."""
+    code = started.wait()
+    with suppress(OSError):
+        os.write(status, f"{code}\n".encode())
+    os.close(status)
+
+
+# ---- messages --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def job_file(job: dict[str, Any]) -> Iterator[Path]:
+    """A job for ranks to read. They remove it as soon as all have: a study that is killed then leaves no file."""
+    handle, name = tempfile.mkstemp(prefix="narrowcast-study-", suffix=".json")
+    try:
+        with open(handle, "w") as file:
+            json.dump({**job, "remove": True}, file)
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def listen(start: Callable[[Output], Job], tell: Tell) -> None:
+    """Pass on what the ranks of a job tell, until all have ended."""
+    heard: queue.SimpleQueue[Line] = queue.SimpleQueue()
+    errors: list[str] = []
+    last_words: list[Line] = []
+    running = start(heard.put)
+    for line in _lines(running, heard):
+        message = _message(line)
+        if message is None:
+            last_words = [*last_words[-20:], line]
+        elif "error" in message:
+            errors.append(message["error"])
+        else:
+            tell(message)
+    result = running.wait()
+    if not result.ok:
+        raise LaunchError(_why(result, errors, last_words))
+
+
+def _lines(running: Job, heard: queue.SimpleQueue[Line]) -> Iterator[Line]:
+    while True:
+        ended = not running.running
+        try:
+            yield heard.get(timeout=SILENT)
+        except queue.Empty:
+            if ended:
+                return
+
+
+def _message(line: Line) -> Message | None:
+    if line.stream != "stdout" or not line.text.startswith(MARK):
+        return None
+    found: Message = json.loads(line.text.removeprefix(MARK))
+    return found
+
+
+CONSEQUENCES = ("Connection reset", "Connection closed", "gave up", "an earlier collective failed", "Broken pipe")
+"""What ranks say when another one is gone: the reason is somewhere else."""
+
+
+def first_cause(errors: Sequence[str]) -> str:
+    """The first error that is not about another rank's."""
+    return next((text for text in errors if not any(word in text for word in CONSEQUENCES)), errors[0])
+
+
+def _why(result: Result, errors: list[str], last_words: list[Line]) -> str:
+    if errors:
+        return first_cause(errors)
+    words = [line.text.strip() for line in last_words if line.stream == "stderr" and line.text.strip()]
+    return "; ".join([result.summary(), *words[-1:]])

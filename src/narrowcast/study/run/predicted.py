@@ -1,0 +1,134 @@
+"""What the predictor says: beside measured steps, at rates that this machine cannot make, on the paper's machines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from narrowcast_research.validation import qsgd
+from narrowcast_research.validation.published import rows
+
+from narrowcast.predict import cluster as cluster_file
+from narrowcast.predict import zoo
+from narrowcast.predict.cluster import Cluster
+from narrowcast.predict.costs import Costs
+from narrowcast.predict.model import Description, Profile
+from narrowcast.predict.step import Prediction, Setup, Steps
+from narrowcast.study.analysis import compressed
+from narrowcast.study.cases import PLAIN, Case
+
+CLUSTERS = Path(__file__).parents[1] / "builtin" / "clusters"
+"""How the paper's machines look to a primitive, where a preset says nothing about it: CLUSTER-TRANSPORT.toml."""
+K80_FLOPS = cluster_file.load("p2.16xlarge").device.flops
+"""Of the machine on which the published computation was timed."""
+PROBED = ("fp32", "bf16", "int8/256", "int4/128")
+"""Wires that a link is measured with; others run like the one with the nearest number of bits."""
+
+
+def algorithm_of(case: Case) -> str:
+    """On hosts with several ranks `attach` is told nothing about them unless the case says so: it stays flat."""
+    if case.algorithm == "auto" and case.layout.per_host > 1 and case.wire != PLAIN:
+        return "two_shot"
+    return case.algorithm
+
+
+def _setup(case: Case) -> Setup:
+    return Setup(case.layout.workers, case.wire, algorithm_of(case), min_values=case.min_values)
+
+
+def beside(case: Case, profile: Profile | None, cluster: Cluster | None) -> dict[str, Any]:
+    """The predicted step of a measured case: from the profile and the probe, without that measurement."""
+    if profile is None or cluster is None:
+        return {}
+    try:
+        made = Steps(profile, Costs(cluster)).predict(_setup(case))
+    except ValueError:  # an algorithm that the predictor does not know
+        return {}
+    return {"predicted_ms": 1e3 * made.step, "predicted_interval_ms": [1e3 * made.low, 1e3 * made.high]}
+
+
+def slowed(cluster: Cluster, share: float) -> Cluster:
+    """The same cluster with so much of its outermost link's measured bandwidth."""
+    return cluster.with_bandwidth(share * cluster.levels[-1].bandwidth_gbit)
+
+
+def at_rate(case: Case, profile: Profile, loopback: Cluster) -> dict[str, Any]:
+    """A step on this machine's ranks, were they joined by links of the case's rate."""
+    assert case.rate is not None
+    cluster = loopback.with_bandwidth(case.rate / 1e9)
+    made = Steps(profile, Costs(cluster)).predict(_setup(case))
+    return {**_facts(case, made, profile), "cluster": cluster.name, "batch": profile.batch}
+
+
+def cluster_for(name: str, transport: str) -> Cluster:
+    own = CLUSTERS / f"{name}-{transport}.toml"
+    return cluster_file.load(own if own.is_file() else name)
+
+
+def on_cluster(case: Case) -> dict[str, Any]:
+    """A step of a known network on a known machine. Nothing is sent before the backward pass ends: the published bars
+    of communication and computation add up."""
+    cluster, network = cluster_for(case.rate_name, case.transport), zoo.MODELS[case.model]()
+    profile = _paper_profile(network, cluster, case.layout.workers)
+    setup = replace(_setup(case), algorithm=_paper_algorithm(case), overlap=False)
+    made = Steps(profile, Costs(cluster)).predict(setup)
+    dollars = _dollars(cluster, profile, network.samples, case.layout.workers, made.step)
+    more = {"dollars_per_epoch": dollars} if dollars is not None else {}
+    about = {"cluster": cluster.name, "batch": profile.batch, "parameters": profile.numel}
+    return {**_facts(case, made, profile), **more, **about}
+
+
+def _paper_profile(network: Description, cluster: Cluster, workers: int) -> Profile:
+    """With the paper's batch; compute from the published bars of a K80 where there are some, from flops otherwise."""
+    device = cluster.device
+    batch = -(-_paper_batch(network, workers) // workers)
+    hours = _published().get((network.name, workers))
+    if hours is None:
+        return network.profile(device.flops, device.memory_gbyte, batch, spread=device.spread)
+    seconds = 3600 * hours * workers * batch / network.samples
+    return network.profile_of(seconds * K80_FLOPS / device.flops, batch, spread=device.spread)
+
+
+def _paper_batch(network: Description, workers: int) -> int:
+    """Over all devices, as the paper has it for so many; a number of devices that it does not have keeps the share."""
+    found = {build().name: batches for build, batches in qsgd.MODELS.values()}.get(network.name)
+    if network.name == "lstm":
+        return 256
+    if found is None or workers not in qsgd.GPUS:
+        return network.batch * workers
+    return found[qsgd.GPUS.index(workers)]
+
+
+@cache
+def _published() -> dict[tuple[str, int], float]:
+    """Hours of computation in an epoch with 32 bits, by network and devices."""
+    names = {label: build().name for label, (build, _) in qsgd.MODELS.items()}
+    found = [row for row in rows("qsgd_fig4_epoch_hours.csv") if row["precision"] == "32bit"]
+    return {(names[row["model"]], int(row["gpus"])): float(row["comp_h"]) for row in found if row["model"] in names}
+
+
+def _paper_algorithm(case: Case) -> str:
+    """MPI reduces and broadcasts by ranges, whatever the precision; NCCL adds float32 itself."""
+    if case.algorithm != "auto":
+        return case.algorithm
+    return "native" if case.transport == "nccl" and case.wire == PLAIN else "two_shot"
+
+
+def _dollars(cluster: Cluster, profile: Profile, samples: int, workers: int, step: float) -> float | None:
+    if not cluster.price_per_hour or not samples:
+        return None
+    nodes = -(-workers // cluster.node)
+    return cluster.price_per_hour * nodes * samples / (profile.batch * workers) * step / 3600
+
+
+def _facts(case: Case, made: Prediction, profile: Profile) -> dict[str, Any]:
+    scale = made.compute / profile.compute if profile.compute else 1.0
+    parts = {key: 1e3 * scale * getattr(profile, key) for key in ("forward", "backward", "update")}
+    codec = min(made.codec, made.exposed)
+    both = {"encode": 1e3 * codec / 2, "decode": 1e3 * codec / 2, "wire": 1e3 * max(0.0, made.exposed - codec)}
+    interval = [1e3 * made.low, 1e3 * made.high]
+    share = compressed.of_profile(profile, case.wire, case.min_values)
+    times = {"step_ms": 1e3 * made.step, "interval_ms": interval, "breakdown_ms": {**parts, **both}}
+    return {**times, "compressed": share}

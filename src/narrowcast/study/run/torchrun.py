@@ -1,0 +1,197 @@
+"""A study on machines that torchrun has processes on already: each starts the ranks of one job after the other.
+
+Rank 0's process runs the study and says what is next, through the store that torchrun brings along. Measuring happens
+in a process of its own for each rank and job, as with the other launchers: a rank which fails, or leaves the others
+waiting, costs its job and no more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from narrowcast.lab import Job
+from narrowcast.study.cases import Case, Place
+from narrowcast.study.run.launch import (
+    GRACE,
+    WORKER,
+    LaunchError,
+    Processes,
+    Tell,
+    first_cause,
+    free_port,
+    job_file,
+    listen,
+)
+from narrowcast.study.run.worker import PARENT
+
+Store = Any
+"""torch.distributed's, which mypy does not see."""
+LONG = timedelta(days=365)
+"""Processes wait for rank 0's word as long as it takes; when one dies, torchrun ends all."""
+LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.1
+HURRIED = 1.0
+GAVE_UP = "gave up: another rank has failed"
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""Where it is set a rank takes MASTER_PORT for a store that is there; the ranks of a job have one of their own."""
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
+
+
+def world() -> int:
+    return int(os.environ["WORLD_SIZE"])
+
+
+def join() -> Store:
+    """The store that all processes share; every rank."""
+    if "WORLD_SIZE" not in os.environ or "MASTER_ADDR" not in os.environ:
+        raise ValueError(
+            "launcher torchrun: the environment has no ranks; run torchrun --nproc-per-node N --no-python "
+            "narrowcast study run FILE --launcher torchrun, or let --sbatch write the script"
+        )
+    os.environ.setdefault("RANK", str(rank()))
+    store, *_ = next(dist.rendezvous("env://", timeout=LONG))  # type: ignore[attr-defined]
+    return dist.PrefixStore("narrowcast study", store)  # type: ignore[attr-defined]
+
+
+class TorchrunLauncher:
+    """Rank 0's side."""
+
+    name = "torchrun"
+    waits = True
+
+    def __init__(self) -> None:
+        self._store = join()
+        self._local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self._jobs = 0
+        self._ended = False
+
+    def fits(self, case: Case) -> bool:
+        there = case.layout.workers == world() and case.layout.per_host in (1, self._local)
+        return there and _can_travel(case.transport)
+
+    def run(self, place: Place, job: dict[str, Any], tell: Tell) -> None:
+        given = {"job": {**job, "interface": None}, "port": free_port()}
+        self._say(given)
+        _take_part(self._store, self._jobs, given, tell)
+        found = [_heard(self._store, _ended(self._jobs, each)).decode() for each in range(world())]
+        if errors := [text for text in found if text]:
+            raise LaunchError(first_cause(errors))
+
+    def end(self) -> None:
+        """Let the other processes go. They hear it while our store is there, which may end with us."""
+        if not self._ended:
+            self._ended = True
+            # who stops us, or has ended another process, does not wait long for us either
+            seconds = HURRIED if sys.exc_info()[0] is not None else 2 * GRACE
+            with suppress(dist.DistError):  # somebody is gone already
+                self._say(None)
+                self._store.wait([_left(each) for each in range(1, world())], timedelta(seconds=seconds))
+
+    def _say(self, given: dict[str, Any] | None) -> None:
+        self._jobs += 1
+        self._store.set(_given(self._jobs), json.dumps(given))
+
+
+def follow() -> None:
+    """The other processes: one job after the other, until there is none."""
+    store, number = join(), 1
+    try:
+        while (given := json.loads(_heard(store, _given(number)))) is not None:
+            _take_part(store, number, given, lambda message: None)
+            number += 1
+    finally:
+        with suppress(dist.DistError):  # the store may be gone
+            store.set(_left(rank()), "")
+
+
+def _heard(store: Store, key: str) -> bytes:
+    """What is said under a key, as soon as it is. To wait in the store itself would be to hear no signal."""
+    while not store.check([key]):
+        time.sleep(POLL_SECONDS)
+    said: bytes = store.get(key)
+    return said
+
+
+def _can_travel(transport: str) -> bool:
+    """MPI needs ranks that mpirun has started, NCCL a GPU."""
+    if transport == "mpi":
+        return "OMPI_COMM_WORLD_RANK" in os.environ
+    return transport != "nccl" or torch.cuda.is_available()
+
+
+def _given(number: int) -> str:
+    return f"job {number}"
+
+
+def _left(rank: int) -> str:
+    return f"rank {rank} has left"
+
+
+def _failed(number: int) -> str:
+    return f"job {number} has failed"
+
+
+def _ended(number: int, rank: int) -> str:
+    return f"job {number}, rank {rank}"
+
+
+def _take_part(store: Store, number: int, given: dict[str, Any], tell: Tell) -> None:
+    """This rank of a job, from beginning to end; all processes are told how it went."""
+    error, watch = "", _Watch(store, number)
+    with job_file(given["job"]) as file, Processes() as processes:
+        processes.add(rank(), [*WORKER, str(file)], _environment(given["port"]))
+        try:
+            listen(lambda output: watch.over(processes.job(output, LONG.total_seconds())), tell)
+        except LaunchError as failure:
+            error = GAVE_UP if watch.gave_up else str(failure)
+            store.set(_failed(number), error)
+        finally:
+            watch.end()
+    store.set(_ended(number, rank()), error)
+
+
+def _environment(port: int) -> dict[str, str]:
+    shared = {name: value for name, value in os.environ.items() if name != AGENT_STORE}
+    return {**shared, "MASTER_PORT": str(port), PARENT: str(os.getpid())}
+
+
+class _Watch:
+    """Ends this rank of a job when another one has failed: it may wait for that forever."""
+
+    def __init__(self, store: Store, number: int) -> None:
+        self.gave_up = False
+        self._store, self._number = store, number
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def over(self, job: Job) -> Job:
+        self._thread = threading.Thread(target=self._look, args=(job,), daemon=True)
+        self._thread.start()
+        return job
+
+    def end(self) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _look(self, job: Job) -> None:
+        while not self._over.wait(LOOK_SECONDS):
+            if self._store.check([_failed(self._number)]):
+                # who was told by the lost connection has something to say about it
+                self.gave_up = not self._over.wait(GRACE)
+                if self.gave_up:
+                    job.kill()
+                return

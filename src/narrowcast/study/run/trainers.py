@@ -1,0 +1,231 @@
+"""Training with one wire, step by step: data parallel over Gloo, MPI or NCCL, or Dettmers' model parallel scheme."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from narrowcast_research.dettmers import SubBatchMLP
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from narrowcast.collectives.runtime.channel import Channel
+from narrowcast.collectives.transports.mpi import mpi_channel
+from narrowcast.parallel import DDPState, attach, ddp_hook
+from narrowcast.parallel.wires import stats as activation_stats
+from narrowcast.study import models
+from narrowcast.study.analysis.compressed import NONE, Share, of_message, share
+from narrowcast.study.cases import PLAIN
+from narrowcast.study.datasets import Examples
+
+LR = 0.01
+
+
+@dataclass
+class Counted:
+    """What one rank has sent and spent since the beginning."""
+
+    sent: float = 0.0
+    plain: float = 0.0
+    encode: float = 0.0
+    decode: float = 0.0
+    """Seconds."""
+
+    def __sub__(self, before: Counted) -> Counted:
+        return Counted(*(getattr(self, key) - getattr(before, key) for key in vars(self)))
+
+
+class Trainer(Protocol):
+    """One wire."""
+
+    def step(self, x: Tensor, y: Tensor) -> None: ...
+    def counted(self) -> Counted: ...
+    def compressed(self) -> Share: ...
+    def close(self) -> None: ...
+
+
+def plain_bytes(values: int) -> float:
+    """What a rank sends to add up so many float32 values by a ring: no way is shorter."""
+    world = dist.get_world_size()
+    return 2 * (world - 1) / world * 4 * values
+
+
+def buffer_bytes(model: DistributedDataParallel) -> float:
+    """What DDP broadcasts before each forward pass (the statistics of batch norms), for each rank."""
+    size = sum(buffer.numel() * buffer.element_size() for buffer in model.module.buffers())
+    return size * (dist.get_world_size() - 1) / dist.get_world_size() if model.broadcast_buffers else 0.0
+
+
+class DataParallel:
+    """DDP: as it is for fp32, with `attach` for every other wire."""
+
+    def __init__(
+        self,
+        name: str,
+        examples: Examples,
+        wire: str,
+        algorithm: str,
+        nodes: Sequence[Sequence[int]] | None,
+        device: torch.device,
+        min_values: int,
+    ) -> None:
+        self.device = device
+        self.model = wrapped(models.build(name, examples).to(self.device), self.device)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LR)
+        self._values, self._steps = models.parameters_of(self.model), 0
+        self._buffers = buffer_bytes(self.model)
+        if wire == PLAIN:
+            self._handle = None
+        else:
+            chosen = nodes if algorithm == "hierarchical" else None
+            self._handle = attach(self.model, wire, algorithm=algorithm, nodes=chosen, min_values=min_values)
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        self.optimizer.zero_grad()
+        cross_entropy(self.model(x), y).backward()
+        self.optimizer.step()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self._steps += 1
+
+    def counted(self) -> Counted:
+        beside = self._steps * self._buffers
+        if self._handle is None:
+            sent = self._steps * plain_bytes(self._values) + beside
+            return Counted(sent, sent)
+        return _from_stats(self._handle.stats(), beside)
+
+    def compressed(self) -> Share:
+        return NONE if self._handle is None else share(self._handle.rows())
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._handle.detach()
+
+
+def _from_stats(stats: dict[str, float], beside: float = 0.0) -> Counted:
+    """`beside`: what travels as it is, whatever the wire."""
+    seconds = (stats["encode_ms"] / 1e3, stats["decode_ms"] / 1e3)
+    return Counted(stats["sent_bytes"] + beside, stats["plain_bytes"] + beside, *seconds)
+
+
+class _MpiState(DDPState):
+    """`attach`'s state with MPI underneath: one channel, since MPI is entered by one thread at a time."""
+
+    def over(self, channel: Channel) -> _MpiState:
+        self.close()
+        self.channel = self._aside = channel
+        return self
+
+
+class MpiDataParallel:
+    """DDP whose gradients travel over MPI; fp32 is MPI's own Allreduce."""
+
+    def __init__(self, name: str, examples: Examples, wire: str, algorithm: str, min_values: int) -> None:
+        self.model = wrapped(models.build(name, examples), torch.device("cpu"))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LR)
+        chosen = "native" if wire == PLAIN else algorithm
+        self._state = _MpiState(self.model, wire, algorithm=chosen, min_values=min_values).over(mpi_ranks())
+        self.model.register_comm_hook(self._state, ddp_hook)
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        self.optimizer.zero_grad()
+        cross_entropy(self.model(x), y).backward()
+        self.optimizer.step()
+
+    def counted(self) -> Counted:
+        return _from_stats(self._state.stats.as_dict())
+
+    def compressed(self) -> Share:
+        return share(self._state.rows())
+
+    def close(self) -> None:
+        self._state.close()
+
+
+class ModelParallel:
+    """Dettmers' scheme: convolutions by DDP, fully connected layers cut by outputs; activations take the wire."""
+
+    def __init__(self, name: str, examples: Examples, wire: str, algorithm: str) -> None:
+        parts = models.halves(name, examples)
+        self._trained = any(True for _ in parts.convolutions.parameters())
+        self.features: nn.Module = parts.convolutions
+        if self._trained:
+            self.features = DistributedDataParallel(parts.convolutions)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.layers = SubBatchMLP(parts.sizes, wire)
+        lossless = wire == PLAIN or not self._trained
+        # as the paper: the gradients of the convolutions, small as they are, in the same type
+        self._handle = None if lossless else attach(self.features, wire, algorithm=algorithm, min_values=1)
+        self._values, self._steps = models.parameters_of(parts.convolutions), 0
+        self._wire = wire
+        self.optimizer = torch.optim.SGD([*self.features.parameters(), *self.layers.parameters()], lr=LR)
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        self.optimizer.zero_grad()
+        features = self.features(x)
+        _, error = self.layers.train_step(features.detach(), y, cross_entropy)
+        if self._trained:
+            features.backward(error)
+        self.optimizer.step()
+        self._steps += 1
+
+    def counted(self) -> Counted:
+        found = activation_stats(self.layers)
+        total = Counted(
+            sum(found[f"{way}_sent_bytes"] for way in ("forward", "backward")),
+            sum(found[f"{way}_plain_bytes"] for way in ("forward", "backward")),
+        )
+        if self._handle is not None:
+            own = _from_stats(self._handle.stats())
+            return Counted(total.sent + own.sent, total.plain + own.plain, own.encode, own.decode)
+        gradients = self._steps * plain_bytes(self._values)
+        return Counted(total.sent + gradients, total.plain + gradients)
+
+    def compressed(self) -> Share:
+        """Every activation and every gradient takes the wire, however small."""
+        return of_message(self._wire)
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._handle.detach()
+
+
+def make(job: dict[str, Any], examples: Examples, wire: str, algorithm: str, transport: str) -> Trainer:
+    """What trains one wire of a setting."""
+    if job["parallel"] == "model":
+        return ModelParallel(job["model"], examples, wire, algorithm)
+    if transport == "mpi":
+        return MpiDataParallel(job["model"], examples, wire, algorithm, job["min_values"])
+    device = device_of_rank(transport)
+    return DataParallel(job["model"], examples, wire, algorithm, job["nodes"], device, job["min_values"])
+
+
+def device_of_rank(transport: str) -> torch.device:
+    """This rank's GPU for NCCL, the processor otherwise."""
+    if transport != "nccl":
+        return torch.device("cpu")
+    local, here = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= here:
+        raise RuntimeError(f"transport nccl: rank {local} of this machine has no GPU; there are {here}")
+    return torch.device("cuda", local)
+
+
+def mpi_ranks() -> Channel:
+    """A channel over MPI; RuntimeError where it was not mpirun that started the ranks."""
+    channel = mpi_channel()
+    if channel.world != dist.get_world_size():
+        raise RuntimeError(
+            f"transport mpi: MPI knows {channel.world} rank(s) of {dist.get_world_size()}; start them with mpirun"
+        )
+    return channel
+
+
+def wrapped(model: nn.Module, device: torch.device) -> DistributedDataParallel:
+    return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
