@@ -23,8 +23,7 @@ from torch.nn import functional
 import narrowcast as nc
 from narrowcast import simulate
 from narrowcast.kernels import ops
-from narrowcast.simulate.precision.caster import caster
-from narrowcast.simulate.precision.casts import apply_casts
+from narrowcast.simulate.precision.casts import apply_casts, caster
 
 CASTS = ("e4m3", "e5m2", "e4m3+sr")
 """Compiling takes most of the time of a check; --casts posit8.1 int8/64 ... for others."""

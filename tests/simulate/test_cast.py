@@ -12,8 +12,7 @@ import narrowcast as nc
 from narrowcast import simulate
 from narrowcast.kernels.noise import derive
 from narrowcast.simulate import compat
-from narrowcast.simulate.precision.caster import caster
-from narrowcast.simulate.precision.casts import Casting, apply_together
+from narrowcast.simulate.precision.casts import Casting, apply_together, caster
 
 
 def values() -> torch.Tensor:

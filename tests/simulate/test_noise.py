@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from narrowcast import simulate
 from narrowcast.simulate.precision import gemm
-from narrowcast.simulate.precision.caster import Caster
+from narrowcast.simulate.precision.casts import Caster
 
 SEED, STEPS, WORKERS = 7, 3, 3
 

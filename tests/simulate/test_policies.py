@@ -15,8 +15,8 @@ from narrowcast import data
 from narrowcast.parallel import TensorInfo
 from narrowcast.parallel.policy import Watching
 from narrowcast.simulate import train
+from narrowcast.simulate.training.exchange import WorldWatch
 from narrowcast.simulate.training.train import Run
-from narrowcast.simulate.training.watch import WorldWatch
 
 WORKERS = 3
 INFO = TensorInfo("w", (40,), torch.float32)

@@ -23,7 +23,7 @@ from narrowcast_research.reproductions.pictures import crop_flip, crop_flip_cut
 from typer.testing import CliRunner
 
 from narrowcast.cli import app
-from narrowcast.simulate.precision.caster import LayerScale
+from narrowcast.simulate.precision.casts import LayerScale
 from narrowcast.simulate.precision.loss_scale import LossScale
 
 

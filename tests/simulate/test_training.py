@@ -19,9 +19,9 @@ import narrowcast as nc
 from narrowcast import data
 from narrowcast.simulate import Batches, World, train
 from narrowcast.simulate.precision import optim
-from narrowcast.simulate.training import checkpoint
+from narrowcast.simulate.training import files
 from narrowcast.simulate.training.batches import seed_of
-from narrowcast.simulate.training.log import read_log
+from narrowcast.simulate.training.files import read_log
 
 FEEDBACK = "int4/128+sr+ef"
 
@@ -178,7 +178,7 @@ def test_numbers_of_numpy_and_torch_are_numbers(tmp_path: Path, lr: Any) -> None
 
 def test_a_checkpoint_that_fails_half_way_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.pt"
-    checkpoint.save(path, {"run": {}, "step": 1})
+    files.save_checkpoint(path, {"run": {}, "step": 1})
 
     def broken(state: object, file: Any) -> None:
         file.write(b"half")
@@ -186,9 +186,9 @@ def test_a_checkpoint_that_fails_half_way_leaves_the_old_one(tmp_path: Path, mon
 
     monkeypatch.setattr(torch, "save", broken)
     with pytest.raises(OSError, match="disk full"):
-        checkpoint.save(path, {"run": {}, "step": 2})
+        files.save_checkpoint(path, {"run": {}, "step": 2})
     monkeypatch.undo()
-    assert checkpoint.load(path, torch.device("cpu"), {})["step"] == 1
+    assert files.load_checkpoint(path, torch.device("cpu"), {})["step"] == 1
     assert os.listdir(tmp_path) == ["run.pt"]
 
 

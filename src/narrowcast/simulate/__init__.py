@@ -11,8 +11,8 @@ from typing import Any
 HOMES = {
     "cast": "precision.casts",
     "Quantizer": "precision.casts",
-    "Caster": "precision.caster",
-    "LayerScale": "precision.caster",
+    "Caster": "precision.casts",
+    "LayerScale": "precision.casts",
     "matmul": "precision.gemm",
     "linear": "precision.gemm",
     "conv1d": "precision.conv",

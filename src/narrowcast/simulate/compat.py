@@ -15,8 +15,7 @@ from torch import Tensor
 
 from narrowcast.formats import Format
 from narrowcast.formats import format as format_named
-from narrowcast.simulate.precision.caster import Caster
-from narrowcast.simulate.precision.casts import Quantizer, cast
+from narrowcast.simulate.precision.casts import Caster, Quantizer, cast
 
 
 def _float_name(exp: int, man: int, finite: bool = False) -> str:

@@ -23,10 +23,10 @@ class Operation(Protocol):
     """An operation of torch's and its gradients, as autograd calls them. Tensors are input, weight, perhaps bias."""
 
     def forward(self, *low: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The result, and what `backward` wants beside the tensors."""
+        """The result, and what `backward` needs besides the tensors."""
 
-    def backward(self, grad: Tensor, low: Sequence[Tensor], kept: Sequence[Tensor], wanted: list[bool]) -> Gradients:
-        """The gradients of input, weight and bias, those that are wanted."""
+    def backward(self, grad: Tensor, low: Sequence[Tensor], kept: Sequence[Tensor], needed: list[bool]) -> Gradients:
+        """The gradients of input, weight and bias, those asked for."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Convolution2d:
         shape = self.stride, self.padding, self.dilation, self.groups
         return torch.conv2d(x, weight, bias[0] if bias else None, *shape), ()
 
-    def backward(self, grad: Tensor, low: Sequence[Tensor], kept: Sequence[Tensor], wanted: list[bool]) -> Gradients:
+    def backward(self, grad: Tensor, low: Sequence[Tensor], kept: Sequence[Tensor], needed: list[bool]) -> Gradients:
         x, weight, *bias = low
         sizes = [bias[0].numel()] if bias else None
         shape = self.stride, self.padding, self.dilation, False, [0, 0], self.groups
-        found: Gradients = torch.ops.aten.convolution_backward.default(grad, x, weight, sizes, *shape, wanted)
-        return found
+        gradients: Gradients = torch.ops.aten.convolution_backward.default(grad, x, weight, sizes, *shape, needed)
+        return gradients
 
 
 @dataclass
@@ -57,7 +57,7 @@ class BatchNorm:
     momentum: float
     eps: float
     implementation: int = 0
-    """Which of torch's, as `forward` was told."""
+    """Which of torch's, as torch chose in `forward`."""
 
     def forward(self, *low: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         x, weight, bias = low
@@ -67,14 +67,14 @@ class BatchNorm:
         )  # fmt: skip
         return out, (mean, var, reserve)
 
-    def backward(self, grad: Tensor, low: Sequence[Tensor], kept: Sequence[Tensor], wanted: list[bool]) -> Gradients:
+    def backward(self, grad: Tensor, low: Sequence[Tensor], kept: Sequence[Tensor], needed: list[bool]) -> Gradients:
         x, weight, _ = low
         mean, var, reserve = kept
         stored = self.running_mean, self.running_var, mean, var
-        found: Gradients = torch.ops.aten._batch_norm_impl_index_backward.default(
-            self.implementation, x, grad, weight, *stored, self.training, self.eps, wanted, reserve
+        gradients: Gradients = torch.ops.aten._batch_norm_impl_index_backward.default(
+            self.implementation, x, grad, weight, *stored, self.training, self.eps, needed, reserve
         )
-        return found
+        return gradients
 
 
 class _Node(torch.autograd.Function):
@@ -91,24 +91,24 @@ class _Node(torch.autograd.Function):
         ]
         out, kept = run.forward(*low)
         ctx.run, ctx.castings, ctx.after, ctx.step = run, castings, after, step
-        ctx.wanted = [x.requires_grad for x in tensors]
+        ctx.needed = [x.requires_grad for x in tensors]
         ctx.save_for_backward(*low, *kept)
         return after.forward(out, after.seeds[0], step), *low
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *grads_low: Tensor | None) -> tuple[Tensor | None, ...]:
         count = len(ctx.castings)
-        found: Gradients = [None] * count
+        gradients: Gradients = [None] * count
         if grad is not None:
             saved = ctx.saved_tensors  # once: a checkpoint hands them out once
             low, kept = saved[:count], saved[count:]
             arrived = ctx.after.backward(grad, ctx.after.seeds[1], ctx.step)
-            found = ctx.run.backward(arrived, low, kept, [*ctx.wanted, False][:3])
+            gradients = ctx.run.backward(arrived, low, kept, [*ctx.needed, False][:3])
         back = []
-        for total, more, how, wanted in zip(found, grads_low, ctx.castings, ctx.wanted, strict=False):
+        for total, more, how, needed in zip(gradients, grads_low, ctx.castings, ctx.needed, strict=False):
             if more is not None:  # of a second derivative
                 total = more if total is None else total + more
-            back.append(how.backward(total, how.seeds[1], ctx.step) if wanted and total is not None else None)
+            back.append(how.backward(total, how.seeds[1], ctx.step) if needed and total is not None else None)
         return None, None, None, None, *back
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from narrowcast.kernels.matmul.accumulator import Accumulator
 from narrowcast.simulate.precision import autograd
-from narrowcast.simulate.precision.gemm import FORWARD, GRAD_A, GRAD_B, Sums, sums, with_ones
+from narrowcast.simulate.precision.gemm import FORWARD, GRAD_A, GRAD_B, Accumulators, sums, with_ones
 
 Pair = tuple[int, int]
 
@@ -36,7 +36,7 @@ class Shape:
     groups: int
 
 
-def _unfolded(x: Tensor, kernel: Pair, dilation: Pair, stride: Pair, groups: int) -> Tensor:
+def _unfold(x: Tensor, kernel: Pair, dilation: Pair, stride: Pair, groups: int) -> Tensor:
     """cols_BGTP of an input that is already padded."""
     cols = functional.unfold(x, kernel, dilation=dilation, stride=stride)
     return cols.view(x.shape[0], groups, cols.shape[1] // groups, cols.shape[2])
@@ -68,14 +68,14 @@ def _spread(grad: Tensor, stride: Pair) -> Tensor:
     return wide
 
 
-def _mirrored(weight: Tensor, groups: int) -> Tensor:
+def _mirror(weight: Tensor, groups: int) -> Tensor:
     """weight_GCT of the convolution that takes gradients back: channels exchanged, kernel turned round."""
     outputs, inputs = weight.shape[0] // groups, weight.shape[1]
     turned = weight.flip(2, 3).view(groups, outputs, inputs, *weight.shape[2:])
     return turned.transpose(1, 2).reshape(groups, inputs, -1)
 
 
-def grad_input(grad: Tensor, weight: Tensor, size: Sequence[int], shape: Shape, how: Sums) -> Tensor:
+def grad_input(grad: Tensor, weight: Tensor, size: Sequence[int], shape: Shape, how: Accumulators) -> Tensor:
     """The gradient of the input, whose size is B x channels x `size`."""
     kernel: Pair = (weight.shape[2], weight.shape[3])
     spread = _spread(grad, shape.stride)
@@ -85,16 +85,16 @@ def grad_input(grad: Tensor, weight: Tensor, size: Sequence[int], shape: Shape, 
         reach = shape.dilation[axis] * (kernel[axis] - 1)
         first = reach - before
         pads += [first, size[axis] + reach - first - spread.shape[2 + axis]]
-    cols_BGTP = _unfolded(functional.pad(spread, pads), kernel, shape.dilation, (1, 1), shape.groups)
-    result = how.product(_mirrored(weight, shape.groups), cols_BGTP, GRAD_A)
+    cols_BGTP = _unfold(functional.pad(spread, pads), kernel, shape.dilation, (1, 1), shape.groups)
+    result = how.product(_mirror(weight, shape.groups), cols_BGTP, GRAD_A)
     return result.view(grad.shape[0], weight.shape[1] * shape.groups, *size)
 
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, how: Sums) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, how: Accumulators) -> Tensor:
         kernel: Pair = (weight.shape[2], weight.shape[3])
-        cols_BGTP = _unfolded(functional.pad(x, shape.padding), kernel, shape.dilation, shape.stride, shape.groups)
+        cols_BGTP = _unfold(functional.pad(x, shape.padding), kernel, shape.dilation, shape.stride, shape.groups)
         if bias is not None:
             cols_BGTP = with_ones(cols_BGTP, 2)
         ctx.save_for_backward(x, weight)
@@ -123,7 +123,7 @@ def _grad_weights(grad: Tensor, x: Tensor, weight: Tensor, ctx: Any) -> Tensor:
     shape, groups = ctx.shape, ctx.shape.groups
     padded = functional.pad(x, shape.padding)
     kernel: Pair = (weight.shape[2], weight.shape[3])
-    cols_BGTP = _unfolded(padded, kernel, shape.dilation, shape.stride, groups)
+    cols_BGTP = _unfold(padded, kernel, shape.dilation, shape.stride, groups)
     if ctx.has_bias:
         cols_BGTP = with_ones(cols_BGTP, 2)
     grad_BGOP = grad.reshape(grad.shape[0], groups, weight.shape[0] // groups, cols_BGTP.shape[3])
@@ -170,7 +170,7 @@ def convolution2d(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    how: Sums,
+    how: Accumulators,
     stride: int | Sequence[int] = 1,
     padding: str | int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
@@ -182,8 +182,8 @@ def convolution2d(
     if x.dim() == 3:
         return convolution2d(x[None], weight, bias, how, stride, padding, dilation, groups)[0]
     if x.dim() != 4 or weight.dim() != 4:
-        given = f"got {tuple(x.shape)} and {tuple(weight.shape)}"
-        raise ValueError(f"conv2d: input and weight are of 4 dimensions, or the input of 3; {given}")
+        shapes = f"got {tuple(x.shape)} and {tuple(weight.shape)}"
+        raise ValueError(f"conv2d: input and weight are of 4 dimensions, or the input of 3; {shapes}")
     left, right, top, bottom = _padding(padding, weight, _pair(dilation), _pair(stride))
     shape = Shape(_pair(stride), (left, right, top, bottom), _pair(dilation), groups)
     result: Tensor = _Convolution.apply(x, weight, bias, shape, how)
@@ -198,7 +198,7 @@ def convolution1d(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    how: Sums,
+    how: Accumulators,
     stride: int | Sequence[int] = 1,
     padding: str | int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
@@ -208,8 +208,8 @@ def convolution1d(
     if how.is_torch:
         return functional.conv1d(x, weight, bias, stride, padding, dilation, groups)
     if x.dim() not in (2, 3) or weight.dim() != 3:
-        given = f"got {tuple(x.shape)} and {tuple(weight.shape)}"
-        raise ValueError(f"conv1d: input and weight are of 3 dimensions, or the input of 2; {given}")
+        shapes = f"got {tuple(x.shape)} and {tuple(weight.shape)}"
+        raise ValueError(f"conv1d: input and weight are of 3 dimensions, or the input of 2; {shapes}")
     flat_padding = padding if isinstance(padding, str) else _as_2d(padding, 0)
     steps = _as_2d(stride, 1), flat_padding, _as_2d(dilation, 1)
     return convolution2d(x.unsqueeze(-2), weight.unsqueeze(-2), bias, how, *steps, groups).squeeze(-2)

@@ -11,10 +11,8 @@ from torch import Tensor
 
 from narrowcast.kernels.matmul.accumulator import Accumulator, accumulator
 from narrowcast.kernels.noise import derive
-from narrowcast.simulate.precision.caster import Caster, What, caster
-from narrowcast.simulate.precision.casts import Casting, apply_to_result, apply_together
-from narrowcast.simulate.precision.gemm import Sums
-from narrowcast.simulate.seeds import LOWERED
+from narrowcast.simulate.precision.casts import LOWERED, Caster, Casting, What, apply_to_result, apply_together, caster
+from narrowcast.simulate.precision.gemm import Accumulators
 
 ROLES = ("weights", "activations", "gradients", "accumulate", "accumulate_backward")
 NOTHING = Caster()
@@ -46,21 +44,21 @@ class Precision:
     stochastic: bool = field(init=False, repr=False, compare=False)
     castings: dict[str, Casting] = field(init=False, repr=False, compare=False)
     """What is cast, by what a tensor is to an operation; without noise."""
-    sums: Sums = field(init=False, repr=False, compare=False)
+    sums: Accumulators = field(init=False, repr=False, compare=False)
     """How to sum, without noise."""
 
     def __post_init__(self) -> None:
         """What follows from the formats: asked for at every operation."""
-        sums = Sums(self.accumulate, self.backward_sums)
+        sums = Accumulators(self.accumulate, self.backward_sums)
         casts = self.weights, self.activations, self.gradients
         rules = *casts, self.accumulate, self.backward_sums
-        found = {
+        derived = {
             "is_plain": all(c.is_identity for c in casts) and sums.is_torch,
             "stochastic": any(rule.stochastic for rule in rules),
             "castings": _castings(*casts),
             "sums": sums,
         }
-        for name, value in found.items():
+        for name, value in derived.items():
             object.__setattr__(self, name, value)
 
     @property
@@ -108,10 +106,10 @@ class Chosen:
         return precision(self.base, what)
 
     def of(self, name: str) -> Precision:
-        for pattern, found in self.patterns.items():
+        for pattern, chosen in self.patterns.items():
             if fnmatch.fnmatchcase(name, pattern):
                 self.used.add(pattern)
-                return found
+                return chosen
         return self.base
 
     def check_used(self, names: list[str]) -> None:
@@ -122,8 +120,8 @@ class Chosen:
 
 
 @dataclass
-class Clock:
-    """What a lowered model's noise is a function of, beside the module and the call: the seed, the step, the worker."""
+class NoiseOrigin:
+    """What a lowered model's noise depends on, besides module and call: the seed, the step, the worker."""
 
     seed: int
     step: int = 0
@@ -137,25 +135,25 @@ class Site:
     name: str
     number: int
     precision: Precision
-    clock: Clock
+    origin: NoiseOrigin
     calls: int = 0
     seen: dict[str, str] = field(default_factory=dict)
     """Function -> what became of it."""
     operands: set[str] = field(default_factory=set)
     """What was multiplied: "activation @ weight"."""
 
-    def new_call(self) -> Call:
+    def new_call(self) -> LoweredCall:
         """The noise of one operation: of (seed, step, worker, module, how many of its operations came before)."""
         if not self.precision.stochastic:
-            return Call(self, 0)
-        clock = self.clock
-        found = derive(clock.seed, LOWERED, clock.step, clock.worker, self.number, self.calls)
+            return LoweredCall(self, 0)
+        origin = self.origin
+        seed = derive(origin.seed, LOWERED, origin.step, origin.worker, self.number, self.calls)
         self.calls += 1
-        return Call(self, found)
+        return LoweredCall(self, seed)
 
 
 @dataclass
-class Call:
+class LoweredCall:
     """One operation of a site; each cast in it draws from a slot of its own."""
 
     site: Site
@@ -173,14 +171,14 @@ class Call:
 
     def cast(self, result: Tensor, role: str) -> Tensor:
         """What the operation gave, on its way out."""
-        return apply_to_result(result, self.casting(role), self.site.clock.step)
+        return apply_to_result(result, self.casting(role), self.site.origin.step)
 
-    def cast_together(self, *given: tuple[Tensor, str]) -> list[Tensor]:
+    def cast_together(self, *operands: tuple[Tensor, str]) -> list[Tensor]:
         """Every operand as what it is to the operation."""
-        castings = [self.casting(role) for _, role in given]
-        return apply_together([x for x, _ in given], castings, self.site.clock.step)
+        castings = [self.casting(role) for _, role in operands]
+        return apply_together([x for x, _ in operands], castings, self.site.origin.step)
 
     @property
-    def sums(self) -> Sums:
+    def sums(self) -> Accumulators:
         how = self.site.precision.sums
         return replace(how, seed=self._slot()) if self.seed else how

@@ -21,7 +21,7 @@ FORWARD, GRAD_A, GRAD_B = 0, 1, 2
 
 
 @dataclass(frozen=True)
-class Sums:
+class Accumulators:
     """The accumulators of the product itself and of its two gradients, and the seed of their noise."""
 
     forward: Accumulator
@@ -38,17 +38,17 @@ class Sums:
         return plain_matmul(a, b, rule, seed=derive(self.seed, which) if rule.stochastic else None, out=out)
 
 
-def sums(accumulate: str | Accumulator, backward: str | Accumulator | None, seed: int | None) -> Sums:
+def sums(accumulate: str | Accumulator, backward: str | Accumulator | None, seed: int | None) -> Accumulators:
     forward = accumulator(accumulate)
     back = forward if backward is None else accumulator(backward)
     if seed is None and (forward.stochastic or back.stochastic):
         raise ValueError("matmul: stochastic rounding needs seed=, an integer; take a new one for each step")
-    return Sums(forward, back, seed or 0)
+    return Accumulators(forward, back, seed or 0)
 
 
 class _Matmul(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, how: Sums) -> Tensor:
+    def forward(ctx: Any, a: Tensor, b: Tensor, how: Accumulators) -> Tensor:
         ctx.save_for_backward(a, b)
         ctx.how = how
         return how.product(a, b, FORWARD)
@@ -63,7 +63,7 @@ class _Matmul(torch.autograd.Function):
         return grad_a, grad_b, None
 
 
-def product(a: Tensor, b: Tensor, how: Sums) -> Tensor:
+def product(a: Tensor, b: Tensor, how: Accumulators) -> Tensor:
     """a @ b, differentiable; torch's own where the accumulators are."""
     if how.is_torch:
         return torch.matmul(a, b)
@@ -86,7 +86,7 @@ def with_ones(x: Tensor, dim: int) -> Tensor:
     return torch.cat([x, x.new_ones(shape)], dim)
 
 
-def affine(x: Tensor, weight: Tensor, bias: Tensor | None, how: Sums) -> Tensor:
+def affine(x: Tensor, weight: Tensor, bias: Tensor | None, how: Accumulators) -> Tensor:
     """What F.linear computes."""
     if how.is_torch:
         return functional.linear(x, weight, bias)

@@ -15,13 +15,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from narrowcast.simulate.precision import autograd, conv, gemm
-from narrowcast.simulate.precision.formats import ACTIVATION, OUTPUT, ROUNDED_OUTPUT, WEIGHT, Call, Site
+from narrowcast.simulate.precision.formats import ACTIVATION, OUTPUT, ROUNDED_OUTPUT, WEIGHT, LoweredCall, Site
 from narrowcast.simulate.precision.roles import role_of
 
 Handler = Callable[..., Any]
 
 
-def _operands(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def _operands(
+    call: LoweredCall, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     if bias is None:
         x, weight = call.cast_together((x, ACTIVATION), (weight, WEIGHT))
         return x, weight, None
@@ -48,8 +50,8 @@ _plain_conv2d = _conv(conv.convolution2d)
 
 
 def conv2d(site: Site, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
-    given = [input, weight] if bias is None else [input, weight, bias]
-    fits = site.precision.sums.is_torch and autograd.suits(*given)
+    operands = [input, weight] if bias is None else [input, weight, bias]
+    fits = site.precision.sums.is_torch and autograd.suits(*operands)
     run = conv.torch_convolution(input, *args, **kwargs) if fits else None
     if run is None:
         return _plain_conv2d(site, input, weight, bias, *args, **kwargs)
@@ -58,7 +60,7 @@ def conv2d(site: Site, input: Tensor, weight: Tensor, bias: Tensor | None = None
     bias_castings = [] if bias is None else [call.casting(WEIGHT)]
     castings = [call.casting(ACTIVATION), call.casting(WEIGHT), *bias_castings]
     _ = call.sums
-    return autograd.apply_operation(run, given, castings, call.casting(OUTPUT), site.clock.step)
+    return autograd.apply_operation(run, operands, castings, call.casting(OUTPUT), site.origin.step)
 
 
 def matmul(site: Site, input: Tensor, other: Tensor) -> Tensor:
@@ -82,20 +84,20 @@ def added_matmul(site: Site, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta:
     return product if beta == 0 else beta * input + product
 
 
-def _renamed(handler: Handler, **names: str) -> Handler:
+def _rename_arguments(handler: Handler, **names: str) -> Handler:
     """The same for a function that gives arguments other names."""
 
-    def renamed(site: Site, *args: Any, **kwargs: Any) -> Any:
+    def handle(site: Site, *args: Any, **kwargs: Any) -> Any:
         return handler(site, *args, **{names.get(name, name): value for name, value in kwargs.items()})
 
-    return renamed
+    return handle
 
 
 def _in_place(handler: Handler) -> Handler:
-    def changing(site: Site, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def handle(site: Site, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return input.copy_(handler(site, input, *args, **kwargs))
 
-    return changing
+    return handle
 
 
 def _attention_mask(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor | None:
@@ -121,8 +123,8 @@ def attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """F.scaled_dot_product_attention: both products are lowered, the softmax is float32."""
-    given = attn_mask, dropout_p, is_causal, scale, enable_gqa
-    return _attention(site, query, key, value, _softmax_or_zeros, *given)[0]
+    options = attn_mask, dropout_p, is_causal, scale, enable_gqa
+    return _attention(site, query, key, value, _softmax_or_zeros, *options)[0]
 
 
 def _softmax_or_zeros(scores: Tensor, dim: int) -> Tensor:
@@ -149,6 +151,102 @@ def _attention(
     return _product(site, (dropped, ACTIVATION), (value, roles[2])), dropped
 
 
+def _projections(site: Site, inputs: tuple[Tensor, Tensor, Tensor], arguments: dict[str, Any]) -> list[Tensor]:
+    if arguments["use_separate_proj_weight"]:
+        weights = [arguments[f"{name}_proj_weight"] for name in "qkv"]
+    else:
+        weights = list(arguments["in_proj_weight"].chunk(3))
+    bias = arguments["in_proj_bias"]
+    biases = [None] * 3 if bias is None else list(bias.chunk(3))
+    return [linear(site, x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True)]
+
+
+def _pad_positions(x: Tensor, extra: Tensor | None, zero: bool) -> Tensor:
+    """Keys or values (L x B x E) with the learnt and the zero position after them."""
+    parts = [x]
+    if extra is not None:
+        parts.append(extra.expand(1, x.shape[1], x.shape[2]))
+    if zero:
+        parts.append(x.new_zeros(1, *x.shape[1:]))
+    return torch.cat(parts)
+
+
+def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    if mask is None or mask.is_floating_point():
+        return mask
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, -math.inf)
+
+
+def _mask(arguments: dict[str, Any], batch: int, heads: int, dtype: torch.dtype, length: int) -> Tensor | None:
+    """One additive mask that broadcasts to batch x heads x target x source."""
+    mask, padding = _additive(arguments["attn_mask"], dtype), _additive(arguments["key_padding_mask"], dtype)
+    if mask is not None:
+        mask = mask.view(batch, heads, *mask.shape[1:]) if mask.dim() == 3 else mask[None, None]
+        mask = functional.pad(mask, (0, length - mask.shape[-1]))
+    if padding is not None:
+        padding = padding if padding.dim() == 2 else padding[None]
+        padding = functional.pad(padding, (0, length - padding.shape[-1]))[:, None, None, :]
+    if mask is None or padding is None:
+        return mask if padding is None else padding
+    return mask + padding
+
+
+def _heads(x: Tensor, batch: int, heads: int) -> Tensor:
+    """L x B x E to B x heads x L x (E / heads)."""
+    return x.reshape(x.shape[0], batch, heads, -1).permute(1, 2, 0, 3)
+
+
+MULTIHEAD_NAMES = (
+    *("embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v", "add_zero_attn"),
+    *("dropout_p", "out_proj_weight", "out_proj_bias", "training", "key_padding_mask", "need_weights", "attn_mask"),
+    *("use_separate_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "static_k", "static_v"),
+    *("average_attn_weights", "is_causal"),
+)
+MULTIHEAD_DEFAULTS: dict[str, Any] = dict.fromkeys(MULTIHEAD_NAMES) | dict.fromkeys(
+    ("training", "need_weights", "average_attn_weights"), True
+)
+
+
+def multihead_attention(
+    site: Site, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+) -> tuple[Tensor, Any]:
+    """F.multi_head_attention_forward: its projections and both products are lowered, nothing else changes."""
+    arguments = MULTIHEAD_DEFAULTS | dict(zip(MULTIHEAD_NAMES, args, strict=False)) | kwargs
+    if arguments["static_k"] is not None or arguments["static_v"] is not None:
+        raise NotImplementedError("lower: multi_head_attention_forward with static_k or static_v is not lowered")
+    batched = query.dim() == 3
+    if not batched:
+        query, key, value = (x.unsqueeze(1) for x in (query, key, value))
+    out, weights = _attend(site, (query, key, value), arguments)
+    if weights is not None and arguments["average_attn_weights"]:
+        weights = weights.mean(1)
+    if not batched:
+        out, weights = out.squeeze(1), None if weights is None else weights.squeeze(0)
+    return out, weights
+
+
+def _attend(
+    site: Site, inputs: tuple[Tensor, Tensor, Tensor], arguments: dict[str, Any]
+) -> tuple[Tensor, Tensor | None]:
+    length, batch, width = inputs[0].shape
+    heads = arguments["num_heads"]
+    q, k, v = _projections(site, inputs, arguments)
+    k, v = (
+        _pad_positions(k, arguments["bias_k"], arguments["add_zero_attn"]),
+        _pad_positions(v, arguments["bias_v"], arguments["add_zero_attn"]),
+    )
+    mask = _mask(arguments, batch, heads, q.dtype, k.shape[0])
+    causal = arguments["is_causal"] and mask is None
+    q, k, v = (_heads(x, batch, heads) for x in (q, k, v))
+    drop = arguments["dropout_p"] if arguments["training"] else 0.0
+    # torch mixes by a softmax that is NaN where all is masked if somebody wants to see the weights, else by zeros
+    softmax = torch.softmax if arguments["need_weights"] else _softmax_or_zeros
+    mixed, weights = _attention(site, q, k, v, softmax, mask, drop, causal)
+    joined = mixed.permute(2, 0, 1, 3).reshape(length, batch, width)
+    out = linear(site, joined, arguments["out_proj_weight"], arguments["out_proj_bias"])
+    return out, weights if arguments["need_weights"] else None
+
+
 def _embedding(look_up: Callable[..., Tensor]) -> Handler:
     """The rows that are looked up are cast, and the gradient of each."""
 
@@ -163,12 +261,12 @@ def _norm(normalise: Callable[..., Tensor], weight_at: int) -> Handler:
 
     def handler(site: Site, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         call = site.new_call()
-        given: dict[Any, Any] = dict(enumerate(args)) | kwargs
-        at = [i for i in (weight_at, weight_at + 1, "weight", "bias") if isinstance(given.get(i), Tensor)]
-        *weights, x = call.cast_together(*((given[i], WEIGHT) for i in at), (input, ACTIVATION))
-        given.update(zip(at, weights, strict=True))
-        positional = [given.pop(i) for i in range(len(args))]
-        return call.cast(normalise(x, *positional, **given), ROUNDED_OUTPUT)
+        arguments: dict[Any, Any] = dict(enumerate(args)) | kwargs
+        at = [i for i in (weight_at, weight_at + 1, "weight", "bias") if isinstance(arguments.get(i), Tensor)]
+        *weights, x = call.cast_together(*((arguments[i], WEIGHT) for i in at), (input, ACTIVATION))
+        arguments.update(zip(at, weights, strict=True))
+        positional = [arguments.pop(i) for i in range(len(args))]
+        return call.cast(normalise(x, *positional, **arguments), ROUNDED_OUTPUT)
 
     return handler
 
@@ -183,13 +281,13 @@ def batch_norm(
     # what torch refuses is left to the plain form, where torch says why
     values = input.numel() // input.shape[1] if input.dim() > 1 and input.shape[1] else 0
     if weight is None or bias is None or values < 2 or eps <= 0 or not autograd.suits(input, weight, bias):
-        given = running_mean, running_var, weight, bias, training, momentum, eps
-        return _plain_batch_norm(site, input, *given)
+        arguments = running_mean, running_var, weight, bias, training, momentum, eps
+        return _plain_batch_norm(site, input, *arguments)
     call = site.new_call()
     run = autograd.BatchNorm(running_mean, running_var, training, momentum, eps)
     castings = [call.casting(WEIGHT), call.casting(WEIGHT), call.casting(ACTIVATION)]
     after = call.casting(ROUNDED_OUTPUT)
-    return autograd.apply_operation(run, [input, weight, bias], [castings[2], *castings[:2]], after, site.clock.step)
+    return autograd.apply_operation(run, [input, weight, bias], [castings[2], *castings[:2]], after, site.origin.step)
 
 
 def _rms_norm(
@@ -200,8 +298,8 @@ def _rms_norm(
     return call.cast(functional.rms_norm(x, normalized_shape, weights[0] if weights else None, eps), ROUNDED_OUTPUT)
 
 
-_mm = _renamed(matmul, mat2="other")
-_addmm, _baddbmm = added_matmul, _renamed(added_matmul, batch1="mat1", batch2="mat2")
+_mm = _rename_arguments(matmul, mat2="other")
+_addmm, _baddbmm = added_matmul, _rename_arguments(added_matmul, batch1="mat1", batch2="mat2")
 
 HANDLERS: dict[Callable[..., Any], Handler] = {
     functional.linear: linear,
@@ -215,6 +313,7 @@ HANDLERS: dict[Callable[..., Any], Handler] = {
     Tensor.addmm_: _in_place(_addmm),
     Tensor.baddbmm_: _in_place(_baddbmm),
     functional.scaled_dot_product_attention: attention,
+    functional.multi_head_attention_forward: multihead_attention,
     functional.embedding: _embedding(functional.embedding),
     torch.embedding: _embedding(torch.embedding),
     # where the weight stands among the arguments after the input; the bias follows it
@@ -231,7 +330,7 @@ HANDLERS: dict[Callable[..., Any], Handler] = {
 }
 
 
-def _each(home: Any, names: str, advice: str = "") -> dict[Callable[..., Any], str]:
+def _refused(home: Any, names: str, advice: str = "") -> dict[Callable[..., Any], str]:
     """Those of the names that this version of torch has."""
     return {getattr(home, name): advice for name in names.split() if hasattr(home, name)}
 
@@ -239,21 +338,21 @@ def _each(home: Any, names: str, advice: str = "") -> dict[Callable[..., Any], s
 AS_MATMUL, AS_LINEAR, AS_FUNCTION = "write it as matmul", "write it with F.linear", "write it with torch.nn.functional"
 
 REFUSED: dict[Callable[..., Any], str] = {
-    **_each(torch, "einsum tensordot inner dot vdot mv addmv addbmm chain_matmul matrix_power", AS_MATMUL),
-    **_each(Tensor, "inner dot vdot mv addmv addmv_ addbmm addbmm_ matrix_power", AS_MATMUL),
-    **_each(torch.linalg, "vecdot multi_dot matrix_power", AS_MATMUL),
-    **_each(torch, "smm sspaddmm hspmm cov corrcoef", AS_MATMUL),
-    **_each(Tensor, "smm sspaddmm cov corrcoef", AS_MATMUL),
-    **_each(torch.sparse, "mm addmm sampled_addmm", AS_MATMUL),
-    **_each(torch, "_int_mm _addmm_activation", AS_MATMUL),
-    **_each(torch, "_grouped_mm _foreach_mm _scaled_mm _scaled_mm_v2 _scaled_grouped_mm _scaled_grouped_mm_v2"),
-    **_each(torch, "matrix_exp cdist bilinear embedding_bag"),
-    **_each(Tensor, "matrix_exp"),
-    **_each(torch.linalg, "matrix_exp"),
-    **_each(functional, "bilinear embedding_bag linear_cross_entropy"),
-    **_each(torch, "conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc"),
-    **_each(torch, "convolution native_batch_norm native_layer_norm native_group_norm", AS_FUNCTION),
-    **_each(torch, "lstm gru rnn_tanh rnn_relu", "write the cell with F.linear"),
-    **_each(torch, "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell", AS_LINEAR),
+    **_refused(torch, "einsum tensordot inner dot vdot mv addmv addbmm chain_matmul matrix_power", AS_MATMUL),
+    **_refused(Tensor, "inner dot vdot mv addmv addmv_ addbmm addbmm_ matrix_power", AS_MATMUL),
+    **_refused(torch.linalg, "vecdot multi_dot matrix_power", AS_MATMUL),
+    **_refused(torch, "smm sspaddmm hspmm cov corrcoef", AS_MATMUL),
+    **_refused(Tensor, "smm sspaddmm cov corrcoef", AS_MATMUL),
+    **_refused(torch.sparse, "mm addmm sampled_addmm", AS_MATMUL),
+    **_refused(torch, "_int_mm _addmm_activation", AS_MATMUL),
+    **_refused(torch, "_grouped_mm _foreach_mm _scaled_mm _scaled_mm_v2 _scaled_grouped_mm _scaled_grouped_mm_v2"),
+    **_refused(torch, "matrix_exp cdist bilinear embedding_bag"),
+    **_refused(Tensor, "matrix_exp"),
+    **_refused(torch.linalg, "matrix_exp"),
+    **_refused(functional, "bilinear embedding_bag linear_cross_entropy"),
+    **_refused(torch, "conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc"),
+    **_refused(torch, "convolution native_batch_norm native_layer_norm native_group_norm", AS_FUNCTION),
+    **_refused(torch, "lstm gru rnn_tanh rnn_relu", "write the cell with F.linear"),
+    **_refused(torch, "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell", AS_LINEAR),
 }
 """Functions that multiply matrices and are not lowered, with what to do instead."""

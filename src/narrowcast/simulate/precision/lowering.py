@@ -18,12 +18,10 @@ from torch.overrides import TorchFunctionMode
 from narrowcast.kernels import matmul as kernel
 from narrowcast.kernels.matmul.accumulator import Accumulator
 from narrowcast.kernels.noise import derive
-from narrowcast.simulate.precision import multihead as _registers_itself  # noqa: F401
-from narrowcast.simulate.precision.caster import Caster, What, caster
-from narrowcast.simulate.precision.formats import WEIGHT, Chosen, Clock, Overrides, Precision, Site, precision
+from narrowcast.simulate.precision.casts import MASTER, Caster, What, caster
+from narrowcast.simulate.precision.formats import WEIGHT, Chosen, NoiseOrigin, Overrides, Precision, Site, precision
 from narrowcast.simulate.precision.handlers import HANDLERS, REFUSED
 from narrowcast.simulate.precision.roles import follow, mark
-from narrowcast.simulate.seeds import MASTER
 
 CONVOLUTIONS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.MultiheadAttention, nn.Embedding)
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
@@ -50,7 +48,7 @@ class Interception(TorchFunctionMode):
         if handler is not None:
             self.site.seen[NAMES[func]] = "lowered"
             with torch._C.DisableTorchFunction():
-                return _stored(handler, self.site, *args, **(kwargs or {}))
+                return _call_handler(handler, self.site, *args, **(kwargs or {}))
         if func in REFUSED:
             self._refuse(func)
             return func(*args, **(kwargs or {}))
@@ -66,7 +64,7 @@ class Interception(TorchFunctionMode):
         self.site.seen[name] = "NOT lowered: runs in float32"
 
 
-def _stored(handler: Callable[..., Any], site: Site, *args: Any, out: Tensor | None = None, **kwargs: Any) -> Any:
+def _call_handler(handler: Callable[..., Any], site: Site, *args: Any, out: Tensor | None = None, **kwargs: Any) -> Any:
     """What the handler gives, in `out` where there is one."""
     result = handler(site, *args, **kwargs)
     return result if out is None else out.resize_(result.shape).copy_(result)
@@ -97,8 +95,8 @@ class LoweredModule(nn.Module):
 
 
 def _rebuild(original: type[nn.Module]) -> nn.Module:
-    made = lowered_class(original)
-    return made.__new__(made)
+    lowered = lowered_class(original)
+    return lowered.__new__(lowered)
 
 
 _CLASSES: dict[type[nn.Module], type[LoweredModule]] = {}
@@ -112,7 +110,7 @@ def lowered_class(original: type[nn.Module]) -> type[LoweredModule]:
 
 
 @dataclass(frozen=True)
-class Row:
+class ModuleRow:
     """What became of one module."""
 
     module: str
@@ -130,8 +128,8 @@ class Row:
 class Lowered:
     """A lowered model: call it, or go on using the model itself, which was changed in place. `restore()` undoes it."""
 
-    def __init__(self, model: nn.Module, clock: Clock, master: Caster) -> None:
-        self.model, self._clock, self._master = model, clock, master
+    def __init__(self, model: nn.Module, origin: NoiseOrigin, master: Caster) -> None:
+        self.model, self._origin, self._master = model, origin, master
         self._sites: dict[str, Site] = {}
         self._left: dict[str, str] = {}
         self._rounds = -1
@@ -145,7 +143,7 @@ class Lowered:
 
     @property
     def step(self) -> int:
-        return self._clock.step
+        return self._origin.step
 
     def set_step(self, step: int, worker: int = 0) -> None:
         """Say which step this is, and whose: noise follows from (seed, step, worker, module, call), warm-ups from it.
@@ -153,17 +151,17 @@ class Lowered:
         Each of several ranks gives its rank as `worker`: their errors shall average out. The master format's noise is
         that of the step alone, so that all keep the same parameters.
         """
-        self._clock.step, self._clock.worker, self._rounds = step, worker, 0
+        self._origin.step, self._origin.worker, self._rounds = step, worker, 0
         for site in self._sites.values():
             site.calls = 0
 
     def round_master(self, step: int | None = None) -> None:
         """Round the parameters themselves to the master format, in place; `step` is that of `set_step` by default."""
-        at = self._clock.step if step is None else step
+        at = self._origin.step if step is None else step
         if not self._master.is_identity:
             with torch.no_grad():
                 for i, parameter in enumerate(self.model.parameters()):
-                    seed = derive(self._clock.seed, MASTER, at, self._rounds, i)
+                    seed = derive(self._origin.seed, MASTER, at, self._rounds, i)
                     parameter.copy_(self._master(parameter, seed, at))
         self._rounds += 1
 
@@ -171,30 +169,38 @@ class Lowered:
         """After each step of `optimizer`, round the parameters to the master format."""
         optimizer.register_step_post_hook(lambda *_: self.round_master())
 
-    def explain(self) -> list[Row]:
+    def explain(self) -> list[ModuleRow]:
         """Every module: what it computes in, what runs it, and what was met while it ran."""
         rows = []
         for name, module in self.model.named_modules():
             kind = type(module).__name__.removeprefix("Lowered")
             site = self._sites.get(name)
             if site is None:
-                rows.append(Row(name, kind, "as-is", self._left.get(name, "float32: nothing here is lowered"), ()))
+                rows.append(
+                    ModuleRow(name, kind, "as-is", self._left.get(name, "float32: nothing here is lowered"), ())
+                )
             else:
                 seen = tuple(f"{func}: {what}" for func, what in sorted(site.seen.items()))
                 runs = self._left.get(name) or _runs(site.precision)
-                rows.append(Row(name, kind, str(site.precision), runs, seen, tuple(sorted(site.operands))))
+                rows.append(ModuleRow(name, kind, str(site.precision), runs, seen, tuple(sorted(site.operands))))
         return rows
 
     def state_dict(self) -> dict[str, Any]:
         """The seed, the step, the worker and how many operations of this step have drawn noise."""
         calls = {name: site.calls for name, site in self._sites.items()}
-        clock = self._clock
-        return {"seed": clock.seed, "step": clock.step, "worker": clock.worker, "rounds": self._rounds, "calls": calls}
+        origin = self._origin
+        return {
+            "seed": origin.seed,
+            "step": origin.step,
+            "worker": origin.worker,
+            "rounds": self._rounds,
+            "calls": calls,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._clock.seed, self._clock.step = state["seed"], state["step"]
+        self._origin.seed, self._origin.step = state["seed"], state["step"]
         # those of version 0.1 say neither
-        self._clock.worker, self._rounds = state.get("worker", 0), state.get("rounds", 0)
+        self._origin.worker, self._rounds = state.get("worker", 0), state.get("rounds", 0)
         for name, calls in state["calls"].items():
             self._sites[name].calls = calls
 
@@ -272,9 +278,9 @@ def lower(
     _check_seed(chosen, to_master, seed)
     _check_dtypes(model, chosen)
     _check_supported(model, chosen, unsupported)
-    lowered = Lowered(model, Clock(seed or 0), to_master)
+    lowered = Lowered(model, NoiseOrigin(seed or 0), to_master)
     for number, (name, module) in enumerate(model.named_modules()):
-        _lower_module(lowered, name, module, Site(name, number, chosen.of(name), lowered._clock), norms, unsupported)
+        _lower_module(lowered, name, module, Site(name, number, chosen.of(name), lowered._origin), norms, unsupported)
     lowered.round_master()
     return lowered
 
@@ -312,14 +318,14 @@ def _check_dtypes(model: nn.Module, chosen: Chosen) -> None:
 
 
 def _check_supported(model: nn.Module, chosen: Chosen, unsupported: str) -> None:
-    found = [
+    unsupported_modules = [
         f"{name} ({type(module).__name__})"
         for name, module in model.named_modules()
         if isinstance(module, NOT_LOWERED) and not chosen.of(name).is_plain
     ]
-    if found and unsupported == "raise":
+    if unsupported_modules and unsupported == "raise":
         advice = "override them with 'as-is', or give unsupported='float32'"
-        raise NotImplementedError(f"lower: {', '.join(found)} cannot be lowered; {advice}")
+        raise NotImplementedError(f"lower: {', '.join(unsupported_modules)} cannot be lowered; {advice}")
 
 
 def _lower_module(lowered: Lowered, name: str, module: nn.Module, site: Site, norms: bool, unsupported: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,25 +17,62 @@ from torch import Tensor
 
 from narrowcast.codecs import codec
 from narrowcast.kernels.noise import derive
-from narrowcast.simulate.precision.caster import Caster, What, caster
-from narrowcast.simulate.precision.updates import Line, Move, Quotient
-from narrowcast.simulate.seeds import OPTIMIZER
+from narrowcast.simulate.precision.casts import OPTIMIZER, Caster, What, caster
 
 UPDATES = ("nearest", "stochastic", "kahan")
 WEIGHT, MASTER, STATE = 0, 1, 2
 
 
 def _with_rounding(what: What, stochastic: bool) -> Caster:
-    found = caster(what)
-    if not stochastic or found.is_identity or found.stochastic:
-        return found
-    if found.codec is None:
-        return replace(found, rounding="stochastic")
+    chosen = caster(what)
+    if not stochastic or chosen.is_identity or chosen.stochastic:
+        return chosen
+    if chosen.codec is None:
+        return replace(chosen, rounding="stochastic")
     try:
-        return replace(found, codec=codec(f"{found.codec}+sr"))
+        return replace(chosen, codec=codec(f"{chosen.codec}+sr"))
     except ValueError as error:
-        told = f"update='stochastic': {found.codec} does not round stochastically ({error})"
-        raise ValueError(f"{told}; take another codec or update='nearest'") from error
+        problem = f"update='stochastic': {chosen.codec} does not round stochastically ({error})"
+        raise ValueError(f"{problem}; take another codec or update='nearest'") from error
+
+
+@dataclass(frozen=True)
+class LinearUpdate:
+    """w - lr * direction: SGD, momentum, LARS."""
+
+    direction: Tensor
+    lr: float
+
+    def apply(self, w: Tensor) -> Tensor:
+        return w.add(self.direction, alpha=-self.lr)
+
+    def difference(self, w: Tensor) -> Tensor:
+        return self.direction.mul(-self.lr)
+
+
+@dataclass(frozen=True)
+class QuotientUpdate:
+    """w * (1 - decay) - size * mean / denominator: Adam, AdamW."""
+
+    mean: Tensor
+    denominator: Tensor
+    size: float
+    decay: float
+
+    def apply(self, w: Tensor) -> Tensor:
+        start = w.mul(1 - self.decay) if self.decay else w
+        return start.addcdiv(self.mean, self.denominator, value=-self.size)
+
+    def difference(self, w: Tensor) -> Tensor:
+        step = self.mean.div(self.denominator).mul(-self.size)
+        return step.sub(w, alpha=self.decay) if self.decay else step
+
+
+Update = LinearUpdate | QuotientUpdate
+"""What an optimizer does to a weight in one step: as one float32 expression, and as the difference alone.
+
+The expressions are those of torch.optim, operation by operation, so that in float32 the bits are the same.
+"""
 
 
 def _at_least_zero(value: Any) -> bool:
@@ -97,17 +134,17 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
             p.copy_(self.weights(p, derive(self.seed, OPTIMIZER, number, i, WEIGHT)))
 
     def _check(self, group: dict[str, Any]) -> None:
-        for name, (is_good, wanted) in RANGES.items():
+        for name, (is_good, expected) in RANGES.items():
             if name in group and not is_good(group[name]):
-                raise ValueError(f"{type(self).__name__}: {name} must be {wanted}, got {group[name]}")
+                raise ValueError(f"{type(self).__name__}: {name} must be {expected}, got {group[name]}")
 
     @property
     def precision(self) -> dict[str, Any]:
-        """What it does beside what its groups say."""
+        """What it does besides what its groups say."""
         formats = {"weights": self.weights, "states": self.states}
         return {**formats, "update": self.update, "master": self.master, "seed": self.seed}
 
-    def _move(self, p: Tensor, w: Tensor, group: dict[str, Any], store: Callable[[str, Tensor], Tensor]) -> Move:
+    def _update(self, p: Tensor, w: Tensor, group: dict[str, Any], store: Callable[[str, Tensor], Tensor]) -> Update:
         """What to do to the weight `w` of parameter `p`; new states go through `store`, which rounds them."""
         raise NotImplementedError
 
@@ -135,19 +172,21 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
             return state[name]
 
         w = state["master"] if self.master else p
-        move = self._move(p, w, group, store)
+        update = self._update(p, w, group, store)
         if self.update == "kahan":
-            self._compensated(p, move, state, lambda x: self.weights(x, derive(seed, next(slots)), step))
+            self._apply_compensated(p, update, state, lambda x: self.weights(x, derive(seed, next(slots)), step))
             return
-        moved = move.moved(w)
+        new = update.apply(w)
         if self.master:
-            w.copy_(moved)
-        p.copy_(self.weights(moved, derive(seed, WEIGHT), step))
+            w.copy_(new)
+        p.copy_(self.weights(new, derive(seed, WEIGHT), step))
 
-    def _compensated(self, p: Tensor, move: Move, state: dict[str, Any], rounded: Callable[[Tensor], Tensor]) -> None:
-        owed = state.get("compensation")
-        owed = torch.zeros_like(p) if owed is None else owed
-        y = rounded(rounded(move.difference(p)) - owed)
+    def _apply_compensated(
+        self, p: Tensor, update: Update, state: dict[str, Any], rounded: Callable[[Tensor], Tensor]
+    ) -> None:
+        lost = state.get("compensation")
+        lost = torch.zeros_like(p) if lost is None else lost
+        y = rounded(rounded(update.difference(p)) - lost)
         t = rounded(p + y)
         state["compensation"] = rounded(rounded(t - p) - y)
         p.copy_(t)
@@ -171,9 +210,9 @@ class SGD(LowPrecisionOptimizer):
         defaults = {"lr": lr, "momentum": momentum, "dampening": dampening}
         super().__init__(params, defaults | {"weight_decay": weight_decay, "nesterov": nesterov}, **precision)
 
-    def _move(self, p: Tensor, w: Tensor, group: dict[str, Any], store: Callable[[str, Tensor], Tensor]) -> Move:
+    def _update(self, p: Tensor, w: Tensor, group: dict[str, Any], store: Callable[[str, Tensor], Tensor]) -> Update:
         assert p.grad is not None
-        return Line(self._direction(p, self._gradient(p.grad, w, group), group, store), group["lr"])
+        return LinearUpdate(self._direction(p, self._gradient(p.grad, w, group), group, store), group["lr"])
 
     def _gradient(self, grad: Tensor, w: Tensor, group: dict[str, Any]) -> Tensor:
         return grad.add(w, alpha=group["weight_decay"]) if group["weight_decay"] else grad
@@ -247,7 +286,7 @@ class Adam(LowPrecisionOptimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}, **precision)
 
-    def _move(self, p: Tensor, w: Tensor, group: dict[str, Any], store: Callable[[str, Tensor], Tensor]) -> Move:
+    def _update(self, p: Tensor, w: Tensor, group: dict[str, Any], store: Callable[[str, Tensor], Tensor]) -> Update:
         assert p.grad is not None
         state, (beta1, beta2), decay = self.state[p], group["betas"], group["weight_decay"]
         grad = p.grad if self.decoupled or not decay else p.grad.add(w, alpha=decay)
@@ -260,7 +299,7 @@ class Adam(LowPrecisionOptimizer):
         square = store("exp_avg_sq", state["exp_avg_sq"].mul(beta2).addcmul(grad, grad, value=1 - beta2))
         denominator = (square.sqrt() / (1 - beta2**step) ** 0.5).add_(group["eps"])
         size = group["lr"] / (1 - beta1**step)
-        return Quotient(mean, denominator, size, group["lr"] * decay if self.decoupled else 0.0)
+        return QuotientUpdate(mean, denominator, size, group["lr"] * decay if self.decoupled else 0.0)
 
 
 class AdamW(Adam):

@@ -33,10 +33,10 @@ def _own_role(x: Tensor) -> str | None:
 
 def _known_role(x: Tensor) -> str:
     """A weight, a constant or an activation; a view that nobody saw being made is what its base is."""
-    found = _own_role(x)
-    if found is None and x._base is not None:
-        found = _own_role(x._base)
-    return found or ACTIVATION
+    role = _own_role(x)
+    if role is None and x._base is not None:
+        role = _own_role(x._base)
+    return role or ACTIVATION
 
 
 def role_of(x: Tensor) -> str:
@@ -49,20 +49,20 @@ def mark(x: Tensor, role: str) -> None:
         setattr(x, MARK, role)
 
 
-def _tensors(given: Any) -> list[Tensor]:
-    if isinstance(given, Tensor):
-        return [given]
-    if not isinstance(given, tuple | list):
+def _tensors(values: Any) -> list[Tensor]:
+    if isinstance(values, Tensor):
+        return [values]
+    if not isinstance(values, tuple | list):
         return []
-    return [x for one in given for x in _tensors(one)]
+    return [x for one in values for x in _tensors(one)]
 
 
 def _role_of_result(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     if func in FRESH:
         return CONSTANT
-    given = _tensors(args[:1] if func in VALUES_OF_THE_FIRST else (args, list(kwargs.values())))
+    operands = _tensors(args[:1] if func in VALUES_OF_THE_FIRST else (args, list(kwargs.values())))
     # an index picks values and is none, unless there is nothing else
-    numbers = [x for x in given if x.is_floating_point() or x.is_complex()] or given
+    numbers = [x for x in operands if x.is_floating_point() or x.is_complex()] or operands
     roles = {_known_role(x) for x in numbers} - {CONSTANT}
     if not roles:
         return CONSTANT
@@ -71,9 +71,9 @@ def _role_of_result(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 
 def follow(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
     """Mark what `func` gave, or changed in place."""
-    found = _tensors(args[:1] if result is None else result)
-    if found:
+    results = _tensors(args[:1] if result is None else result)
+    if results:
         with torch._C.DisableTorchFunction():
             role = _role_of_result(func, args, kwargs)
-            for x in found:
+            for x in results:
                 mark(x, role)

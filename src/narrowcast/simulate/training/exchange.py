@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import _DEFAULT_FIRST_BUCKET_BYTES, _compute_bucket_assignment_by_size
 
 from narrowcast.codecs import Codec
+from narrowcast.codecs.report import SLACK
+from narrowcast.collectives.segments import segment_ranges
 from narrowcast.kernels.ops import FLOATS
 from narrowcast.parallel import policy
 from narrowcast.parallel.ddp import strides
 from narrowcast.parallel.stats import Row
-from narrowcast.simulate.training.errors import LayerError, layer_errors
-from narrowcast.simulate.training.watch import WorldWatch
+from narrowcast.parallel.watch import Watch
+from narrowcast.simulate.world.stack import stacked
 from narrowcast.simulate.world.world import World
 
 MIB = 1 << 20
@@ -24,7 +28,7 @@ BUCKET_CAP_MB = 25
 
 
 @dataclass(frozen=True)
-class Group:
+class StackedGroup:
     """The tensors of a bucket that travel with one codec, and their gradients: one row a worker."""
 
     codec: Codec
@@ -48,7 +52,7 @@ Planned = tuple[Codec, tuple[str, ...]]
 """A codec and the tensors that travel with it."""
 
 
-class Exchange:
+class GradientExchange:
     """One stacked gradient buffer, laid out anew when DDP rebuilds its buckets or the policy changes its mind."""
 
     def __init__(
@@ -63,7 +67,7 @@ class Exchange:
         self.ready: list[str] = []
         """The parameters in the order in which their gradients first became ready; DDP rebuilds its buckets by it."""
         self.buckets = self._first_buckets()
-        self.groups: list[Group] = []
+        self.groups: list[StackedGroup] = []
         self._layout: object = None
         self._storage: dict[torch.dtype, Tensor] = {}
         self._used: set[str] = set()
@@ -75,8 +79,6 @@ class Exchange:
             if parameter.dtype not in FLOATS:
                 raise TypeError(f"train: {name} is {parameter.dtype}; codecs take float32, float16 and bfloat16")
 
-    # ---- what travels how --------------------------------------------------------------------------------------------
-
     def choice(self, name: str, step: int) -> policy.Choice:
         return policy.choose(self.policy, self._info(name), step, self.min_values)
 
@@ -86,30 +88,28 @@ class Exchange:
 
     def rows(self, step: int = 0) -> list[Row]:
         """Every tensor: its wire, or why it stays as it is."""
-        found = []
+        rows = []
         for name, parameter in self.parameters.items():
             choice = self.choice(name, step)
-            found.append(Row.of(name, parameter.numel(), choice, parameter.dtype))
-        return found
+            rows.append(Row.of(name, parameter.numel(), choice, parameter.dtype))
+        return rows
 
     def _first_buckets(self) -> list[list[str]]:
         """Before DDP knows in which order gradients become ready, all go in one bucket (one for each dtype)."""
-        return self._assigned(list(self.parameters), [sys.maxsize])[::-1]
+        return self._assign(list(self.parameters), [sys.maxsize])[::-1]
 
-    def _assigned(self, names: Sequence[str], limits: list[int], indices: Sequence[int] = ()) -> list[list[str]]:
+    def _assign(self, names: Sequence[str], limits: list[int], indices: Sequence[int] = ()) -> list[list[str]]:
         tensors: list[Tensor] = [self.parameters[name] for name in names]
         every = list(self.parameters)
         dense = [False] * len(every)
-        found, _ = _compute_bucket_assignment_by_size(tensors, limits, dense, list(indices))
-        return [[every[i] for i in bucket] for bucket in found]
+        buckets, _ = _compute_bucket_assignment_by_size(tensors, limits, dense, list(indices))
+        return [[every[i] for i in bucket] for bucket in buckets]
 
     def rebuild(self, ready: Sequence[str]) -> None:
         """As DDP does once, after the first backward pass; what had no gradient comes last."""
         self.ready = list(ready) + [name for name in self.parameters if name not in set(ready)]
         place = {name: index for index, name in enumerate(self.parameters)}
-        self.buckets = self._assigned(self.ready, self._limits, [place[name] for name in self.ready])
-
-    # ---- a step ------------------------------------------------------------------------------------------------------
+        self.buckets = self._assign(self.ready, self._limits, [place[name] for name in self.ready])
 
     def begin_step(self, step: int) -> None:
         """Lay the buffer out for the codecs of this step."""
@@ -121,10 +121,10 @@ class Exchange:
 
     def _by_codec(self, bucket: Sequence[str], step: int) -> list[Planned]:
         """The tensors of a bucket by codec, in the order in which a codec first appears."""
-        found: dict[Codec, list[str]] = {}
+        names_of: dict[Codec, list[str]] = {}
         for name in bucket:
-            found.setdefault(self.choice(name, step).codec, []).append(name)
-        return [(codec, tuple(names)) for codec, names in found.items()]
+            names_of.setdefault(self.choice(name, step).codec, []).append(name)
+        return [(codec, tuple(names)) for codec, names in names_of.items()]
 
     def _place(self, layout: list[list[Planned]]) -> None:
         used: dict[torch.dtype, int] = {}
@@ -136,7 +136,7 @@ class Exchange:
             flat, first = self._buffer(likes[0]), used.get(dtype, 0)
             used[dtype] = first + self.world.n * numel
             stack_Wn = flat[first : used[dtype]].view(self.world.n, numel)
-            self.groups.append(Group(codec, call, names, stack_Wn, likes))
+            self.groups.append(StackedGroup(codec, call, names, stack_Wn, likes))
 
     def _buffer(self, like: Tensor) -> Tensor:
         """Room for the gradients of all workers, of one dtype."""
@@ -148,7 +148,7 @@ class Exchange:
     def take(self, worker: int) -> None:
         """Copy the gradients that the last backward pass left into a worker's rows. None counts as zero."""
         for group in self.groups:
-            places, found = [], []
+            places, gradients = [], []
             for name, view in zip(group.names, group.views(group.stack_Wn[worker]), strict=True):
                 gradient = self.parameters[name].grad
                 if gradient is None:
@@ -158,12 +158,12 @@ class Exchange:
                     raise TypeError(f"train: {name} has sparse gradients; make its layer with sparse=False")
                 self._used.add(name)
                 places.append(view)
-                found.append(gradient)
-            if found:
-                torch._foreach_copy_(places, found)
+                gradients.append(gradient)
+            if gradients:
+                torch._foreach_copy_(places, gradients)
 
     def reduce(self, step: int, measure: bool = False) -> list[LayerError]:
-        """Exchange all buckets; parameters get the mean as their gradient. What the exchange lost, where asked for."""
+        """Exchange all buckets; parameters get the mean as their gradient. measure: return what the exchange lost."""
         errors: list[LayerError] = []
         for group in self.groups:
             result_Wn = self.world.all_reduce(
@@ -185,7 +185,7 @@ class Exchange:
         self.watch.decide(step)
         return errors
 
-    def _show(self, group: Group, mean: Tensor, step: int) -> None:
+    def _show(self, group: StackedGroup, mean: Tensor, step: int) -> None:
         """Let the policies that watch see what each worker had and what came back."""
         rows, means = group.stack_Wn.split(group.lengths, dim=1), mean.split(group.lengths)
         for name, row_Wn, part in zip(group.names, rows, means, strict=True):
@@ -196,3 +196,104 @@ class Exchange:
 def _limits(bucket_cap_mb: float | None) -> list[int]:
     cap = int((BUCKET_CAP_MB if bucket_cap_mb is None else bucket_cap_mb) * MIB)
     return [_DEFAULT_FIRST_BUCKET_BYTES if bucket_cap_mb is None else cap, cap]
+
+
+class WorldWatch:
+    """One policy object that stands for those of all ranks, which decide alike."""
+
+    def __init__(self, gradients: object, workers: int, min_values: int) -> None:
+        self._gradients, self._workers = gradients, workers
+        self._ranks = [Watch(gradients, min_values) for _ in range(workers)]
+        self._together = Watch(gradients, min_values)
+        self.active = self._together.active
+
+    def local(self, info: policy.TensorInfo, rows: Sequence[Tensor], step: int) -> None:
+        """Every worker's own gradient, before the exchange."""
+        for rank, row in zip(self._ranks, rows, strict=True):
+            rank.look(info, row, step, "local")
+
+    def mean(self, info: policy.TensorInfo, mean: Tensor, step: int) -> None:
+        """What came back: looked at once, and counted for every worker, since all see the same."""
+        self._together.look(info, mean, step, "mean")
+
+    def decide(self, step: int) -> None:
+        """At the end of a step."""
+        seen = [rank.taken() for rank in self._ranks]
+        common = self._together.taken()
+        everything = [{**own, **common} for own in seen]
+        merged = Watch(self._gradients)
+        merged.give(everything[0])
+        merged.decide(step, lambda _: _in_rank_order([Watch.flat(own) for own in everything]), self._workers)
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        return [watcher.state_dict() for watcher in policy.all_watchers(self._gradients)]
+
+    def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
+        for watcher, state in zip(policy.all_watchers(self._gradients), states, strict=True):
+            watcher.load_state_dict(state)
+
+
+def _in_rank_order(rows: Sequence[Tensor]) -> Tensor:
+    total = torch.zeros_like(rows[0])
+    for row in rows:
+        total = total + row
+    return total
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """The mean gradient that workers got, against the exact mean of what they had (in double)."""
+
+    name: str
+    codec: str
+    bias: float
+    """Mean error in units of the exact mean's root mean square."""
+    snr_db: float
+    relative_error: float
+    flushed: float
+    """Share of values whose exact mean is not zero and that came back as zero."""
+    saturated: float
+    """Share of worker 0's values beyond what its first encoding can bring back."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def layer_errors(
+    world: World, codec: Codec, names: Sequence[str], stack_Wn: Tensor, lengths: Sequence[int], result: Tensor
+) -> list[LayerError]:
+    """One entry for each tensor of a group; it makes the host wait for the device."""
+    scales = world.scales(stacked("train", stack_Wn, world.n, lengths), codec, None)[0][0]
+    errors = []
+    for number, (name, (low, high)) in enumerate(zip(names, segment_ranges(lengths), strict=True)):
+        exact, got = stack_Wn[:, low:high].double().mean(dim=0).cpu(), result[low:high].double().cpu()
+        scale = scales[number] if scales else None
+        lost = _saturated_share(stack_Wn[0, low:high].cpu(), codec, None if scale is None else scale.cpu())
+        errors.append(_layer_error(name, codec, exact, got, lost))
+    return errors
+
+
+def _layer_error(name: str, codec: Codec, exact: Tensor, got: Tensor, saturated: float) -> LayerError:
+    both = exact.isfinite() & got.isfinite()
+    kept, error = exact[both], (got - exact)[both]
+    signal, noise, n = float(kept.square().sum()), float(error.square().sum()), max(len(kept), 1)
+    level = math.sqrt(signal / n)
+    return LayerError(
+        name,
+        str(codec),
+        bias=float(error.sum()) / n / level if level else 0.0,
+        snr_db=10 * math.log10(signal / noise) if signal and noise else math.inf if not noise else -math.inf,
+        relative_error=math.sqrt(noise / signal) if signal else 0.0 if not noise else math.inf,
+        flushed=float(((exact != 0) & (got == 0)).double().mean()),
+        saturated=saturated,
+    )
+
+
+def _saturated_share(x: Tensor, codec: Codec, scale: Tensor | None) -> float:
+    wire = codec.encode(x, scale=scale)
+    limits = codec.limits(wire, x.numel())
+    if limits is None:
+        return 0.0
+    wide, (low, high) = x.double(), (limit.double() for limit in limits)
+    beyond = (wide > high + high.abs() * SLACK) | (wide < low - low.abs() * SLACK)
+    return float((x.isfinite() & beyond).double().mean())

@@ -1,4 +1,4 @@
-"""What a run is given: who says how workers exchange, how long it is, and what makes it another run."""
+"""The arguments of a run: how workers exchange, how long it is, and what makes it another run."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Rate = float | Callable[[int], float] | None
 
 
 def world_of(workers: int | World, spec: object, algorithm: str | None, seed: int) -> tuple[World, object]:
-    """The world of a run, and what its gradients travel by. A World that is given decides what it was told."""
+    """The world of a run, and what its gradients travel by. What a World says is not said again."""
     if not isinstance(workers, World):
         return World(workers, algorithm or ALGORITHM, seed=seed), SPEC if spec is None else spec
     if algorithm not in (None, workers.algorithm):
-        told = f"workers={workers!r} and algorithm={algorithm!r}"
-        raise ValueError(f"train: {told} differ; give the algorithm to the World alone")
+        both = f"workers={workers!r} and algorithm={algorithm!r}"
+        raise ValueError(f"train: {both} differ; give the algorithm to the World alone")
     if spec is None:
         return workers, workers.codec
-    # as-is is what a World has that was told nothing
+    # as-is is what a World has without a spec
     if str(workers.codec) != "as-is" and not _names(spec, workers.codec):
         raise ValueError(f"train: workers={workers!r} and spec={spec!r} differ; give the spec in one place")
     return workers, spec
@@ -42,8 +42,8 @@ def _names(spec: object, codec: Codec) -> bool:
 def check_data(data: object) -> None:
     missing = [name for name in DATA if not isinstance(getattr(data, name, None), torch.Tensor)]
     if missing:
-        told = f"the data ({type(data).__name__}) has no tensor {missing[0]}"
-        raise TypeError(f"train: {told}; give one of narrowcast.data, or any object with {', '.join(DATA)}")
+        problem = f"the data ({type(data).__name__}) has no tensor {missing[0]}"
+        raise TypeError(f"train: {problem}; give one of narrowcast.data, or any object with {', '.join(DATA)}")
 
 
 def total_steps(epochs: float | None, steps: int | None, per_epoch: int) -> int:
@@ -51,8 +51,8 @@ def total_steps(epochs: float | None, steps: int | None, per_epoch: int) -> int:
         raise ValueError("train: give either epochs= or steps=")
     total = steps if steps is not None else round(float(epochs or 0) * per_epoch)
     if total < 1:
-        given = f"steps={steps}" if steps is not None else f"epochs={epochs} of {per_epoch} steps each"
-        raise ValueError(f"train: {given} leave nothing to do; a run has one step at least")
+        arguments = f"steps={steps}" if steps is not None else f"epochs={epochs} of {per_epoch} steps each"
+        raise ValueError(f"train: {arguments} leave nothing to do; a run has one step at least")
     return total
 
 
@@ -83,7 +83,7 @@ def settings(
     return {
         "workers": world.n,
         "algorithm": world.algorithm,
-        "spec": spelled(spec),
+        "spec": spell(spec),
         **{name: _plain(value) for name, value in facts.items()},
         "lr": "a function of the step" if callable(lr) else _plain(lr),
         "lower": None if lower is None else _texts(lower),
@@ -110,12 +110,12 @@ def _of_optimizer(optimizer: Optimizer) -> list[dict[str, str]]:
     return [{"class": type(optimizer).__qualname__, **_texts({**precision, **group})} for group in groups]
 
 
-def spelled(spec: object) -> Any:
+def spell(spec: object) -> Any:
     """A policy as text that is the same in another process; of a rule, its name."""
     if isinstance(spec, (str, Codec)):
         return str(spec)
     if isinstance(spec, Schedule):
-        return [[step, spelled(inner)] for step, inner in spec.steps]
+        return [[step, spell(inner)] for step, inner in spec.steps]
     if isinstance(spec, Mapping):
-        return {str(pattern): spelled(inner) for pattern, inner in spec.items()}
+        return {str(pattern): spell(inner) for pattern, inner in spec.items()}
     return getattr(spec, "__qualname__", type(spec).__qualname__)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,9 @@ from torch.optim import Optimizer
 
 from narrowcast.parallel.policy import MIN_VALUES
 from narrowcast.simulate.precision.casts import Quantizer
-from narrowcast.simulate.training import checkpoint
-from narrowcast.simulate.training.batches import Batches, seed_of
-from narrowcast.simulate.training.exchange import Exchange
-from narrowcast.simulate.training.log import Log, Record
+from narrowcast.simulate.training.batches import Augment, Batches, Data, MicroBatches, seed_of
+from narrowcast.simulate.training.exchange import GradientExchange
+from narrowcast.simulate.training.files import Log, Record, load_checkpoint, save_checkpoint
 from narrowcast.simulate.training.settings import Rate, check_data, device_of, settings, total_steps, world_of
 from narrowcast.simulate.world.world import World
 
@@ -31,20 +30,6 @@ TEST_BATCH = 1000
 
 Path = str | os.PathLike[str]
 LossOf = Callable[[Tensor, Tensor], Tensor]
-Augment = Callable[[Tensor, torch.Generator], Tensor]
-
-
-class Data(Protocol):
-    """`narrowcast.data` gives such objects; any other with these four tensors will do."""
-
-    @property
-    def x_train(self) -> Tensor: ...
-    @property
-    def y_train(self) -> Tensor: ...
-    @property
-    def x_test(self) -> Tensor: ...
-    @property
-    def y_test(self) -> Tensor: ...
 
 
 @dataclass
@@ -54,7 +39,7 @@ class Run:
     model: nn.Module
     optimizer: Optimizer
     world: World
-    exchange: Exchange
+    exchange: GradientExchange
     batches: Batches
     log: Log
     total_steps: int
@@ -132,39 +117,39 @@ def train(
     world, spec = world_of(workers, spec, algorithm, seed)
     check_data(data)
     device = device_of(model, device)
-    lowered = _lowered(model.to(device), lower)
-    source = _Source(data, device, Batches(len(data.x_train), batch, world.n, seed), augment)
-    exchange = Exchange(model, world, spec, min_values, bucket_cap_mb)
-    made = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
+    lowered = _lower(model.to(device), lower)
+    source = MicroBatches(data, device, Batches(len(data.x_train), batch, world.n, seed), augment)
+    exchange = GradientExchange(model, world, spec, min_values, bucket_cap_mb)
+    make = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
     total = total_steps(epochs, steps, source.batches.steps_per_epoch)
-    run = Run(model, made(list(model.parameters())), world, exchange, source.batches, Log(log), total, lowered)
+    run = Run(model, make(list(model.parameters())), world, exchange, source.batches, Log(log), total, lowered)
     if lowered is not None:
         lowered.keep_master(run.optimizer)
-    trainer = _Trainer(run, source, loss, lr, seed, error_every, before_step, after_step)
+    training = _SimulatedTraining(run, source, loss, lr, seed, error_every, before_step, after_step)
     sizes = {"batch": batch, "examples": len(data.x_train), "min_values": min_values, "bucket_cap_mb": bucket_cap_mb}
-    told = settings(model, run.optimizer, world, spec=spec, lr=lr, lower=lower, seed=seed, **sizes)
-    saver = _Saver(run, checkpoint, told)
+    facts = settings(model, run.optimizer, world, spec=spec, lr=lr, lower=lower, seed=seed, **sizes)
+    saver = _Saver(run, checkpoint, facts)
     if not (resume and saver.load(device)):
         run.log.begin()
-        _tell_start(run, saver.settings)
+        _log_start(run, saver.settings)
     per_epoch = source.batches.steps_per_epoch
     until = None if time_limit is None else time.monotonic() + time_limit
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), closing(trainer):
-        for _ in _shown(range(run.step, total), total - run.step, progress):
-            trainer.step()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), closing(training):
+        for _ in _show_progress(range(run.step, total), total - run.step, progress):
+            training.step()
             late = until is not None and time.monotonic() >= until
             last = run.finished or run.stop
             if last or run.step % (test_every or per_epoch) == 0:
-                trainer.test()
+                training.test()
             if last or late or run.step % (checkpoint_every or per_epoch) == 0:
-                trainer.flush()
+                training.flush()
                 saver.save()
             if run.stop or late:
                 break
     return run
 
 
-def _lowered(model: nn.Module, options: dict[str, Any] | None) -> Lowered | None:
+def _lower(model: nn.Module, options: dict[str, Any] | None) -> Lowered | None:
     if options is None:
         return None
     from narrowcast.simulate.precision.lowering import lower
@@ -172,14 +157,14 @@ def _lowered(model: nn.Module, options: dict[str, Any] | None) -> Lowered | None
     return lower(model, **options)
 
 
-def _tell_start(run: Run, settings: dict[str, Any]) -> None:
+def _log_start(run: Run, settings: dict[str, Any]) -> None:
     """The settings, and the wire of every tensor or why it stays as it is."""
     wires = [{"name": row.name, "values": row.numel, "wire": row.wire, "why": row.why} for row in run.exchange.rows()]
     facts = {key: value for key, value in settings.items() if key != "parameters"}
     run.log.write("start", **facts, steps=run.total_steps, tensors=wires)
 
 
-def _shown(steps: Iterable[int], total: int, progress: bool) -> Iterable[int]:
+def _show_progress(steps: Iterable[int], total: int, progress: bool) -> Iterable[int]:
     if not progress:
         return steps
     from narrowcast.console import progress as bar
@@ -187,32 +172,13 @@ def _shown(steps: Iterable[int], total: int, progress: bool) -> Iterable[int]:
     return bar(steps, total, "training")
 
 
-class _Source:
-    """The data on the device, and the micro-batch of each worker."""
-
-    def __init__(self, data: Data, device: torch.device, batches: Batches, augment: Augment | None) -> None:
-        if not data.x_train.is_floating_point():
-            raise TypeError(f"train: x_train is {data.x_train.dtype}; give floats, for example data.normalised()")
-        self.x, self.y = data.x_train.to(device), data.y_train.to(device)
-        self.x_test, self.y_test = data.x_test.to(device), data.y_test.to(device)
-        self.batches, self._augment, self._device = batches, augment, device
-
-    def micro_batch(self, step: int, worker: int) -> tuple[Tensor, Tensor]:
-        indices = self.batches.indices(step, worker, self._device)
-        x, y = self.x[indices], self.y[indices]
-        if self._augment is not None:
-            made = torch.Generator(self._device).manual_seed(seed_of(self.batches.seed, step, worker, "augment"))
-            x = self._augment(x, made)
-        return x, y
-
-
-class _Trainer:
+class _SimulatedTraining:
     """One step after another."""
 
     def __init__(
         self,
         run: Run,
-        source: _Source,
+        source: MicroBatches,
         loss: LossOf,
         lr: Rate,
         seed: int,
@@ -277,9 +243,9 @@ class _Trainer:
 
     def _one_worker(self, worker: int) -> Tensor:
         run = self._run
-        x, y = self._source.micro_batch(run.step, worker)
+        x, y = self._source.of(run.step, worker)
         torch.manual_seed(seed_of(self._seed, run.step, worker))
-        _tell_worker(run, worker)
+        _set_worker(run, worker)
         for parameter in run.exchange.parameters.values():
             parameter.grad = None
         loss = self._loss(run.model(x), y)
@@ -292,13 +258,13 @@ class _Trainer:
         run, source = self._run, self._source
         self.flush()
         run.model.eval()
-        found = torch.zeros(2, dtype=torch.float64, device=source.x_test.device)
+        sums = torch.zeros(2, dtype=torch.float64, device=source.x_test.device)
         with torch.no_grad():
             for x, y in zip(source.x_test.split(TEST_BATCH), source.y_test.split(TEST_BATCH), strict=True):
                 scores = run.model(x)
-                found[0] += self._loss(scores, y).double() * len(y)
-                found[1] += (scores.argmax(dim=1) == y).sum()
-        test_loss, right = (found / len(source.y_test)).tolist()
+                sums[0] += self._loss(scores, y).double() * len(y)
+                sums[1] += (scores.argmax(dim=1) == y).sum()
+        test_loss, right = (sums / len(source.y_test)).tolist()
         run.test_loss, run.accuracy = test_loss, right
         seconds = round(time.monotonic() - self._began, 3)
         run.log.write("test", step=run.step, epoch=run.epoch, loss=test_loss, accuracy=right, seconds=seconds)
@@ -313,7 +279,7 @@ class _Trainer:
             self._run.log.write("step", step=step, loss=loss, lr=rate)
 
 
-def _tell_worker(run: Run, worker: int) -> None:
+def _set_worker(run: Run, worker: int) -> None:
     """Whose noise is drawn from now on."""
     if run.lowered is not None:
         # each worker's calls are its first of this step, as they are on ranks
@@ -331,7 +297,7 @@ def _copy(source: list[Tensor], target: list[Tensor]) -> None:
 class _ReadyOrder:
     """Notes in which order gradients become ready in the first backward pass of worker 0: DDP's buckets follow it."""
 
-    def __init__(self, exchange: Exchange, record: bool) -> None:
+    def __init__(self, exchange: GradientExchange, record: bool) -> None:
         self._exchange, self._record = exchange, record
         self._order: list[str] = []
         self._hooks: list[Any] = []
@@ -370,20 +336,20 @@ class _Saver:
             "log": run.log.records,
             "test": [run.accuracy, run.test_loss],
         }
-        checkpoint.save(self._path, state)
+        save_checkpoint(self._path, state)
 
     def load(self, device: torch.device) -> bool:
         """Whether there was something to go on from."""
-        found = checkpoint.load(self._path, device, self.settings) if self._path is not None else None
-        if found is None:
+        state = load_checkpoint(self._path, device, self.settings) if self._path is not None else None
+        if state is None:
             return False
         run = self._run
-        run.model.load_state_dict(found["model"])
-        run.optimizer.load_state_dict(found["optimizer"])
-        run.world.memory.load_exact(found["residuals"])
-        if found["ready"]:
-            run.exchange.rebuild(found["ready"])
-        run.exchange.watch.load_state_dict(found["policy"])
-        run.step, (run.accuracy, run.test_loss) = found["step"], found["test"]
-        run.log.go_on(found["log"])
+        run.model.load_state_dict(state["model"])
+        run.optimizer.load_state_dict(state["optimizer"])
+        run.world.memory.load_exact(state["residuals"])
+        if state["ready"]:
+            run.exchange.rebuild(state["ready"])
+        run.exchange.watch.load_state_dict(state["policy"])
+        run.step, (run.accuracy, run.test_loss) = state["step"], state["test"]
+        run.log.go_on(state["log"])
         return True

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from narrowcast.simulate.training.log import Record
+from narrowcast.simulate.training.files import Record
 from narrowcast.simulate.training.train import Run, train
 from narrowcast.simulate.world.world import World
 from narrowcast.study import datasets, models
