@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from narrowcast.collectives import api
 from narrowcast.collectives.work import Work
-from narrowcast.parallel.tensor_moves import check, shard_sizes
-from narrowcast.parallel.wires import Direction, Sending, Spec, Turn, Wires, gathered, remember
+from narrowcast.parallel.tensor import check_activation, shard_sizes
+from narrowcast.parallel.wires import Direction, Sending, Spec, Turn, Wires, gather_small, remember
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -102,7 +102,7 @@ class SubBatchMLP(nn.Module):
         paper allows. The gradients are then those of the sub-batch's own mean loss, and only the features of the next
         sub-batches travel meanwhile. Without it all sub-batches go through a layer before any goes through the next.
         """
-        check(features)
+        check_activation(features)
         everyone = self._labels(labels)
         coming = [self._distributed(features, owner) for owner in range(self.world)]
         together = [list(range(self.world))] if after_sub_batch is None else [[owner] for owner in range(self.world)]
@@ -160,7 +160,7 @@ class SubBatchMLP(nn.Module):
 
     def _labels(self, labels: Tensor) -> list[Tensor]:
         """Everyone's labels, as they are."""
-        found = gathered(labels.cpu(), self.group, "labels of sub-batches", rows=len(labels))
+        found = gather_small(labels.cpu(), self.group, "labels of sub-batches", rows=len(labels))
         return [theirs.to(labels.device) for theirs in found]
 
     def _distributed(self, features: Tensor, owner: int) -> _Coming:

@@ -94,7 +94,7 @@ def _serve(rank: int, port: int, pipe: Connection) -> None:
     pipe.send("ready")
     while (task := pipe.recv()) is not None:
         function, world, args = task
-        seeds._MADE.clear()  # what a test sends is a run by itself, whatever this process did before
+        seeds._COUNTS.clear()  # what a test sends is a run by itself, whatever this process did before
         pipe.send(_attempt(function, groups[world], *args))
     groups.clear()
     dist.destroy_process_group()

@@ -593,7 +593,7 @@ def test_attach_says_why_it_refuses(pool: Pool) -> None:
         "ValueError: attach: 0.weight has int4/128+ef; error feedback goes with two_shot, one_shot, not with ring",
         "error feedback goes with two_shot, one_shot, not with hierarchical",
         "ValueError: all_reduce: nodes=[[0, 1]] must name each of the ranks 0 to 2 once",
-        "ValueError: load_state_dict: the model has no parameter 'nobody'",
+        "ValueError: load_state_dict: the model keeps no residual of a parameter 'nobody'",
         "ValueError: load_state_dict: 0.bias has shape (40,), the state for it (3,)",
     ]
     for messages in pool.run(3, refused):

@@ -86,7 +86,7 @@ PATTERNS = {"0.*": "int8/64", "head.*": "int4/64", "*": {"*.bias": "as-is", "tai
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_patterns_that_match_nothing_are_named(pool: Pool, kind: str) -> None:
     for rank, (_, _, logged) in enumerate(pool.run(2, explained, kind, PATTERNS)):
-        named = [f"attach: {policy.missed(pattern)}" for pattern in ("head.*", "tail.*")]
+        named = [f"attach: {policy.no_match(pattern)}" for pattern in ("head.*", "tail.*")]
         assert logged == (named if rank == 0 else [])
     for text, refused in pool.run(2, in_the_table, kind):
         assert all(f"the pattern {p!r} matches no parameter" in text for p in ("head.*", "tail.*"))

@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import narrowcast as nc
-from narrowcast.parallel.fsdp import handle
 from narrowcast.parallel.fsdp import optimizer_check
+from narrowcast.parallel.handle import GONE
 
 
 def resources() -> tuple[int, int]:
@@ -72,7 +72,7 @@ def test_a_model_that_is_dropped_without_detach_is_freed_with_its_channels(
     pool: Pool, replicas: int, steps: int
 ) -> None:
     for errors in pool.run(2 if replicas == 1 else 8, dropped, replicas, steps):
-        assert errors == [f"RuntimeError: {fsdp_handle.GONE}"] * 2
+        assert errors == [f"RuntimeError: {GONE}"] * 2
 
 
 def detached(group: dist.ProcessGroup) -> bool:

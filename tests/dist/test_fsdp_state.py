@@ -333,7 +333,7 @@ def test_attach_says_why_it_refuses(pool: Pool) -> None:
         "TypeError: attach: 8 is no policy",
         "ValueError: attach with strict=True: 0.weight stays as it is: it has 960 values, under 10000",
         "ValueError: attach: parameters= and between= are for FSDP2",
-        "ValueError: load_state_dict: the model owes nothing to a parameter '0.weight'",
+        "ValueError: load_state_dict: the model keeps no residual of a parameter '0.weight'",
         "RuntimeError: attach: this optimizer holds the parameters that the model had before fully_shard",
         "RuntimeError: attach: this optimizer holds the parameters that the model had before fully_shard",
         "1.weight: not sharded by FSDP, which leaves its gradient alone",

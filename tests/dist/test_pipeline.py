@@ -229,7 +229,7 @@ def test_shapes_are_found_without_values_and_on_the_meta_device() -> None:
 
 
 def test_no_two_messages_share_their_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seeds, "_MADE", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(seeds, "_COUNTS", weakref.WeakKeyDictionary())
     x = torch.linspace(-1, 1, 64)
     boundaries = [Boundary((64,), "int4/64+sr", number=n, seed=s) for n in (0, 1) for s in (0, 1)]
     wires_ = []
@@ -242,7 +242,7 @@ def test_no_two_messages_share_their_noise(monkeypatch: pytest.MonkeyPatch) -> N
     assert len({wire[:-1].view(torch.int32).numpy().tobytes() for wire in wires_}) == len(wires_) == 24
     other = Boundary((64,), "int4/64+sr", number=0, seed=0)
     assert not torch.equal(other.seal(x)[:-1], wires_[0][:-1]), "nor do two pipelines of one run"
-    seeds._MADE.clear()
+    seeds._COUNTS.clear()
     again = Boundary((64,), "int4/64+sr", number=0, seed=0)
     assert torch.equal(again.seal(x).view(torch.int32), wires_[0].view(torch.int32)), (
         "and a second run repeats the first"

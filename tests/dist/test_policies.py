@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from dist.models import loss, wrapped
 from dist.pool import Pool
+from narrowcast_research.policies import Assignment, AutoScale, GradientDiversity
 from torch import nn
 
 import narrowcast as nc
 from narrowcast.parallel import TensorInfo
-from narrowcast_research.policies import Assignment, AutoScale, GradientDiversity
 
 STEPS = 6
 LOUD = 1e4

@@ -170,7 +170,7 @@ def static(group: dist.ProcessGroup) -> tuple[float, bool]:
     handle = nc.attach(whole, SPEC, **WIRE)
     for _ in range(2):
         whole(list(torch.randn(3, VALUES))).backward()
-    kept = handle._state.memory._at_pass is not None
+    kept = handle._state.residuals._at_pass is not None
     handle.detach()
     return error, kept
 
@@ -198,7 +198,7 @@ def by_hook_state(group: dist.ProcessGroup) -> float:
         model(grads).backward()
         wanted += mean_of(group, grads)
         got += arrived(model)
-    mine = state.state.memory.by_parameter()
+    mine = state.state.residuals.by_parameter()
     missing = wanted - got - mean_of(group, [mine[name] for name in "abc"])
     state.close()
     return float(missing.abs().max() / wanted.abs().max())

@@ -107,7 +107,9 @@ class Training:
         parts = ["ab"] if case.optimizers == 1 else ["a", "b"]
         # the scaler lets a fused one look for Inf itself; there is none for sharded parameters on CPUs
         self.optimizers = {
-            part: torch.optim.SGD([self.named[n] for n in part], lr=1.0, fused=case.fused and kind == "ddp" and part != "b")
+            part: torch.optim.SGD(
+                [self.named[n] for n in part], lr=1.0, fused=case.fused and kind == "ddp" and part != "b"
+            )
             for part in parts
         }
         self.wanted, self.pending = ({n: torch.zeros(SHAPE).double() for n in "ab"} for _ in range(2))
@@ -125,7 +127,9 @@ class Training:
                 self.pending[name] += mean / dist.get_world_size(self.group)
             self.scaler.scale(self.model(sent)).backward()
             self.look()
-        stepped = [part for part, every in zip(self.optimizers, self.case.every, strict=False) if (step + 1) % every == 0]
+        stepped = [
+            part for part, every in zip(self.optimizers, self.case.every, strict=False) if (step + 1) % every == 0
+        ]
         for part in stepped:
             if self.case.unscaled:
                 self.scaler.unscale_(self.optimizers[part])

@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 from dist.models import error_of
 from dist.pool import Crew, Pool
+from narrowcast_research.dettmers import SubBatchMLP
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import narrowcast as nc
 from narrowcast.parallel import wires
-from narrowcast_research.dettmers import SubBatchMLP
 
 SIZES, ROWS = [12, 20, 16, 10], 8
 EXAMPLE = Path(__file__).parents[2] / "examples" / "dettmers_fashion_mnist.py"

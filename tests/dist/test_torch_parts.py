@@ -18,7 +18,7 @@ import torch.distributed as dist
 from dist.models import batch, error_of, in_bf16, mlp, wrapped
 from dist.pool import Pool
 from dist.shards import full, loss, mesh_of, replicated_mesh, sharded
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 import narrowcast as nc
@@ -139,7 +139,7 @@ def test_each_part_of_hsdp_that_is_missing_is_named_before_anything_is_sent(pool
         check(found)
 
 
-def ddp_parts(group: dist.ProcessGroup) -> tuple[list[tuple[str, str, int]], list[tuple[str, str, int]]]:
+def ddp_without_parts(group: dist.ProcessGroup) -> tuple[list[tuple[str, str, int]], list[tuple[str, str, int]]]:
     plain, loose, mixed = wrapped(group), wrapped(group, find_unused_parameters=True), in_bf16(group)
     found = attempts(torch, private.AUTOGRAD, lambda: nc.attach(plain, "int8/256"))
     found += attempts(plain, (*ddp_parts.JOIN, *ddp_parts.HOOKS), lambda: nc.attach(plain, "int8/256"))
@@ -153,7 +153,7 @@ def ddp_parts(group: dist.ProcessGroup) -> tuple[list[tuple[str, str, int]], lis
 
 
 def test_each_part_of_ddp_that_is_missing_is_named_before_anything_is_sent(pool: Pool) -> None:
-    for attached, by_hand in pool.run(2, ddp_parts):
+    for attached, by_hand in pool.run(2, ddp_without_parts):
         check(attached)
         check(by_hand)
 
@@ -190,7 +190,7 @@ def named(constraints: str) -> str:
 
 def test_the_versions_of_torch_are_the_same_everywhere() -> None:
     oldest, own, newest = map(named, ("constraints-oldest.txt", "constraints.txt", "constraints-newest.txt"))
-    assert private.KNOWN == f"{oldest} to {newest}"
+    assert f"{oldest} to {newest}" == private.KNOWN
     assert f'"torch>={oldest}"' in (ROOT / "pyproject.toml").read_text()
     assert f"tested: {oldest}, {own} and {newest}" in (ROOT / "README.md").read_text()
 
@@ -241,7 +241,7 @@ def test_whatever_private_part_of_torch_is_used_is_on_a_list() -> None:
     ours = {name for path in PARALLEL.parent.rglob("*.py") for name in defined(ast.parse(path.read_text()))}
     for path, tree in trees.items():
         fine = LISTED | KNOWN_ELSEWHERE | ours
-        if path.name == "fsdp_parts.py":
+        if path == Path(fsdp_parts.__file__):
             fine |= {"_fully_shard", *CLASSES}
         assert {name for name in reached_for(tree) if is_private(name)} <= fine, path.name
 
@@ -261,7 +261,7 @@ def types(group: dist.ProcessGroup) -> list[tuple[set[torch.dtype], set[torch.dt
         mixed = MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce)
         model = sharded(mesh_of(group), mlp().to(kind), mp_policy=mixed)
         handle = nc.attach(model, "int8/64", parameters="int8/64", min_values=1)
-        units, seen = handle._sharded.units, set()
+        units, seen = handle._state.units, set()
         said = {unit.reduce_dtype for unit in units}
         whole = fsdp_comm.Gradients._reduce
 
@@ -296,7 +296,7 @@ def mixed_order(group: dist.ProcessGroup) -> None:
         loss(model, rank, 0).backward()
         grads.append(full(model))
         if handle is not None:
-            (unit,) = handle._sharded.units
+            (unit,) = handle._state.units
             world = dist.get_world_size(group)
             names = [t.name for t in unit.reduced(world * sum(t.part(world) for t in unit.tensors), world)]
             assert names == sorted(names, key=lambda name: not name.endswith("weight"))

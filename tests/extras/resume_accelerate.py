@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from narrowcast.parallel.handle import Handle
+from narrowcast.parallel import Handle
 from narrowcast.parallel.integrations.accelerate import attach
 
 State = dict[str, Tensor]

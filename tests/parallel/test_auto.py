@@ -80,14 +80,14 @@ def test_buckets_are_ready_when_the_device_is_there(monkeypatch: pytest.MonkeyPa
     gpu = FakeGpu(monkeypatch)
     monkeypatch.setattr(auto, "plain", lambda buffer, group: None)
     none: Any = None
-    watch = auto.Watch(none, Clock(CUDA))
+    times = auto.BucketTimes(none, Clock(CUDA))
     for _ in range(auto.WARM_UP + auto.WATCHED):
-        watch.begin()
+        times.begin()
         gpu.work(1.0)
         for values, last in ((30, False), (20, True)):
             gpu.work(0.5)
             bucket: Any = Bucket(values, last)
-            watch.reduce(bucket)
-    assert watch.done
-    ready, values = watch.times()
+            times.reduce(bucket)
+    assert times.done
+    ready, values = times.times()
     assert (ready.tolist(), values.tolist()) == ([1.5, 2.0], [30.0, 20.0])

@@ -13,8 +13,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from narrowcast.collectives.segments import Times
 from narrowcast.parallel.integrations import perfetto
 from narrowcast.parallel.integrations.tensorboard import TensorBoard, scalars
-from narrowcast.parallel.stats import Stats
-from narrowcast.parallel.timeline import KEPT, Event
+from narrowcast.parallel.stats import KEPT, CallEvent, Stats
 
 
 class Counted:
@@ -29,7 +28,7 @@ class Counted:
     def stats(self) -> dict[str, float]:
         return self.kept.as_dict()
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[CallEvent]:
         return list(self.kept.events)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,12 +20,12 @@ from narrowcast.collectives.runtime.channel import Channel
 from narrowcast.collectives.transports.torch import TorchTransport
 from narrowcast.parallel import overlap
 from narrowcast.parallel.clock import Clock
+from narrowcast.parallel.ddp.handle import DDPHandle, ModelHook, check_parameters, model_of, register
 from narrowcast.parallel.ddp.hook import Bucket, DDPState, Done, failed, plain
-from narrowcast.parallel.handle import Handle, _Hook, register
-from narrowcast.parallel.policy import AS_IS, Choice
-from narrowcast.parallel.propagate_errors import telling
-from narrowcast.parallel.stats import Row
-from narrowcast.parallel.timeline import Event
+from narrowcast.parallel.handle import Handle
+from narrowcast.parallel.policy import AS_IS, CodecChoice
+from narrowcast.parallel.ranks import propagate_errors
+from narrowcast.parallel.stats import CallEvent, TensorRow
 
 log = logging.getLogger("narrowcast")
 
@@ -40,7 +41,7 @@ SLOW_SECONDS = 0.5
 
 
 @dataclass
-class Watch:
+class BucketTimes:
     """Steps as they are: when each bucket was ready, since the forward pass began, by the clock of the device."""
 
     group: dist.ProcessGroup
@@ -51,10 +52,6 @@ class Watch:
     steps: list[tuple[Any, list[tuple[Any, int]]]] = field(default_factory=list)
     """The mark at which each began, and its buckets."""
     step: int = 0
-    seed: int = 0
-    """Nothing is rounded while it watches."""
-    channel: Channel | None = None
-    """Made for the moment in which one is needed."""
 
     def begin(self) -> None:
         self.began, self.buckets = self.clock.mark(), []
@@ -138,120 +135,149 @@ def steps_by_wire(ready: Tensor, values: Tensor, rates: dict[str, Tensor]) -> di
 Make = Callable[[DistributedDataParallel, str], DDPState]
 
 
-class _Begins:
-    """Told before each forward pass; of no use in a copy of the model."""
+class _BeforeForward:
+    """Notes when each forward pass begins; of no use in a copy of the model."""
 
-    def __init__(self, watch: Watch | None = None) -> None:
-        self._watch = watch
+    def __init__(self, times: BucketTimes | None = None) -> None:
+        self._times = times
 
     def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
-        if self._watch is not None and torch.is_grad_enabled():
-            self._watch.begin()
+        if self._times is not None and torch.is_grad_enabled():
+            self._times.begin()
 
-    def __reduce__(self) -> tuple[type[_Begins], tuple[()]]:
-        return _Begins, ()
+    def __reduce__(self) -> tuple[type[_BeforeForward], tuple[()]]:
+        return _BeforeForward, ()
 
 
-class AutoHandle(Handle):
-    """A handle that first watches, then is that of the wire that was chosen, or of none."""
+class AutoState:
+    """What a model's hook calls until a wire is chosen: buckets go as they are and are timed, then it decides."""
 
-    def __init__(self, model: DistributedDataParallel, hook: _Hook, make: Make) -> None:
-        self._watch = Watch(model.process_group, Clock(next(model.parameters()).device))
-        super().__init__(model, hook, self._watch)  # type: ignore[arg-type]
-        self._make = make
-        self.choice: overlap.Choice | None = None
-        """What was decided; None while watching."""
-        self._begins = model.register_forward_pre_hook(_Begins(self._watch))
-        hook.state = self
+    def __init__(self, model: DistributedDataParallel, hook: ModelHook, make: Make) -> None:
+        self.times = BucketTimes(model.process_group, Clock(next(model.parameters()).device))
+        self._model, self._hook, self._make = weakref.ref(model), weakref.ref(hook), make
+        self._before_forward = model.register_forward_pre_hook(_BeforeForward(self.times))
+        self.decision: overlap.WireDecision | None = None
+        """None while watching."""
+        self.handle: DDPHandle | None = None
+        """That of the wire, where one was chosen."""
 
     def reduce(self, bucket: Bucket) -> Done:
         """Watch a bucket go, or decide with the first one of a step. Every rank comes here, those that keep others
         company in `join()` too: they have no forward pass.
         """
-        if not (self._watch.done and bucket.index() == 0):
-            return self._watch.reduce(bucket)
+        if not (self.times.done and bucket.index() == 0):
+            return self.times.reduce(bucket)
+        hook = self._hook()
+        assert hook is not None, "it calls this"
         try:
-            self._decide()
+            self._decide(hook)
         except Exception as error:  # noqa: BLE001  raised here it would leave the DDP model unusable
             return failed(bucket, error)
-        return self._hook.reduce(bucket)
+        return hook.reduce(bucket)
 
-    def _decide(self) -> None:
+    def _decide(self, hook: ModelHook) -> None:
         """Collective: every rank comes here in the same step, and to the same answer."""
-        self._begins.remove()
-        self._hook.state = None
-        channel = Channel(TorchTransport(self._model.process_group))
-        with telling(channel):
-            ready, values = self._watch.times()
+        model = model_of(self._model)
+        self.stop()
+        channel = Channel(TorchTransport(model.process_group))
+        with propagate_errors(channel):
+            ready, values = self.times.times()
             ready = agreed(channel, ready)
-            rates = seconds_a_value(channel, self._model.process_group, self._watch.clock)
-            steps = steps_by_wire(ready, values, rates)
-            self.choice = overlap.decide(steps, PLAIN)
+            rates = seconds_a_value(channel, model.process_group, self.times.clock)
+            self.decision = overlap.decide(steps_by_wire(ready, values, rates), PLAIN)
         channel.close()
-        if self.choice.wire != PLAIN:
-            self._state = self._hook.state = self._make(self._model, self.choice.wire)
-        if dist.get_rank(self._model.process_group) == 0:
+        if self.decision.wire != PLAIN:
+            hook.state = state = self._make(model, self.decision.wire)
+            self.handle = DDPHandle(model, hook, state)
+        if dist.get_rank(model.process_group) == 0:
             log.info("attach auto: %s", self.reason())
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        self._before_forward.remove()
+        hook = self._hook()
+        if hook is not None and hook.state is self:
+            hook.state = None
 
     def reason(self) -> str:
         """What was decided and why, in a line."""
-        if self.choice is None:
-            return f"watching: {self._watch.step} of {WARM_UP + WATCHED} steps seen, gradients travel as they are"
-        verb = f"use {self.choice.wire}" if self.choice.wire != PLAIN else "gradients stay as they are"
-        return f"{verb}: {self.choice.why}"
+        if self.decision is None:
+            return f"watching: {self.times.step} of {WARM_UP + WATCHED} steps seen, gradients travel as they are"
+        verb = f"use {self.decision.wire}" if self.decision.wire != PLAIN else "gradients stay as they are"
+        return f"{verb}: {self.decision.why}"
+
+
+class AutoHandle(Handle):
+    """First watches, then is the handle of the wire that was chosen; without a wire there is nothing to count."""
+
+    def __init__(self, model: DistributedDataParallel, state: AutoState) -> None:
+        self._weak_model, self._auto = weakref.ref(model), state
 
     @property
-    def _attached(self) -> bool:
-        return not isinstance(self._state, Watch)
+    def choice(self) -> overlap.WireDecision | None:
+        """What was decided; None while watching."""
+        return self._auto.decision
+
+    @property
+    def step(self) -> int:
+        return self._auto.handle.step if self._auto.handle else self._auto.times.step
+
+    @property
+    def seed(self) -> int:
+        return self._auto.handle.seed if self._auto.handle else 0
+
+    def reason(self) -> str:
+        """What was decided and why, in a line."""
+        return self._auto.reason()
 
     def stats(self) -> dict[str, float]:
-        return super().stats() if self._attached else {}
+        return self._auto.handle.stats() if self._auto.handle else {}
 
-    def rows(self) -> list[Row]:
-        if self._attached:
-            return super().rows()
-        named = self._model.module.named_parameters()
-        return [Row.of(n, p.numel(), Choice(AS_IS, self.reason()), p.dtype) for n, p in named if p.requires_grad]
+    def events(self) -> list[CallEvent]:
+        return self._auto.handle.events() if self._auto.handle else []
+
+    def rows(self) -> list[TensorRow]:
+        if self._auto.handle:
+            return self._auto.handle.rows()
+        named, why = model_of(self._weak_model).module.named_parameters(), CodecChoice(AS_IS, self.reason())
+        return [TensorRow.of(name, p.numel(), why, p.dtype) for name, p in named if p.requires_grad]
 
     def explain(self) -> str:
-        return "\n".join([f"auto: {self.reason()}", *([super().explain()] if self._attached else [])])
-
-    def events(self) -> list[Event]:
-        return super().events() if self._attached else []
+        return "\n".join([f"auto: {self.reason()}", *([self._auto.handle.explain()] if self._auto.handle else [])])
 
     def errors(self) -> dict[str, ErrorReport]:
-        return super().errors() if self._attached else {}
+        return self._auto.handle.errors() if self._auto.handle else {}
 
     def check_ranks(self) -> None:
-        if self._attached:
-            super().check_ranks()
+        if self._auto.handle:
+            self._auto.handle.check_ranks()
             return
-        self._watch.channel = Channel(TorchTransport(self._model.process_group))
+        model = model_of(self._weak_model)
+        channel = Channel(TorchTransport(model.process_group))
         try:
-            super().check_ranks()
+            check_parameters(model, channel)
         finally:
-            self._watch.channel.close()
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        if state and not self._attached:
-            raise RuntimeError(
-                "load_state_dict: auto has chosen no wire, so nothing is owed; attach the wire by its name"
-            )
-        if state:
-            super().load_state_dict(state)
+            channel.close()
 
     def state_dict(self) -> dict[str, Tensor]:
-        return super().state_dict() if self._attached else {}
+        return self._auto.handle.state_dict() if self._auto.handle else {}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        if state and self._auto.handle is None:
+            raise RuntimeError(
+                "load_state_dict: auto has chosen no wire, so there is no residual; attach the wire by its name"
+            )
+        if state and self._auto.handle:
+            self._auto.handle.load_state_dict(state)
 
     def detach(self) -> None:
-        self._begins.remove()
-        if self._attached:
-            super().detach()
-        elif self._hook.state is self:
-            self._hook.state = None
+        self._auto.stop()
+        if self._auto.handle:
+            self._auto.handle.detach()
 
 
-def watch(model: DistributedDataParallel, hook: _Hook, make: Make) -> Handle:
+def attach_auto(model: DistributedDataParallel, hook: ModelHook, make: Make) -> Handle:
     """Attach without a wire: it is chosen after a few steps. make: the state for a wire, once it is known."""
     register(model, hook)
-    return AutoHandle(model, hook, make)
+    hook.state = state = AutoState(model, hook, make)
+    return AutoHandle(model, state)

@@ -13,21 +13,21 @@ from torch import Tensor, nn
 from narrowcast.collectives import api
 from narrowcast.collectives.runtime.agreement import DisagreementError
 from narrowcast.collectives.work import Work
-from narrowcast.parallel.tensor_moves import check
-from narrowcast.parallel.wires import Direction, Spec, Turn, Wires, gathered, remember
+from narrowcast.parallel.tensor import check_activation
+from narrowcast.parallel.wires import Direction, Spec, Turn, Wires, gather_small, remember
 
 Counts = Sequence[int]
 
 
 def exchanged_counts(leaving: Counts, group: dist.ProcessGroup | None = None) -> list[int]:
     """How many rows each rank will send us, from how many we send to each: one small exchange of integers."""
-    found = torch.stack(gathered(torch.tensor(list(leaving)), group, "counts of rows", ranks=len(leaving)))
-    for rank in (found < 0).any(dim=1).nonzero().flatten().tolist():
+    counts = torch.stack(gather_small(torch.tensor(list(leaving)), group, "counts of rows", ranks=len(leaving)))
+    for rank in (counts < 0).any(dim=1).nonzero().flatten().tolist():
         raise DisagreementError(
             f"all_to_all: rank {rank} has counts that are negative or do not fit its rows, so nothing was sent; give "
             "as many rows there as its counts add up to"
         )
-    return [int(count) for count in found[:, dist.get_rank(group)].tolist()]
+    return [int(count) for count in counts[:, dist.get_rank(group)].tolist()]
 
 
 def all_to_all(x: Tensor, wires: Wires, leaving: Counts, arriving: Counts | None = None) -> Tensor:
@@ -35,17 +35,17 @@ def all_to_all(x: Tensor, wires: Wires, leaving: Counts, arriving: Counts | None
 
     Differentiable: gradients go the other way with the backward spec. arriving: asked from the others where not given.
     """
-    check(x)
+    check_activation(x)
     if len(leaving) != wires.world or sum(leaving) != len(x) or min(leaving) < 0:
-        _let_the_others_know(x, wires, ask=not arriving)
+        _make_the_others_raise(x, wires, ask=not arriving)
         raise ValueError(
             f"all_to_all: leaving={list(leaving)} must be {wires.world} counts that add up to the {len(x)} rows of x"
         )
-    found = list(leaving) if wires.world == 1 else list(arriving or exchanged_counts(leaving, wires.group))
-    return _AllToAll.apply(x, wires, list(leaving), found)
+    expected = list(leaving) if wires.world == 1 else list(arriving or exchanged_counts(leaving, wires.group))
+    return _AllToAll.apply(x, wires, list(leaving), expected)
 
 
-def _let_the_others_know(x: Tensor, wires: Wires, ask: bool) -> None:
+def _make_the_others_raise(x: Tensor, wires: Wires, ask: bool) -> None:
     """Take part in what the others do next, in a way that no count of theirs fits: they raise and do not wait."""
     if wires.world == 1:
         return
@@ -53,32 +53,32 @@ def _let_the_others_know(x: Tensor, wires: Wires, ask: bool) -> None:
         if ask:
             exchanged_counts([-1] * wires.world, wires.group)
         else:
-            _exchanged(x[:0], wires, Direction.FORWARD, [0] * wires.world, [0] * wires.world)
+            _exchange(x[:0], wires, Direction.FORWARD, [0] * wires.world, [0] * wires.world)
 
 
 class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, wires: Wires, leaving: list[int], arriving: list[int]) -> Tensor:
         ctx.wires, ctx.leaving, ctx.arriving = wires, leaving, arriving
-        return _exchanged(x, wires, Direction.FORWARD, leaving, arriving)
+        return _exchange(x, wires, Direction.FORWARD, leaving, arriving)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        back = _exchanged(gradients[0], ctx.wires, Direction.BACKWARD, ctx.arriving, ctx.leaving)
+        back = _exchange(gradients[0], ctx.wires, Direction.BACKWARD, ctx.arriving, ctx.leaving)
         return back, None, None, None
 
 
-def _exchanged(x: Tensor, wires: Wires, direction: Direction, leaving: list[int], arriving: list[int]) -> Tensor:
+def _exchange(x: Tensor, wires: Wires, direction: Direction, leaving: list[int], arriving: list[int]) -> Tensor:
     if wires.world == 1:
         # nothing travels, so nothing is rounded
         return x.view_as(x)
     source = x.detach().contiguous()
-    found = source.new_empty(sum(arriving), *source.shape[1:])
+    received = source.new_empty(sum(arriving), *source.shape[1:])
     width = source.shape[1:].numel()
 
     def call(turn: Turn) -> Work | None:
         return api.all_to_all(
-            found.view(-1),
+            received.view(-1),
             source.view(-1),
             turn.codec,
             wires.group,
@@ -91,7 +91,7 @@ def _exchanged(x: Tensor, wires: Wires, direction: Direction, leaving: list[int]
 
     away = (source.numel() - leaving[wires.rank] * width) * source.element_size()
     wires.run(direction, call, source.numel(), away)
-    return found
+    return received
 
 
 class MoE(nn.Module):
@@ -138,24 +138,24 @@ class MoE(nn.Module):
     def _through_experts(self, rows: Tensor, numbers: Tensor) -> Tensor:
         """Rows, sorted by the number of their expert, to the experts and back in the same order."""
         world, own = self.out.world, len(self.experts)
-        wanted_WE = torch.bincount(numbers, minlength=world * own).view(world, own)
-        offered_WE = self._exchanged(wanted_WE)
-        leaving, arriving = wanted_WE.sum(1).tolist(), offered_WE.sum(1).tolist()
+        leaving_WE = torch.bincount(numbers, minlength=world * own).view(world, own)
+        arriving_WE = self._arriving_counts(leaving_WE)
+        leaving, arriving = leaving_WE.sum(1).tolist(), arriving_WE.sum(1).tolist()
         arrived = all_to_all(rows, self.out, leaving, arriving)
-        return all_to_all(self._computed(arrived, offered_WE), self.back, arriving, leaving)
+        return all_to_all(self._compute(arrived, arriving_WE), self.back, arriving, leaving)
 
-    def _exchanged(self, wanted_WE: Tensor) -> Tensor:
+    def _arriving_counts(self, leaving_WE: Tensor) -> Tensor:
         if self.out.world == 1:
-            return wanted_WE
-        found = gathered(wanted_WE.cpu(), self.out.group, "counts of tokens", experts=len(self.experts))
-        return torch.stack(found)[:, self.out.rank].to(wanted_WE.device)
+            return leaving_WE
+        counts = gather_small(leaving_WE.cpu(), self.out.group, "counts of tokens", experts=len(self.experts))
+        return torch.stack(counts)[:, self.out.rank].to(leaving_WE.device)
 
-    def _computed(self, arrived: Tensor, offered_WE: Tensor) -> Tensor:
+    def _compute(self, arrived: Tensor, arriving_WE: Tensor) -> Tensor:
         """Each expert on its rows from all ranks; the rows keep their places."""
-        numbers = torch.arange(len(self.experts), device=arrived.device).repeat(len(offered_WE))
-        number_of = numbers.repeat_interleave(offered_WE.flatten())
-        found = torch.zeros_like(arrived)
+        numbers = torch.arange(len(self.experts), device=arrived.device).repeat(len(arriving_WE))
+        number_of = numbers.repeat_interleave(arriving_WE.flatten())
+        done = torch.zeros_like(arrived)
         for number, expert in enumerate(self.experts):
             places = (number_of == number).nonzero().flatten()
-            found = found.index_copy(0, places, expert(arrived[places]).to(found.dtype))
-        return found
+            done = done.index_copy(0, places, expert(arrived[places]).to(done.dtype))
+        return done

@@ -97,7 +97,7 @@ def step(
 
 
 @dataclass(frozen=True)
-class Choice:
+class WireDecision:
     """The answer: a wire, and why in words. `sure` is False where the measurements cannot tell."""
 
     wire: str
@@ -108,27 +108,27 @@ class Choice:
     high: float = 1.0
 
 
-def decide(steps: dict[str, Tensor], plain: str) -> Choice:
+def decide(steps: dict[str, Tensor], plain: str) -> WireDecision:
     """The wire with the shortest step; `plain` where the gain is small, or where the versions do not agree on one.
 
     steps: seconds of a step in each version [D]; the first is the best estimate.
     """
     others = [wire for wire in steps if wire != plain]
     if not others:
-        return Choice(plain, True, "there is nothing to choose from")
+        return WireDecision(plain, True, "there is nothing to choose from")
     best = min(others, key=lambda wire: float(steps[wire][0]))
     gains = steps[plain] / steps[best]
     gain, (low, high) = float(gains[0]), interval(gains)
-    found = f"{best} gives {gain:.2f}x ({low:.2f}-{high:.2f}) over {plain}"
+    gives = f"{best} gives {gain:.2f}x ({low:.2f}-{high:.2f}) over {plain}"
     if gain >= 1 + SURE and low > 1.0:
-        return Choice(best, True, found, gain, low, high)
+        return WireDecision(best, True, gives, gain, low, high)
     if gain >= 1 + SURE or high > 1 + 3 * SURE:
-        return Choice(plain, False, f"cannot tell: {found}; the interval holds 1", gain, low, high)
-    return Choice(plain, True, f"leave it off: {found}", gain, low, high)
+        return WireDecision(plain, False, f"cannot tell: {gives}; the interval holds 1", gain, low, high)
+    return WireDecision(plain, True, f"leave it off: {gives}", gain, low, high)
 
 
 def interval(values_D: Tensor) -> tuple[float, float]:
-    """The 5 % and 95 % quantiles of the versions beside the first, with the first inside."""
+    """The 5 % and 95 % quantiles of the versions after the first, with the first inside."""
     first = float(values_D[0])
     if len(values_D) < 3:
         return first, first

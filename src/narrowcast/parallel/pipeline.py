@@ -89,7 +89,7 @@ class Boundary(Route):
             )
         return _Open.apply(envelope, self)
 
-    def _sealed(self, x: Tensor, direction: Direction) -> Tensor:
+    def _encode(self, x: Tensor, direction: Direction) -> Tensor:
         if _has_no_values(x):
             return x.new_empty(self.words, dtype=CARRIER)
         turn = self.turn(direction)
@@ -100,7 +100,7 @@ class Boundary(Route):
         self.traffic[direction].count(self.nbytes, x.numel() * x.element_size(), x.numel())
         return carrier
 
-    def _opened(self, envelope: Tensor, direction: Direction) -> Tensor:
+    def _decode(self, envelope: Tensor, direction: Direction) -> Tensor:
         if _has_no_values(envelope):
             return envelope.new_empty(self.shape, dtype=self.dtype)
         codec, carrier = self.codec(direction), envelope.detach().contiguous()
@@ -135,22 +135,22 @@ class _Seal(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, boundary: Boundary) -> Tensor:
         ctx.boundary = boundary
-        return boundary._sealed(x, Direction.FORWARD)
+        return boundary._encode(x, Direction.FORWARD)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.boundary._opened(gradients[0], Direction.BACKWARD), None
+        return ctx.boundary._decode(gradients[0], Direction.BACKWARD), None
 
 
 class _Open(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, envelope: Tensor, boundary: Boundary) -> Tensor:
         ctx.boundary = boundary
-        return boundary._opened(envelope, Direction.FORWARD)
+        return boundary._decode(envelope, Direction.FORWARD)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.boundary._sealed(gradients[0], Direction.BACKWARD), None
+        return ctx.boundary._encode(gradients[0], Direction.BACKWARD), None
 
 
 def _has_no_values(x: Tensor) -> bool:
@@ -195,18 +195,18 @@ def attach_stage(module: nn.Module, *, before: Boundaries = None, after: Boundar
     """
     if getattr(module, _ATTACHED, False):
         raise RuntimeError("attach_stage: the module is attached already; call detach() on its handle first")
-    entry, exit_ = _listed("before", before), _listed("after", after)
+    entry, exit_ = _as_list("before", before), _as_list("after", after)
 
-    def opened(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return _each("inputs", entry, args, lambda boundary, x: boundary.open(x))
+    def open_inputs(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return _apply_to_each("inputs", entry, args, lambda boundary, x: boundary.open(x))
 
-    def sealed(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    def seal_outputs(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         outputs = output if isinstance(output, (tuple, list)) else (output,)
-        found = _each("outputs", exit_, tuple(outputs), lambda boundary, x: boundary.seal(x))
-        return found if isinstance(output, (tuple, list)) else found[0]
+        crossing = _apply_to_each("outputs", exit_, tuple(outputs), lambda boundary, x: boundary.seal(x))
+        return crossing if isinstance(output, (tuple, list)) else crossing[0]
 
-    hooks: list[Any] = [module.register_forward_pre_hook(opened, prepend=True)] if entry else []
-    hooks += [module.register_forward_hook(sealed)] if exit_ else []
+    hooks: list[Any] = [module.register_forward_pre_hook(open_inputs, prepend=True)] if entry else []
+    hooks += [module.register_forward_hook(seal_outputs)] if exit_ else []
     boundaries = [boundary for boundary in (*entry, *exit_) if boundary is not None]
     for boundary in boundaries:
         remember(module, boundary)
@@ -214,7 +214,7 @@ def attach_stage(module: nn.Module, *, before: Boundaries = None, after: Boundar
     return StageHandle(module, boundaries, hooks)
 
 
-def _listed(what: str, boundaries: Boundaries) -> list[Boundary | None]:
+def _as_list(what: str, boundaries: Boundaries) -> list[Boundary | None]:
     if boundaries is None:
         return []
     listed = list(boundaries) if isinstance(boundaries, (list, tuple)) else [boundaries]
@@ -227,7 +227,9 @@ def _listed(what: str, boundaries: Boundaries) -> list[Boundary | None]:
     return listed  # type: ignore[return-value]
 
 
-def _each(what: str, boundaries: list[Boundary | None], values: tuple[Any, ...], function: Any) -> tuple[Any, ...]:
+def _apply_to_each(
+    what: str, boundaries: list[Boundary | None], values: tuple[Any, ...], function: Any
+) -> tuple[Any, ...]:
     if len(values) != len(boundaries):
         raise ValueError(
             f"attach_stage: the stage has {len(values)} {what} for {len(boundaries)} boundaries; give one, or None, "

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
+from narrowcast.kernels.ops import FLOATS
 
 MIN_VALUES = 10_000
 """Tensors with fewer values stay as they are: they are next to nothing on the wire and the most sensitive (QSGD)."""
@@ -37,7 +38,7 @@ class TensorInfo:
 
 
 @dataclass(frozen=True)
-class Choice:
+class CodecChoice:
     """The codec of a tensor and, where it stays as it is, why."""
 
     codec: Codec
@@ -118,55 +119,67 @@ def check(policy: object) -> None:
     raise _no_policy(policy)
 
 
-def _no_policy(given: object) -> TypeError:
+def _no_policy(value: object) -> TypeError:
     return TypeError(
-        f"attach: {given!r} is no policy; give a spec, a mapping of name patterns, a schedule or a function"
+        f"attach: {value!r} is no policy; give a spec, a mapping of name patterns, a schedule or a function"
     )
 
 
-def choose(policy: object, info: TensorInfo, step: int, min_values: int = MIN_VALUES) -> Choice:
+def choose(policy: object, info: TensorInfo, step: int, min_values: int = MIN_VALUES) -> CodecChoice:
     """The codec of one tensor at one step."""
+    if info.dtype not in FLOATS:
+        return CodecChoice(AS_IS, f"is {info.dtype}; codecs take 16- and 32-bit floats")
     if isinstance(policy, Schedule):
         return choose(policy.at(step), info, step, min_values)
     if isinstance(policy, Mapping):
         for pattern, inner in policy.items():
             if fnmatch.fnmatchcase(info.name, pattern):
                 return choose(inner, info, step, min_values)
-        return Choice(AS_IS, "no pattern matches its name")
+        return CodecChoice(AS_IS, "no pattern matches its name")
     if isinstance(policy, (str, Codec)):
-        return _sized(codec_named(policy), info, min_values)
+        return _unless_small(codec_named(policy), info, min_values)
     if not callable(policy):
         raise _no_policy(policy)
     chosen = policy(info, step)
     if isinstance(policy, Watching) and chosen is not None:
-        return _sized(codec_named(chosen), info, min_values)
-    return Choice(AS_IS, POLICY_SAYS_SO) if chosen is None else Choice(codec_named(chosen))
+        return _unless_small(codec_named(chosen), info, min_values)
+    return CodecChoice(AS_IS, POLICY_SAYS_SO) if chosen is None else CodecChoice(codec_named(chosen))
+
+
+def may_feed_back(policy: object) -> bool:
+    """Whether a policy can ask for error feedback at some step; a function may always."""
+    if isinstance(policy, Schedule):
+        return any(may_feed_back(inner) for _, inner in policy.steps)
+    if isinstance(policy, Mapping):
+        return any(may_feed_back(inner) for inner in policy.values())
+    return codec_named(policy).feedback if isinstance(policy, (str, Codec)) else True
 
 
 def unmatched(policy: object, names: Collection[str]) -> list[str]:
     """The patterns, of whatever depth, that match none of these names."""
     if isinstance(policy, Schedule):
         return list(dict.fromkeys(p for _, inner in policy.steps for p in unmatched(inner, names)))
-    found: list[str] = []
+    patterns: list[str] = []
     for pattern, inner in policy.items() if isinstance(policy, Mapping) else ():
         matching = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
-        found += unmatched(inner, matching) if matching else [pattern]
-    return found
+        patterns += unmatched(inner, matching) if matching else [pattern]
+    return patterns
 
 
-def missed(pattern: str) -> str:
+def no_match(pattern: str) -> str:
+    """What to say of a pattern that matches nothing."""
     return f"the pattern {pattern!r} matches no parameter; names are those of named_parameters()"
 
 
 def all_watchers(policy: object) -> list[Watching]:
     """Every part of a policy that watches, once each, in the order in which it is written down."""
     if isinstance(policy, Schedule):
-        found = [watcher for _, inner in policy.steps for watcher in all_watchers(inner)]
+        watchers = [watcher for _, inner in policy.steps for watcher in all_watchers(inner)]
     elif isinstance(policy, Mapping):
-        found = [watcher for inner in policy.values() for watcher in all_watchers(inner)]
+        watchers = [watcher for inner in policy.values() for watcher in all_watchers(inner)]
     else:
-        found = [policy] if isinstance(policy, Watching) else []
-    return list({id(watcher): watcher for watcher in found}.values())
+        watchers = [policy] if isinstance(policy, Watching) else []
+    return list({id(watcher): watcher for watcher in watchers}.values())
 
 
 def watcher_of(policy: object, info: TensorInfo, step: int) -> Watching | None:
@@ -179,7 +192,7 @@ def watcher_of(policy: object, info: TensorInfo, step: int) -> Watching | None:
     return policy if isinstance(policy, Watching) else None
 
 
-def _sized(codec: Codec, info: TensorInfo, min_values: int) -> Choice:
+def _unless_small(codec: Codec, info: TensorInfo, min_values: int) -> CodecChoice:
     if not codec.lossless and info.numel < min_values:
-        return Choice(AS_IS, f"has {info.numel} values, under {min_values}")
-    return Choice(codec, ASKED_FOR if codec.lossless else "")
+        return CodecChoice(AS_IS, f"has {info.numel} values, under {min_values}")
+    return CodecChoice(codec, ASKED_FOR if codec.lossless else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,11 +12,14 @@ from narrowcast.collectives.residuals import Residuals
 from narrowcast.collectives.segments import Range, segment_ranges
 from narrowcast.parallel.scaling import Scaling
 
+if TYPE_CHECKING:
+    from narrowcast.parallel.handle import Handle
+
 Names = tuple[str, ...]
 Discarded = Callable[[], "Collection[str] | None"]
 
 
-class _Book:
+class _GroupedResiduals:
     """Residuals by group of parameters (those that travel together), and those of parameters in no group, by name."""
 
     def __init__(self, world: int, shots: int) -> None:
@@ -25,23 +29,23 @@ class _Book:
 
     def by_parameter(self) -> dict[str, Tensor]:
         """A shard owner's part counts for all ranks, hence times the world."""
-        found = dict(self._loose)
+        by_name = dict(self._loose)
         for names, (lengths, residuals) in self.groups.items():
             total = residuals.first if self._shots == 1 else residuals.first + residuals.second * self._world
-            found |= {n: total[low:high] for n, (low, high) in zip(names, segment_ranges(lengths), strict=True)}
-        return found
+            by_name |= {n: total[low:high] for n, (low, high) in zip(names, segment_ranges(lengths), strict=True)}
+        return by_name
 
     def regroup(self, names: Names, lengths: list[int], device: torch.device) -> Residuals:
         """Gather the residuals of these parameters from wherever they are kept, where their gradients are."""
-        found = self.by_parameter()
+        before = self.by_parameter()
         for old in [group for group in self.groups if set(group) & set(names)]:
             del self.groups[old]
-            self._loose |= {name: found[name] for name in old if name not in names}
+            self._loose |= {name: before[name] for name in old if name not in names}
         residuals = Residuals.zeros(sum(lengths), self._shots, device)
         for name, (low, high) in zip(names, segment_ranges(lengths), strict=True):
             self._loose.pop(name, None)
-            if name in found:
-                residuals.first[low:high] = found[name]
+            if name in before:
+                residuals.first[low:high] = before[name]
         self.groups[names] = lengths, residuals
         return residuals
 
@@ -49,8 +53,8 @@ class _Book:
         self.groups.clear()
         self._loose = {name: tensor.float().flatten().clone() for name, tensor in residuals.items()}
 
-    def take(self, other: _Book, names: Collection[str]) -> None:
-        """Make the residuals of these parameters those of another book, which has the same groups."""
+    def take(self, other: _GroupedResiduals, names: Collection[str]) -> None:
+        """Make the residuals of these parameters those of another, which has the same groups."""
         for group, (lengths, mine) in self.groups.items():
             theirs = other.groups[group][1]
             for low, high in _ranges(group, lengths, names):
@@ -72,7 +76,7 @@ def _ranges(group: Names, lengths: list[int], names: Collection[str]) -> Iterato
             yield part
 
 
-class Memory:
+class ModelResiduals:
     """The residuals as they are, and as they were, for passes of which it turns out that they did not count.
 
     discarded: the parameters for which the result of the last pass was thrown away; None: no pass ever throws any away.
@@ -82,14 +86,14 @@ class Memory:
         self, world: int, scaling: Scaling | None = None, shots: int = 2, discarded: Discarded | None = None
     ) -> None:
         self._scaling, self._discarded = scaling, discarded
-        self._now = _Book(world, shots)
+        self._now = _GroupedResiduals(world, shots)
         # before the last pass, and before all passes since the optimizer's last step
-        self._at_pass = _Book(world, shots) if discarded is not None else None
-        self._at_step = _Book(world, shots) if scaling is not None else None
+        self._at_pass = _GroupedResiduals(world, shots) if discarded is not None else None
+        self._at_step = _GroupedResiduals(world, shots) if scaling is not None else None
 
     @property
-    def _books(self) -> list[_Book]:
-        return [book for book in (self._now, self._at_pass, self._at_step) if book is not None]
+    def _all(self) -> list[_GroupedResiduals]:
+        return [kept for kept in (self._now, self._at_pass, self._at_step) if kept is not None]
 
     def begin_step(self) -> None:
         """Undo what did not count, and remember where we are."""
@@ -117,17 +121,56 @@ class Memory:
     def residuals(self, names: Names, gradients: Sequence[Tensor]) -> Residuals:
         """The residuals of the tensors that travel together in one call; regrouped when buckets were rebuilt."""
         if names not in self._now.groups:
-            for book in self._books:
-                book.regroup(names, [g.numel() for g in gradients], gradients[0].device)
+            for kept in self._all:
+                kept.regroup(names, [g.numel() for g in gradients], gradients[0].device)
             self._now.groups[names][1].unit = self._scaling.scale if self._scaling is not None else 1.0
         return self._now.groups[names][1]
 
     def by_parameter(self) -> dict[str, Tensor]:
-        """What this rank owes to each parameter, without the passes that did not count."""
+        """This rank's residual of each parameter, without the passes that did not count."""
         self._settle()
         return self._now.by_parameter()
 
     def load(self, residuals: Mapping[str, Tensor]) -> None:
-        """Start again from what each rank owes: the mean over the old ranks, whatever the world size now."""
-        for book in self._books:
-            book.load(residuals)
+        """Start again from the mean of the old ranks' residuals, whatever the world size now."""
+        for kept in self._all:
+            kept.load(residuals)
+
+
+def check_saved(state: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> None:
+    """Refuse the residuals of another model. shapes: of the parameters that may have one."""
+    for name, saved in state.items():
+        if name not in shapes:
+            raise ValueError(
+                f"load_state_dict: the model keeps no residual of a parameter {name!r}; load the model's own state"
+            )
+        if tuple(saved.shape) != tuple(shapes[name]):
+            raise ValueError(
+                f"load_state_dict: {name} has shape {tuple(shapes[name])}, the state for it {tuple(saved.shape)}"
+            )
+
+
+class WholeResiduals:
+    """The state of a handle for checkpoints that one process writes and every process reads: whole tensors on the CPU.
+
+    writes: whether this process writes the checkpoint. The others only take part: their state is empty.
+    """
+
+    def __init__(self, handle: Handle, writes: bool) -> None:
+        self._handle, self._writes = handle, writes
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Collective."""
+        # one after another: who does not write never holds more than one of them
+        wholes = ((name, _whole(value)) for name, value in self._handle.state_dict().items())
+        return {name: whole.cpu() for name, whole in wholes if self._writes}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """On every process, with what the one had written."""
+        self._handle.load_state_dict(state)
+
+
+def _whole(value: Tensor) -> Tensor:
+    """Of a DTensor, all ranks' parts (collective); a rank alone would save its own and lose the rest."""
+    gather = getattr(value, "full_tensor", None)
+    return gather() if gather is not None else value

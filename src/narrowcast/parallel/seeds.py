@@ -1,4 +1,4 @@
-"""Seeds of what encodes in a run: every model, place and exchange has its own, also where all were given the same."""
+"""Seeds of what encodes in a run: each model, place and exchange has its own, also where all have one `seed=`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
-_MADE: weakref.WeakKeyDictionary[object, Counter[str]] = weakref.WeakKeyDictionary()
+_COUNTS: weakref.WeakKeyDictionary[object, Counter[str]] = weakref.WeakKeyDictionary()
 """By the default group: ranks that join a new one, some of them in new processes, begin to count together."""
 
 
@@ -27,9 +27,9 @@ def seed_of(key: str) -> int:
 
 def made_before(key: str) -> int:
     """How often a key was asked for since the default group was made. Ranks that ask in one order count alike."""
-    made = _MADE.setdefault((dist.is_initialized() and dist.group.WORLD) or _ALONE, Counter())
-    made[key] += 1
-    return made[key] - 1
+    counts = _COUNTS.setdefault((dist.is_initialized() and dist.group.WORLD) or _ALONE, Counter())
+    counts[key] += 1
+    return counts[key] - 1
 
 
 def default_group() -> dist.ProcessGroup:
@@ -47,7 +47,7 @@ def own_seed(kind: str, seed: int, group: dist.ProcessGroup | Sequence[int]) -> 
 
 
 def model_seed(seed: int, group: dist.ProcessGroup) -> int:
-    """The seed of one more DDP model. The first on the default group keeps what it was given, as a simulation does."""
+    """The seed of one more DDP model. The first on the default group keeps its own, as a simulation does."""
     key = key_of("DDP", seed, group)
     number = made_before(key)
     return seed if number == 0 and group is dist.group.WORLD else seed_of(f"{key} {number}")

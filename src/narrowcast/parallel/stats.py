@@ -1,4 +1,4 @@
-"""What travelled, how long it took, and what stayed as it is."""
+"""What travelled, when, how long it took, and what stayed as it is."""
 
 from __future__ import annotations
 
@@ -6,18 +6,48 @@ import re
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
-from narrowcast.codecs import Codec, ErrorReport
+from narrowcast.codecs import Codec, ErrorReport, error_report
+from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives.segments import Times
-from narrowcast.parallel.policy import AS_IS, Choice
-from narrowcast.parallel.timeline import KEPT, Event
+from narrowcast.collectives.work import Work
+from narrowcast.parallel.policy import AS_IS, CodecChoice
+from narrowcast.parallel.seeds import seed_of
 
+KEPT = 10_000
+"""Calls kept for traces; older ones go."""
 SUMMED = ("calls", "values", "compressed_values", "sent_bytes", "plain_bytes", "compressed_bytes", "call_seconds")
 TOO_SMALL = re.compile(r"has \d+ values, under (\d+)")
+
+
+@dataclass(frozen=True)
+class CallEvent:
+    """One collective call of this rank."""
+
+    name: str
+    start: float
+    """Seconds since 1970, so that the ranks' traces fit together as well as their clocks do."""
+    seconds: float
+    sent_bytes: int
+    plain_bytes: int
+    encode_seconds: float
+    decode_seconds: float
+
+
+class Watched(Protocol):
+    """What can be watched: a handle of `attach`, a `LocalSGD`, a `HookState`."""
+
+    def stats(self) -> dict[str, float]:
+        """Counters since the beginning."""
+
+    def events(self) -> list[CallEvent]:
+        """The last calls."""
 
 
 @dataclass
@@ -38,7 +68,7 @@ class Stats:
     times: Times = field(default_factory=Times)
     sampled: dict[str, ErrorReport] = field(default_factory=dict)
     """The last error report of each tensor, where sampling is on."""
-    events: deque[Event] = field(default_factory=lambda: deque(maxlen=KEPT), repr=False)
+    events: deque[CallEvent] = field(default_factory=lambda: deque(maxlen=KEPT), repr=False)
     """The last calls, for traces."""
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
@@ -46,7 +76,7 @@ class Stats:
         self, name: str, values: int, sent: int, plain_bytes: int, times: Times, seconds: float, *, compressed: int
     ) -> None:
         """One call that has just ended, from whatever thread. compressed: how many of its values were."""
-        event = Event(name, time.time() - seconds, seconds, sent, plain_bytes, times.encode, times.decode)
+        event = CallEvent(name, time.time() - seconds, seconds, sent, plain_bytes, times.encode, times.decode)
         with self.lock:
             self.calls += 1
             self.values += values
@@ -58,6 +88,24 @@ class Stats:
             self.times.encode += times.encode
             self.times.decode += times.decode
             self.events.append(event)
+
+    def counter(
+        self, name: str, values: int, plain_bytes: int, times: Times, *, compressed: int
+    ) -> Callable[[Work], None]:
+        """Begin to time a call; what is returned counts it once its work is done."""
+        began = time.perf_counter()
+
+        def count(work: Work) -> None:
+            seconds = time.perf_counter() - began
+            self.count(name, values, work.sent_bytes, plain_bytes, times, seconds, compressed=compressed)
+
+        return count
+
+    def sample(self, name: str, gradient: Tensor, codec: Codec, *, seed: int, rank: int, step: int) -> None:
+        """Note what a codec that rounds would lose on a gradient."""
+        if not codec.lossless:
+            own_seed = seed_of(f"sample {seed} {rank} {name}")
+            self.sampled[name] = error_report(gradient, codec, seed=own_seed, stream=step)
 
     @classmethod
     def total(cls, parts: Iterable[Stats]) -> Stats:
@@ -90,7 +138,7 @@ class Stats:
 
 
 @dataclass(frozen=True)
-class Row:
+class TensorRow:
     """One tensor in `explain()`."""
 
     name: str
@@ -103,7 +151,7 @@ class Row:
     """Of a value in its own type."""
 
     @classmethod
-    def of(cls, name: str, numel: int, choice: Choice, dtype: torch.dtype, role: str = "gradient") -> Row:
+    def of(cls, name: str, numel: int, choice: CodecChoice, dtype: torch.dtype, role: str = "gradient") -> TensorRow:
         own = 8.0 * dtype.itemsize
         bits = own if choice.codec == AS_IS else choice.codec.bits_per_value
         return cls(name, numel, str(choice.codec), bits, choice.why, role, own)
@@ -118,7 +166,27 @@ def is_compressed(codec: Codec, dtype: torch.dtype) -> bool:
     return codec != AS_IS and codec.bits_per_value < 8 * dtype.itemsize
 
 
-def total(rows: list[Row]) -> str:
+def compressed_values(codec: Codec, dtype: torch.dtype, values: int, world: int) -> int:
+    """How many of the values of a call travel in fewer bits than their type has: all or none."""
+    return values if world > 1 and is_compressed(codec, dtype) else 0
+
+
+def all_reduce_bytes(values: int, itemsize: int, world: int) -> int:
+    """What a rank sends in a plain all-reduce."""
+    return 2 * (world - 1) * values * itemsize // world
+
+
+def lossy(rows: Iterable[TensorRow]) -> dict[Codec, int]:
+    """The codecs that round, and how many values each takes."""
+    values: dict[Codec, int] = {}
+    for row in rows:
+        codec = codec_named(row.wire)
+        if not codec.lossless:
+            values[codec] = values.get(codec, 0) + row.numel
+    return values
+
+
+def summary(rows: list[TensorRow]) -> str:
     """All tensors in a line: how much is compressed, or why nothing is."""
     values, compressed = sum(row.numel for row in rows), sum(row.numel for row in rows if row.compressed)
     if not compressed:
@@ -128,7 +196,7 @@ def total(rows: list[Row]) -> str:
     return f"total: {values} values, {compressed} compressed ({share:.1f} %), {bits:.2f} bits a value"
 
 
-def _reasons(rows: list[Row]) -> str:
+def _reasons(rows: list[TensorRow]) -> str:
     """Why tensors stay as they are, each reason once, with the number of tensors."""
     reasons = Counter(TOO_SMALL.sub(r"have fewer than min_values=\1 values", row.why) or row.wire for row in rows)
     counts = [("all " if count == len(rows) else "", count, reason) for reason, count in reasons.items()]
@@ -137,7 +205,7 @@ def _reasons(rows: list[Row]) -> str:
     )
 
 
-def render(rows: list[Row], notes: list[str]) -> str:
+def render(rows: list[TensorRow], notes: list[str]) -> str:
     """A plain table; with a column for the role where there are several."""
     width = max([len(row.name) for row in rows] + [6])
     several = len({row.role for row in rows}) > 1
@@ -147,4 +215,4 @@ def render(rows: list[Row], notes: list[str]) -> str:
         f"{row.name:{width}}{role}  {row.numel:>12}  {row.wire:14}  {row.bits_per_value:>6.2f}  {row.why}"
         for row, role in zip(rows, roles, strict=True)
     ]
-    return "\n".join([*lines, *notes, total(rows)])
+    return "\n".join([*lines, *notes, summary(rows)])

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import style
 
 from narrowcast.kernels.ops import FLOATS
-from narrowcast.parallel.tensor_moves import PARTIAL, WHOLE, Layout, move
+from narrowcast.parallel.tensor import PARTIAL, WHOLE, Layout, move
 from narrowcast.parallel.wires import Direction, Spec, Wires, activation_codecs, remember
 
 
@@ -29,7 +29,7 @@ def redistribute(x: DTensor, target: Placement, wires: Wires) -> DTensor:
     return x.redistribute(placements=(target,))
 
 
-def _entered(x: object, mesh: DeviceMesh, layout: Placement, desired: Placement, wires: Wires, what: object) -> DTensor:
+def _enter(x: object, mesh: DeviceMesh, layout: Placement, desired: Placement, wires: Wires, what: object) -> DTensor:
     """A module's input in the layout that it desires; a plain tensor has `layout`."""
     if isinstance(x, DTensor):
         # as it should be already: its gradient, perhaps terms of a sum, is the business of whoever made it
@@ -44,17 +44,17 @@ class _Redistribute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: DTensor, target: Placement, wires: Wires) -> DTensor:
         ctx.source, ctx.wires = x.placements[0], wires
-        return _moved(x, target, wires, Direction.FORWARD)
+        return _move_local(x, target, wires, Direction.FORWARD)
 
     @staticmethod
     def backward(ctx: Any, *gradients: DTensor) -> tuple[DTensor | None, ...]:
         (gradient,) = gradients
         # the gradient of terms of a sum is that of the sum; DTensor asks for the same
         target = Replicate() if ctx.source.is_partial() else ctx.source
-        return _moved(gradient, target, ctx.wires, Direction.BACKWARD), None, None
+        return _move_local(gradient, target, ctx.wires, Direction.BACKWARD), None, None
 
 
-def _moved(x: DTensor, target: Placement, wires: Wires, direction: Direction) -> DTensor:
+def _move_local(x: DTensor, target: Placement, wires: Wires, direction: Direction) -> DTensor:
     source, local = x.placements[0], x._local_tensor
     if hasattr(source, "mask_buffer"):
         # rows of an embedding that other ranks hold: zeroed before the sum, as torch does
@@ -62,9 +62,9 @@ def _moved(x: DTensor, target: Placement, wires: Wires, direction: Direction) ->
         source.mask_buffer.release_mask()
     there = _layout(source, x.dim())
     length = x.shape[there] if isinstance(there, int) else None
-    found = move(local, there, _layout(target, x.dim()), wires, direction, length)
+    local = move(local, there, _layout(target, x.dim()), wires, direction, length)
     placements = (_normal(target, x.dim()),)
-    return DTensor.from_local(found, x.device_mesh, placements, run_check=False, shape=x.shape, stride=x.stride())
+    return DTensor.from_local(local, x.device_mesh, placements, run_check=False, shape=x.shape, stride=x.stride())
 
 
 def _layout(placement: Placement, dims: int) -> Layout:
@@ -89,7 +89,7 @@ class _Narrow:
     """What the styles below share: specs, and wires made for each module that a style is applied to."""
 
     def _specify(self, forward: Spec, backward: Spec | None, seed: int) -> None:
-        # a wrong spec is told now, not when the style is applied
+        # a wrong spec is refused now, not when the style is applied
         activation_codecs(type(self).__name__, forward, backward)
         self.forward, self.backward, self.seed = forward, backward, seed
 
@@ -124,7 +124,7 @@ class _Layer(_Narrow):
     def _prepare_input_fn(
         self, layouts: Any, desired: Any, module: nn.Module, inputs: Any, mesh: DeviceMesh
     ) -> DTensor:
-        return _entered(inputs[0], mesh, layouts[0], desired[0], self.entry, self)
+        return _enter(inputs[0], mesh, layouts[0], desired[0], self.entry, self)
 
     def _prepare_output_fn(
         self, layouts: Any, local: bool, module: nn.Module, output: DTensor, mesh: DeviceMesh
@@ -196,7 +196,7 @@ class SequenceParallel(_Narrow, style.SequenceParallel):
         return style.SequenceParallel._apply(self._bound(module, device_mesh), module, device_mesh)
 
     def _prepare_input_fn(self, sharding: Any, module: nn.Module, inputs: Any, mesh: DeviceMesh) -> DTensor:  # type: ignore[override]
-        return _entered(inputs[0], mesh, sharding[0], sharding[0], self.entry, self)
+        return _enter(inputs[0], mesh, sharding[0], sharding[0], self.entry, self)
 
 
 class PrepareModuleInput(_Narrow, style.PrepareModuleInput):
@@ -214,8 +214,8 @@ class PrepareModuleInput(_Narrow, style.PrepareModuleInput):
     ) -> Any:
         if input_layout is None:
             return input
-        found = _entered(input, mesh, input_layout, desired_layout or input_layout, self.entry, self)
-        return found.to_local() if self.use_local_output else found
+        entered = _enter(input, mesh, input_layout, desired_layout or input_layout, self.entry, self)
+        return entered.to_local() if self.use_local_output else entered
 
 
 class PrepareModuleOutput(_Narrow, style.PrepareModuleOutput):
@@ -229,18 +229,18 @@ class PrepareModuleOutput(_Narrow, style.PrepareModuleOutput):
         return style.PrepareModuleOutput._apply(self._bound(module, device_mesh), module, device_mesh)
 
     def _prepare_out_fn(self, outputs: Any, device_mesh: DeviceMesh) -> Any:
-        found = outputs if isinstance(outputs, tuple) else (outputs,)
-        if len(found) != len(self.output_layouts):
+        results = outputs if isinstance(outputs, tuple) else (outputs,)
+        if len(results) != len(self.output_layouts):
             raise ValueError(
-                f"PrepareModuleOutput: the module gives {len(found)} outputs for {len(self.output_layouts)} "
+                f"PrepareModuleOutput: the module gives {len(results)} outputs for {len(self.output_layouts)} "
                 "output_layouts; give a layout, or None, for each"
             )
-        triples = zip(found, self.output_layouts, self.desired_output_layouts, strict=True)
-        prepared = tuple(self._prepared(x, device_mesh, layout, desired) for x, layout, desired in triples)
+        triples = zip(results, self.output_layouts, self.desired_output_layouts, strict=True)
+        prepared = tuple(self._prepare(x, device_mesh, layout, desired) for x, layout, desired in triples)
         return prepared[0] if len(prepared) == 1 else prepared
 
-    def _prepared(self, x: Any, mesh: DeviceMesh, layout: Placement | None, desired: Placement) -> Any:
+    def _prepare(self, x: Any, mesh: DeviceMesh, layout: Placement | None, desired: Placement) -> Any:
         if layout is None:
             return x
-        found = _entered(x, mesh, layout, desired, self.exit, self)
-        return found.to_local() if self.use_local_output else found
+        entered = _enter(x, mesh, layout, desired, self.exit, self)
+        return entered.to_local() if self.use_local_output else entered

@@ -127,11 +127,11 @@ class Route:
 
     def stats(self) -> dict[str, float]:
         """Counters of both directions, flat."""
-        found: dict[str, float] = {}
+        counters: dict[str, float] = {}
         for direction, traffic in self.traffic.items():
-            found |= {f"{direction.value}_{key}": value for key, value in vars(traffic).items()}
-            found[f"{direction.value}_ratio"] = traffic.ratio
-        return found
+            counters |= {f"{direction.value}_{key}": value for key, value in vars(traffic).items()}
+            counters[f"{direction.value}_ratio"] = traffic.ratio
+        return counters
 
 
 class Wires(Route):
@@ -174,15 +174,13 @@ def _key(group: dist.ProcessGroup, seed: int) -> str:
     return f"{key} {made_before(key)}"
 
 
-def gathered(mine: Tensor, group: dist.ProcessGroup | None, what: str, **alike: object) -> list[Tensor]:
+def gather_small(mine: Tensor, group: dist.ProcessGroup | None, what: str, **alike: object) -> list[Tensor]:
     """Everyone's small tensor on the CPU, by rank, as it is. alike: what makes its shape, for ranks that disagree."""
-    channel, found = channel_of(group), list[Tensor]()
+    channel, tensors = channel_of(group), list[Tensor]()
     signature = {"call": what, "dtype": str(mine.dtype), "shape": list(mine.shape), **alike}
-    channel.submit(signature, lambda exchange: found.extend(exchange.gather(mine, 0))).wait()
-    return found
+    channel.submit(signature, lambda exchange: tensors.extend(exchange.gather(mine, 0))).wait()
+    return tensors
 
-
-# ---- what a model sends ----------------------------------------------------------------------------------------------
 
 _ATTRIBUTE = "_narrowcast_routes"
 
@@ -198,11 +196,11 @@ def forget(module: torch.nn.Module, route: Route) -> None:
 
 def routes(model: torch.nn.Module) -> dict[str, Route]:
     """Every place of a model where tensors travel, by the name of its module."""
-    found = {}
+    every = {}
     for path, module in model.named_modules():
         for route in getattr(module, _ATTRIBUTE, []):
-            found[".".join(part for part in (path, route.name) if part)] = route
-    return found
+            every[".".join(part for part in (path, route.name) if part)] = route
+    return every
 
 
 def stats(model: torch.nn.Module) -> dict[str, float]:
@@ -217,10 +215,10 @@ def stats(model: torch.nn.Module) -> dict[str, float]:
 
 def explain(model: torch.nn.Module) -> str:
     """A table of all places: specs, calls, bytes, and what travelled as it is."""
-    found = routes(model)
-    width = max([len(name) for name in found] + [5])
+    every = routes(model)
+    width = max([len(name) for name in every] + [5])
     lines = [f"{'place':{width}}  {'direction':9}  {'wire':14}  {'calls':>7}  {'sent bytes':>12}  {'fewer':>6}"]
-    for name, route in found.items():
+    for name, route in every.items():
         for direction, traffic in route.traffic.items():
             counted = f"{traffic.calls:>7}  {traffic.sent_bytes:>12}  {traffic.ratio:>5.2f}x"
             lines.append(f"{name:{width}}  {direction.value:9}  {route.codec(direction)!s:14}  {counted}")

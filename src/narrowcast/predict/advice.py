@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from narrowcast.codecs import codec as codec_named
 from narrowcast.codecs import error_report
-from narrowcast.parallel.overlap import SURE, Choice, decide
+from narrowcast.parallel.overlap import SURE, WireDecision, decide
 from narrowcast.parallel.policy import MIN_VALUES
 from narrowcast.predict.profile import ModelError, default_loss
 from narrowcast.predict.step import HIDDEN, Prediction, Setup
@@ -96,7 +96,7 @@ class Advice:
     """compress, 16-bit, leave-off or cannot-tell."""
     wire: str
     text: str
-    choice: Choice
+    choice: WireDecision
     prediction: Prediction
     errors: tuple[GradientError, ...] = field(default=())
 
@@ -136,7 +136,7 @@ def advise(
     return Advice(verdict, choice.wire, text, choice, prediction, tuple(errors))
 
 
-def choose(steps: dict[str, Tensor]) -> Choice:
+def choose(steps: dict[str, Tensor]) -> WireDecision:
     """`decide` against float32; and fewer than 16 bits must surely be worth it over 16 bits, too."""
     choice, best = decide(steps, PLAIN), _fastest(steps)
     if best == HALF or (choice.sure and choice.wire == PLAIN):
@@ -158,7 +158,7 @@ def _fastest(steps: dict[str, Tensor]) -> str:
     return min((wire for wire in steps if wire != PLAIN), key=lambda wire: float(steps[wire][0]))
 
 
-def _verdict(choice: Choice) -> str:
+def _verdict(choice: WireDecision) -> str:
     if not choice.sure:
         return "cannot-tell"
     return {PLAIN: "leave-off", HALF: "16-bit"}.get(choice.wire, "compress")
@@ -166,7 +166,7 @@ def _verdict(choice: Choice) -> str:
 
 def _words(
     verdict: str,
-    choice: Choice,
+    choice: WireDecision,
     made: Prediction,
     sweep: Sweep,
     errors: dict[str, GradientError],
@@ -185,7 +185,7 @@ def _words(
     return "\n".join(lines)
 
 
-def _gains(verdict: str, choice: Choice, made: Prediction) -> str:
+def _gains(verdict: str, choice: WireDecision, made: Prediction) -> str:
     if verdict == "16-bit":
         return f"at {made.workers} workers {choice.why}"
     return (

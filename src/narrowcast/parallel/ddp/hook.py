@@ -26,10 +26,10 @@ from narrowcast.parallel import policy, scaling
 from narrowcast.parallel.ddp import layout, torch_parts
 from narrowcast.parallel.private import in_autograd
 from narrowcast.parallel.probe import probe
-from narrowcast.parallel.propagate_errors import telling
-from narrowcast.parallel.residuals import Memory
+from narrowcast.parallel.ranks import propagate_errors
+from narrowcast.parallel.residuals import ModelResiduals
 from narrowcast.parallel.seeds import model_seed, seed_of
-from narrowcast.parallel.stats import Row, Stats, is_compressed
+from narrowcast.parallel.stats import Stats, TensorRow, is_compressed
 from narrowcast.parallel.watch import Watch
 
 Bucket = Any
@@ -79,11 +79,11 @@ class DDPState:
         self.channel = Channel(TorchTransport(self.group))
         self._aside = self._second_channel()
         self._unused = layout.unused(model, self.names)
-        self.memory = self._new_memory(scaler)
+        self.residuals = self._new_residuals(scaler)
         self.stats, self.sample_every = Stats(), sample_every
         try:
             # with the channels open, so that whoever fails is heard; ranks that disagree find out here already
-            with telling(self.channel, self._aside):
+            with propagate_errors(self.channel, self._aside):
                 self._check_algorithm()
                 device = next(iter(self.parameters.values())).device
                 self.probe = probe(self.channel, self.lossy(), device) if self.channel.world > 1 else None
@@ -104,10 +104,11 @@ class DDPState:
                 allowed = ", ".join(record.WITH_FEEDBACK)
                 raise ValueError(f"attach: {name} has {codec}; error feedback goes with {allowed}, not with {chosen}")
 
-    def _new_memory(self, scaler: torch.amp.GradScaler | None) -> Memory:
+    def _new_residuals(self, scaler: torch.amp.GradScaler | None) -> ModelResiduals:
         parameters = self.reduced
         discarded = None if self._unused is None else self._unused.discarded
-        return Memory(self.channel.world, scaling.scaling(scaler, lambda: parameters), discarded=discarded)
+        watched = scaling.watch_scaler(scaler, lambda: parameters)
+        return ModelResiduals(self.channel.world, watched, discarded=discarded)
 
     def _second_channel(self) -> Channel:
         """For what need not wait in line. Two on one device would be two connections of its backend that race there."""
@@ -118,28 +119,28 @@ class DDPState:
 
     # ---- what travels how --------------------------------------------------------------------------------------------
 
-    def choice(self, name: str, parameter: Tensor) -> policy.Choice:
+    def choice(self, name: str, parameter: Tensor) -> policy.CodecChoice:
         """The codec of one parameter's gradient at this step."""
         if name in self._sparse:
-            return policy.Choice(policy.AS_IS, "has sparse gradients, which DDP's own all-reduce adds")
+            return policy.CodecChoice(policy.AS_IS, "has sparse gradients, which DDP's own all-reduce adds")
         if parameter.dtype not in FLOATS:
-            return policy.Choice(policy.AS_IS, f"is {parameter.dtype}; codecs take 16- and 32-bit floats")
+            return policy.CodecChoice(policy.AS_IS, f"is {parameter.dtype}; codecs take 16- and 32-bit floats")
         return policy.choose(self.policy, self._info(name), self.step, self.min_values)
 
     def _info(self, name: str) -> policy.TensorInfo:
         parameter = self.reduced[name]
         return policy.TensorInfo(name, tuple(parameter.shape), parameter.dtype)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TensorRow]:
         found = []
         for name, parameter in self.parameters.items():
             choice = self.choice(name, parameter)
-            found.append(Row.of(name, parameter.numel(), choice, parameter.dtype))
+            found.append(TensorRow.of(name, parameter.numel(), choice, parameter.dtype))
         return found
 
     def warnings(self) -> list[str]:
         """What the policy misses, and where compression is likely to lose on this link."""
-        found = [*self._ignored, *map(policy.missed, self.unmatched())]
+        found = [*self._ignored, *map(policy.no_match, self.unmatched())]
         if self.probe is None:
             return [*found, "one rank: nothing travels, and nothing is rounded"]
         notes = (self.probe.note(codec, values) for codec, values in self.lossy().items())
@@ -190,7 +191,7 @@ class DDPState:
     def _start_bucket(self, bucket: Bucket, future: Done) -> Done:
         buffer = bucket.buffer()
         if bucket.index() == 0:
-            self.memory.begin_step()
+            self.residuals.begin_step()
             self._share.begin_step()
             self._decide()
         if self._unused is not None:
@@ -252,7 +253,7 @@ class DDPState:
             step=call,
             seed=self.seed,
             nodes=self.nodes,
-            residuals=self.memory.residuals(group.names, group.gradients) if group.codec.feedback else None,
+            residuals=self.residuals.residuals(group.names, group.gradients) if group.codec.feedback else None,
             times=times,
             channel=self._lane(group.codec, numel),
             buffer=_adjacent(group.gradients, buffer),

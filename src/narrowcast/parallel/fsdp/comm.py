@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -24,9 +23,9 @@ from narrowcast.kernels.ops import FLOATS
 from narrowcast.parallel.fsdp import sharded_rows
 from narrowcast.parallel.fsdp.layout import Sharded, Unit
 from narrowcast.parallel.fsdp.torch_parts import AllGather, ReduceScatter
-from narrowcast.parallel.propagate_errors import telling
+from narrowcast.parallel.ranks import propagate_errors
 from narrowcast.parallel.seeds import seed_of
-from narrowcast.parallel.stats import is_compressed
+from narrowcast.parallel.stats import all_reduce_bytes, compressed_values
 
 if TYPE_CHECKING:
     from narrowcast.parallel.fsdp.shards import FSDPState
@@ -43,7 +42,7 @@ class Gathering(dist.Work):
         self._work, self._state = work, state
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        with telling(*self._state.channels):
+        with propagate_errors(*self._state.channels):
             return self._work.wait(timeout or None)
 
 
@@ -86,20 +85,14 @@ class _Comm:
     def _count(
         self, role: str, name: str, values: int, plain: int, times: Times, compressed: int
     ) -> Callable[[Work], None]:
-        began, stats = time.perf_counter(), self.state.stats[role]
         label = f"{name} {self.unit.name or 'root'}"
-
-        def counted(work: Work) -> None:
-            seconds = time.perf_counter() - began
-            stats.count(label, values, work.sent_bytes, plain, times, seconds, compressed=compressed)
-
-        return counted
+        return self.state.stats[role].counter(label, values, plain, times, compressed=compressed)
 
 
-def _compressed(plan: sharded_rows.Rows) -> int:
+def _compressed_in(plan: sharded_rows.Rows) -> int:
     """How many values of a call with these rows travel in fewer bits than their type has."""
     lengths = zip(plan.lengths, plan.codecs, strict=True)
-    return plan.world * sum(n for n, codec in lengths if plan.world > 1 and is_compressed(codec, plan.dtype))
+    return plan.world * sum(compressed_values(codec, plan.dtype, n, plan.world) for n, codec in lengths)
 
 
 class Gradients(_Comm, ReduceScatter):
@@ -115,7 +108,7 @@ class Gradients(_Comm, ReduceScatter):
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         # on one rank FSDP asks for memory but calls nothing
-        with telling(*self.state.channels):
+        with propagate_errors(*self.state.channels):
             self.state.begin_backward()
         return super().allocate(size, dtype=dtype, device=device)
 
@@ -127,7 +120,7 @@ class Gradients(_Comm, ReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> None:
-        with telling(*self.state.channels):
+        with propagate_errors(*self.state.channels):
             self.prepare(input_tensor.numel())
             if input_tensor.dtype not in FLOATS:
                 self.plain(output_tensor, input_tensor, group, op)
@@ -135,8 +128,8 @@ class Gradients(_Comm, ReduceScatter):
                 self._reduce(output_tensor.view(-1), input_tensor.view(-1), op)
 
     def prepare(self, numel: int) -> None:
-        """Find out what travels, and how it goes on: what fails or differs later is no longer heard in this group."""
-        self.last = self.unit.reduced(numel, self.state.channel.world)
+        """Find out what travels, and how it goes on: of a later failure this group no longer hears."""
+        self.last = self.unit.tensors_in(numel, self.state.channel.world)
         goes_on = self.state.replicas is not None and self.unit.private.all_reduce_grads
         self.between = self._codecs(self.last, BETWEEN) if goes_on else []
 
@@ -157,12 +150,12 @@ class Gradients(_Comm, ReduceScatter):
                 sharded_rows.keep(plan, exchange.rank, exact, total, reduction, residuals)
 
         plain = (world - 1) * x.numel() * x.element_size() // world
-        count = self._count(GRADIENT, "reduce_scatter of gradients", x.numel(), plain, plan.times, _compressed(plan))
+        count = self._count(GRADIENT, "reduce_scatter of gradients", x.numel(), plain, plan.times, _compressed_in(plan))
         between = [str(codec) for codec in self.between]
         signature = self._signature("reduce_scatter", plan, names, op=str(reduction), between=between)
-        owed = [] if residuals is None else [residuals.first]
+        kept = [] if residuals is None else [residuals.first]
         # FSDP's own stream is the current one here: it waits, and this thread only until the device has the work
-        work = submit(state.channel, signature, job, [x, total, *owed])
+        work = submit(state.channel, signature, job, [x, total, *kept])
         work.wait()
         count(work)
 
@@ -178,10 +171,10 @@ class Parameters(_Comm, AllGather):
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
         world = self.state.channel.world
-        lengths = self.unit.gathered(group.size(), world)
+        lengths = self.unit.gathered_lengths(group.size(), world)
         if self._left_out(input_tensor, group, lengths):
             return self.plain(output_tensor, input_tensor, group, async_op)
-        with telling(*self.state.channels):
+        with propagate_errors(*self.state.channels):
             return self._gather(output_tensor.view(-1), input_tensor.view(-1), lengths)
 
     def _gather(self, out: Tensor, own: Tensor, lengths: list[int]) -> Gathering:
@@ -193,7 +186,7 @@ class Parameters(_Comm, AllGather):
             sharded_rows.all_gather(plan, exchange, own, out)
 
         plain = (world - 1) * own.numel() * own.element_size()
-        values, compressed = own.numel() * world, _compressed(plan)
+        values, compressed = own.numel() * world, _compressed_in(plan)
         count = self._count(PARAMETER, "all_gather of parameters", values, plain, plan.times, compressed)
         work = submit(self.state.channel, self._signature("all_gather", plan, names), job, [own, out])
         work.then(count)
@@ -228,7 +221,7 @@ class Between(_Comm):
         if self._partial is not None:
             shard.add_(self._partial)
             self._partial = None
-        with telling(*self.state.channels):
+        with propagate_errors(*self.state.channels):
             self._reduce(shard.view(-1))
 
     def _keep(self, shard: Tensor) -> None:
@@ -256,8 +249,8 @@ class Between(_Comm):
         assert channel is not None
         names, tensors = tuple(name for name, _ in members), [tensor for _, tensor in members]
         numel = sum(tensor.numel() for tensor in tensors)
-        plain = 2 * (channel.world - 1) * numel * flat.element_size() // channel.world
-        compressed = numel if channel.world > 1 and is_compressed(codec, flat.dtype) else 0
+        plain = all_reduce_bytes(numel, flat.element_size(), channel.world)
+        compressed = compressed_values(codec, flat.dtype, numel, channel.world)
         count = self._count(BETWEEN, "all_reduce between replicas", numel, plain, times, compressed)
         work = all_reduce(
             tensors,
@@ -267,7 +260,7 @@ class Between(_Comm):
             async_op=True,
             step=(state.step, number),
             seed=self._seed(BETWEEN),
-            residuals=state.between_memory.residuals(names, tensors) if codec.feedback else None,
+            residuals=state.replica_residuals.residuals(names, tensors) if codec.feedback else None,
             times=times,
             channel=channel,
             buffer=flat if numel == flat.numel() else None,

@@ -16,7 +16,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from narrowcast.parallel.fsdp.torch_parts import DDPMeshInfo, FSDPMeshInfo, Group, HSDPMeshInfo, Parameter, param_groups
+from narrowcast.parallel.fsdp.torch_parts import (
+    DDPMeshInfo,
+    FSDPMeshInfo,
+    HSDPMeshInfo,
+    Parameter,
+    ParameterGroup,
+    param_groups,
+)
 
 
 @dataclass(frozen=True)
@@ -62,8 +69,8 @@ class Unit:
 
     def __init__(self, number: int, name: str, module: FSDPModule, names: dict[nn.Module, str]) -> None:
         self.number, self.name, self.module = number, name, module
-        self.private: Group = param_groups(module)[0]
-        self.tensors = [_sharded(private, names) for private in self.private.parameters]
+        self.private: ParameterGroup = param_groups(module)[0]
+        self.tensors = [_sharded_parameter(private, names) for private in self.private.parameters]
         self.gain = 1.0
         """What the reduce-scatter made of the mean, when it last ran: 1 for AVG, the number of ranks for SUM."""
         self._touched: set[int] = set()
@@ -92,20 +99,18 @@ class Unit:
         """Whether FSDP is in a backward pass, from the first gradient to the end of the outermost pass."""
         return self.private.in_backward
 
-    # ---- which tensors have a gradient -------------------------------------------------------------------------------
-
     def watch(self, forward: Callable[[], None]) -> None:
         """Note which parameters get a gradient: where some do not, the buffer alone does not say which.
 
         forward: called whenever a forward pass comes by.
         """
 
-        def passing(*_: object) -> None:
+        def before_forward(*_: object) -> None:
             forward()
             self._hook()
 
         for module in self.private.modules:
-            self._removable.append(module.register_forward_pre_hook(passing))
+            self._removable.append(module.register_forward_pre_hook(before_forward))
 
     def unwatch(self) -> None:
         for hook in self._removable:
@@ -125,7 +130,7 @@ class Unit:
         touched = self._touched
         return lambda _: touched.add(index)
 
-    def reduced(self, numel: int, world: int) -> list[Sharded]:
+    def tensors_in(self, numel: int, world: int) -> list[Sharded]:
         """The tensors in a reduce-scatter of `numel` values, in their order."""
         touched = frozenset(self._touched)
         self._touched.clear()
@@ -141,12 +146,12 @@ class Unit:
             "not add up to that; attach after the model is complete, and call it by its forward()"
         )
 
-    def gathered(self, world: int, full_world: int) -> list[int]:
+    def gathered_lengths(self, world: int, full_world: int) -> list[int]:
         """The lengths of a rank's parts in an all-gather over `world` ranks, of a model sharded over `full_world`."""
         return [t.part(full_world) * full_world // world for t in self.tensors]
 
 
-def _sharded(private: Parameter, names: dict[nn.Module, str]) -> Sharded:
+def _sharded_parameter(private: Parameter, names: dict[nn.Module, str]) -> Sharded:
     module, name = private.place
     return Sharded(f"{names[module]}.{name}".removeprefix("."), private.shape, private.dim, private)
 
@@ -154,7 +159,7 @@ def _sharded(private: Parameter, names: dict[nn.Module, str]) -> Sharded:
 def units(model: nn.Module) -> list[Unit]:
     """Every unit of a model, outermost first; refuses what the hooks of FSDP2 cannot serve."""
     names = {module: name for name, module in model.named_modules()}
-    found: list[Unit] = []
+    every: list[Unit] = []
     seen: set[int] = set()
     for name, module in model.named_modules():
         if not isinstance(module, FSDPModule):
@@ -164,11 +169,11 @@ def units(model: nn.Module) -> list[Unit]:
             continue
         seen.add(id(groups[0].private))
         _check(name, groups)
-        found.append(Unit(len(found), name, module, names))
-    return found
+        every.append(Unit(len(every), name, module, names))
+    return every
 
 
-def _check(name: str, groups: Sequence[Group]) -> None:
+def _check(name: str, groups: Sequence[ParameterGroup]) -> None:
     place = name or "the root module"
     if len(groups) > 1:
         raise ValueError(
@@ -186,18 +191,18 @@ def is_hsdp(mesh: DDPMeshInfo | FSDPMeshInfo) -> bool:
     return isinstance(mesh, HSDPMeshInfo)
 
 
-def groups_of(found: Sequence[Unit]) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
+def groups_of(every: Sequence[Unit]) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
     """The shard group, and that of the replicas, which all units must share."""
-    shard = {_ranks(unit.mesh.shard_process_group): unit.mesh.shard_process_group for unit in found}
+    shard = {_ranks(unit.mesh.shard_process_group): unit.mesh.shard_process_group for unit in every}
     if len(shard) > 1:
         raise ValueError(
             f"attach: the modules are sharded over different ranks, {', '.join(map(str, shard))}; attach takes one "
             "mesh for a model, so attach to each part by itself"
         )
-    replicas = {_ranks(unit.mesh.replicate_process_group) if is_hsdp(unit.mesh) else (): unit.mesh for unit in found}
+    replicas = {_ranks(unit.mesh.replicate_process_group) if is_hsdp(unit.mesh) else (): unit.mesh for unit in every}
     if len(replicas) > 1:
         raise ValueError("attach: some modules have replicas (a 2-D mesh) and some have not; use one mesh for all")
-    mesh = found[0].mesh
+    mesh = every[0].mesh
     return mesh.shard_process_group, mesh.replicate_process_group if is_hsdp(mesh) else None
 
 
@@ -205,9 +210,9 @@ def _ranks(group: dist.ProcessGroup) -> tuple[int, ...]:
     return tuple(dist.get_process_group_ranks(group))
 
 
-def unsharded_parameters(model: nn.Module, found: Sequence[Unit]) -> Iterator[tuple[str, nn.Parameter]]:
+def unsharded_parameters(model: nn.Module, every: Sequence[Unit]) -> Iterator[tuple[str, nn.Parameter]]:
     """Trainable parameters that no unit holds: FSDP neither shards them nor reduces their gradients."""
-    held = {tensor.name for unit in found for tensor in unit.tensors}
+    held = {tensor.name for unit in every for tensor in unit.tensors}
     for name, parameter in model.named_parameters():
         if name not in held and parameter.requires_grad:
             yield name, parameter

@@ -59,8 +59,8 @@ class Rows:
         for codec, run in self.runs:
             part, coder = self.range(row, run), self._coders[codec]
             out = wire[at : at + coder.nbytes(part)]
-            owed = residuals.owed(0, part) if residuals is not None and codec.feedback else None
-            coder.encode(values[run[0] : run[1]], part, out, noise, scales if is_aps(codec) else None, owed)
+            kept = residuals.owed(0, part) if residuals is not None and codec.feedback else None
+            coder.encode(values[run[0] : run[1]], part, out, noise, scales if is_aps(codec) else None, kept)
             at += out.numel()
         return wire
 
@@ -78,12 +78,12 @@ class Rows:
         agreed = {j: codec for j, codec in enumerate(self.codecs) if is_aps(codec)}
         if not agreed:
             return None
-        wanted_WL = (x if residuals is None else residuals.wanted(x, 0, (0, x.numel()))).view(self.world, -1)
+        sum_WL = (x if residuals is None else residuals.wanted(x, 0, (0, x.numel()))).view(self.world, -1)
         ranges = segment_ranges(self.lengths)
-        found = exponents([largest_finite(wanted_WL[:, slice(*ranges[j])]) for j in agreed], exchange.world)
-        exchange.max_(found)
+        largest_J = exponents([largest_finite(sum_WL[:, slice(*ranges[j])]) for j in agreed], exchange.world)
+        exchange.max_(largest_J)
         scales: Scales = [None] * len(self.codecs)
-        for (j, codec), largest in zip(agreed.items(), found.view(-1, 1).unbind(), strict=True):
+        for (j, codec), largest in zip(agreed.items(), largest_J.view(-1, 1).unbind(), strict=True):
             assert isinstance(codec, Scaled)
             scales[j] = scales_of(codec.plan, largest)
         return scales * self.world
@@ -124,7 +124,7 @@ def reduce_scatter(
 
 
 def keep(rows: Rows, rank: int, total: Tensor, stored: Tensor, reduction: Reduction, residuals: Residuals) -> None:
-    """After `reduce_scatter`: what a result of 16 bits does not hold of the sum is owed by whoever has the row."""
+    """After `reduce_scatter`: what 16 bits do not hold of the sum is a residual of whoever has the row."""
     for codec, run in rows.runs:
         if codec.feedback:
             low, high = run

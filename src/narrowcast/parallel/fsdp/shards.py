@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from narrowcast.codecs import Codec, error_report
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives.algorithms.context import Reduction
 from narrowcast.collectives.api import all_reduce
@@ -19,9 +18,7 @@ from narrowcast.collectives.runtime.channel import Channel
 from narrowcast.collectives.runtime.messages import Exchange
 from narrowcast.collectives.segments import segment_ranges
 from narrowcast.collectives.transports.torch import TorchTransport
-from narrowcast.kernels.ops import FLOATS
 from narrowcast.parallel import policy, scaling
-from narrowcast.parallel.fingerprint import digest
 from narrowcast.parallel.fsdp import layout, optimizer_check
 from narrowcast.parallel.fsdp.comm import BETWEEN, GRADIENT, PARAMETER, Between, Gradients, Parameters
 from narrowcast.parallel.fsdp.layout import Sharded, Unit
@@ -32,12 +29,11 @@ from narrowcast.parallel.fsdp.torch_parts import (
     at_end_of_backward,
     param_groups,
 )
-from narrowcast.parallel.local_sgd.state import local_part
 from narrowcast.parallel.probe import probe
-from narrowcast.parallel.propagate_errors import telling
-from narrowcast.parallel.residuals import Memory
-from narrowcast.parallel.seeds import own_seed, seed_of
-from narrowcast.parallel.stats import Row, Stats
+from narrowcast.parallel.ranks import digest, local_part, propagate_errors
+from narrowcast.parallel.residuals import ModelResiduals, check_saved
+from narrowcast.parallel.seeds import own_seed
+from narrowcast.parallel.stats import Stats, TensorRow, lossy
 from narrowcast.parallel.watch import Watch
 
 Undo = Callable[[], None]
@@ -69,22 +65,22 @@ class FSDPState:
         shard, replicas = layout.groups_of(self.units)
         self.channel = Channel(TorchTransport(shard))
         self.replicas = Channel(TorchTransport(replicas)) if replicas is not None else None
-        self.memory, self.between_memory = self._new_memory(scaler)
+        self.row_residuals, self.replica_residuals = self._new_residuals(scaler)
         self._step, self._in_step, self._watch = 0, False, Watch(gradients, min_values)
         self._undo: list[Undo] = []
-        self._owing = {tensor.name for unit in self.units for tensor in unit.tensors if tensor.trainable}
-        """Parameters that may have residuals although they are frozen now."""
+        self._trained = {tensor.name for unit in self.units for tensor in unit.tensors if tensor.trainable}
+        """Those that were trainable at first: they may have residuals although they are frozen now."""
         try:
             # with the channels open, so that whoever fails is heard; ranks that disagree find out here already
-            with telling(*self.channels):
+            with propagate_errors(*self.channels):
                 self._check(between is not None)
                 device = torch.device(self.units[0].mesh.mesh.device_type)
-                self.probe = probe(self.channel, self.lossy(), device) if self.channel.world > 1 else None
+                self.probe = probe(self.channel, lossy(self.rows()), device) if self.channel.world > 1 else None
         except Exception:
             self.close()
             raise
 
-    def _new_memory(self, scaler: torch.amp.GradScaler | None) -> tuple[Memory, Memory]:
+    def _new_residuals(self, scaler: torch.amp.GradScaler | None) -> tuple[ModelResiduals, ModelResiduals]:
         """Of the reduce-scatters, by parameter and row, and of the all-reduces between replicas, by parameter."""
         world, units = self.channel.world, self.units
 
@@ -95,9 +91,8 @@ class FSDPState:
             return {_key(row, name): p for name, p in parameters().items() for row in range(world)}
 
         replicas = self.replicas.world if self.replicas is not None else 1
-        return Memory(world, scaling.scaling(scaler, rows), shots=1), Memory(
-            replicas, scaling.scaling(scaler, parameters)
-        )
+        of_rows = ModelResiduals(world, scaling.watch_scaler(scaler, rows), shots=1)
+        return of_rows, ModelResiduals(replicas, scaling.watch_scaler(scaler, parameters))
 
     @property
     def channels(self) -> tuple[Channel, Channel | None]:
@@ -118,52 +113,38 @@ class FSDPState:
             if codec.feedback:
                 raise ValueError(
                     f"attach: parameters of {tensor.name} have {codec}; parameters travel anew from the shard at every "
-                    "step, so nothing is owed: leave out +ef"
+                    "step, so there is no residual: leave out +ef"
                 )
 
-    # ---- what travels how --------------------------------------------------------------------------------------------
-
-    def choice(self, unit: Unit, tensor: Sharded, role: str) -> policy.Choice:
+    def choice(self, unit: Unit, tensor: Sharded, role: str) -> policy.CodecChoice:
         """The codec of one tensor in one role at this step."""
         if role not in self.policies:
-            return policy.Choice(policy.AS_IS, policy.ASKED_FOR)
-        dtype = unit.gather_dtype(tensor) if role == PARAMETER else unit.reduce_dtype
-        if dtype not in FLOATS:
-            return policy.Choice(policy.AS_IS, f"is {dtype}; codecs take 16- and 32-bit floats")
+            return policy.CodecChoice(policy.AS_IS, policy.ASKED_FOR)
+        dtype = _dtype_in(role, unit, tensor)
         info = policy.TensorInfo(tensor.name, tensor.shape, dtype, "parameter" if role == PARAMETER else "gradient")
         return policy.choose(self.policies[role], info, self.step, self.min_values)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TensorRow]:
         """Every tensor in every role: its wire, or why it stays as it is."""
         roles = [GRADIENT] + [BETWEEN] * (self.replicas is not None) + [PARAMETER] * (PARAMETER in self.policies)
         return [
             self._row(unit, t, role) for role in roles for unit in self.units for t in unit.tensors if _has(t, role)
         ]
 
-    def _row(self, unit: Unit, tensor: Sharded, role: str) -> Row:
-        choice = self.choice(unit, tensor, role)
-        dtype = unit.gather_dtype(tensor) if role == PARAMETER else unit.reduce_dtype
-        return Row.of(tensor.name, int(torch.Size(tensor.shape).numel()), choice, dtype, role)
+    def _row(self, unit: Unit, tensor: Sharded, role: str) -> TensorRow:
+        choice, numel = self.choice(unit, tensor, role), int(torch.Size(tensor.shape).numel())
+        return TensorRow.of(tensor.name, numel, choice, _dtype_in(role, unit, tensor), role)
 
-    def lossy(self) -> dict[Codec, int]:
-        """The codecs of this step that round, and how many values each takes."""
-        values: dict[Codec, int] = {}
-        for row in self.rows():
-            codec = codec_named(row.wire)
-            if not codec.lossless:
-                values[codec] = values.get(codec, 0) + row.numel
-        return values
-
-    def remarks(self) -> list[str]:
-        """What travels beside the tensors, and where compression is likely to lose."""
-        found = [*self.notes.values(), *map(policy.missed, self.unmatched())]
+    def warnings(self) -> list[str]:
+        """What else travels, what the policies miss, and where compression is likely to lose."""
+        notes = [*self.notes.values(), *map(policy.no_match, self.unmatched())]
         if PARAMETER not in self.policies:
-            found.append("parameters: FSDP's own all-gather, as they are; give parameters= to send them in few bits")
-        found += [f"{n}: not sharded by FSDP, which leaves its gradient alone" for n in self._unsharded()]
+            notes.append("parameters: FSDP's own all-gather, as they are; give parameters= to send them in few bits")
+        notes += [f"{n}: not sharded by FSDP, which leaves its gradient alone" for n in self._unsharded()]
         if self.probe is None:
-            return [*found, "one rank: nothing travels, and nothing is rounded"]
-        warned = (self.probe.note(codec, values) for codec, values in self.lossy().items())
-        return found + [text for text in warned if text is not None]
+            return [*notes, "one rank: nothing travels, and nothing is rounded"]
+        slow = (self.probe.note(codec, values) for codec, values in lossy(self.rows()).items())
+        return notes + [text for text in slow if text is not None]
 
     def unmatched(self) -> list[str]:
         """The patterns of the policies that match no parameter."""
@@ -172,8 +153,6 @@ class FSDPState:
 
     def _unsharded(self) -> list[str]:
         return [name for name, _ in layout.unsharded_parameters(self.model, self.units)]
-
-    # ---- for the collectives -----------------------------------------------------------------------------------------
 
     @property
     def step(self) -> int:
@@ -187,8 +166,8 @@ class FSDPState:
         if self._in_step:
             return
         self._in_step = True
-        self.memory.begin_step()
-        self.between_memory.begin_step()
+        self.row_residuals.begin_step()
+        self.replica_residuals.begin_step()
         self._watch.decide(step - 1, self._sum, self.channel.world * (self.replicas.world if self.replicas else 1))
         at_end_of_backward(self.settle)
 
@@ -217,10 +196,10 @@ class FSDPState:
             self._watch.look(info, tensor.whole(x_WL[:, low:high]), self.step, "local")
 
     def residuals(self, names: Sequence[str], lengths: Sequence[int], x: Tensor) -> Residuals:
-        """What this rank owes to each row of a reduce-scatter, kept by parameter and row."""
+        """This rank's residuals of the rows of a reduce-scatter, kept by parameter and row."""
         world = self.channel.world
         keys = tuple(_key(row, name) for row in range(world) for name in names)
-        return self.memory.residuals(keys, x.split(list(lengths) * world))
+        return self.row_residuals.residuals(keys, x.split(list(lengths) * world))
 
     def sample(self, names: Sequence[str], x: Tensor, plan: Rows) -> None:
         """What the codecs would lose on these gradients, tensor by tensor; it takes time, so it is off by default."""
@@ -228,12 +207,8 @@ class FSDPState:
             return
         x_WL = x.view(self.channel.world, -1)
         for name, codec, (low, high) in zip(names, plan.codecs, segment_ranges(plan.lengths), strict=True):
-            if not codec.lossless:
-                seed = seed_of(f"sample {self.seed} {self.channel.rank} {name}")
-                report = error_report(x_WL[:, low:high].reshape(-1), codec, seed=seed, stream=self.step)
-                self.stats[GRADIENT].sampled[name] = report
-
-    # ---- attach and detach -------------------------------------------------------------------------------------------
+            gradient = x_WL[:, low:high].reshape(-1)
+            self.stats[GRADIENT].sample(name, gradient, codec, seed=self.seed, rank=self.channel.rank, step=self.step)
 
     def install(self) -> None:
         """Put our collectives into every unit."""
@@ -267,26 +242,24 @@ class FSDPState:
             if channel is not None:
                 channel.close()
 
-    # ---- what is owed ------------------------------------------------------------------------------------------------
-
-    def owing(self) -> list[tuple[Unit, Sharded]]:
-        """The parameters that error feedback may owe to, at whatever step."""
-        if not any(may_owe(of) for role, of in self.policies.items() if role != PARAMETER):
+    def with_residuals(self) -> list[tuple[Unit, Sharded]]:
+        """The parameters that may have a residual, at whatever step."""
+        if not any(policy.may_feed_back(of) for role, of in self.policies.items() if role != PARAMETER):
             return []
         every = [(unit, tensor) for unit in self.units for tensor in unit.tensors]
-        return [(unit, tensor) for unit, tensor in every if tensor.trainable or tensor.name in self._owing]
+        return [(unit, tensor) for unit, tensor in every if tensor.trainable or tensor.name in self._trained]
 
-    def owed(self) -> dict[str, Tensor]:
-        """The mean over all ranks of what they owe, sharded as the parameters are (collective)."""
-        mine, between = self.memory.by_parameter(), self.between_memory.by_parameter()
-        return {t.name: _as_shard(t, self._mean(unit, t, mine, between)) for unit, t in self.owing()}
+    def state_dict(self) -> dict[str, Tensor]:
+        """The mean of all ranks' residuals, sharded as the parameters are (collective)."""
+        rows, between = self.row_residuals.by_parameter(), self.replica_residuals.by_parameter()
+        return {t.name: _as_shard(t, self._mean(unit, t, rows, between)) for unit, t in self.with_residuals()}
 
-    def _mean(self, unit: Unit, tensor: Sharded, mine: Mapping[str, Tensor], between: Mapping[str, Tensor]) -> Tensor:
-        """This rank's part, in units of a rank's gradient. What is owed between replicas was reduced already."""
+    def _mean(self, unit: Unit, tensor: Sharded, rows: Mapping[str, Tensor], between: Mapping[str, Tensor]) -> Tensor:
+        """This rank's part, in units of a rank's gradient. A residual between replicas was reduced already."""
         world = self.channel.world
         part = tensor.part(world)
         nothing = torch.zeros(part)
-        x = torch.cat([mine.get(_key(row, tensor.name), nothing).cpu() for row in range(world)])
+        x = torch.cat([rows.get(_key(row, tensor.name), nothing).cpu() for row in range(world)])
         total = torch.empty(part)
         plan = Rows(world, [part], [codec_named("fp32")], x.dtype)
         signature = {"call": "state_dict", "tensor": tensor.name, "length": part}
@@ -300,22 +273,17 @@ class FSDPState:
             all_reduce(total, "fp32", dist.ReduceOp.AVG, channel=self.replicas.called("state_dict"))
         return total
 
-    def load(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Start from the mean, on every rank, whatever the world size was."""
-        known: dict[str, Sharded] = {t.name: t for _, t in self.owing()}
-        owed: dict[str, Tensor] = {}
+        known = {t.name: t for _, t in self.with_residuals()}
+        check_saved(state, {name: tensor.shape for name, tensor in known.items()})
+        rows: dict[str, Tensor] = {}
         for name, value in state.items():
-            if name not in known:
-                raise ValueError(f"load_state_dict: the model owes nothing to a parameter {name!r}; load its own state")
-            if tuple(value.shape) != known[name].shape:
-                raise ValueError(
-                    f"load_state_dict: {name} has shape {known[name].shape}, the state for it {tuple(value.shape)}"
-                )
             whole = value.full_tensor() if isinstance(value, DTensor) else value
             parts = known[name].rows(whole.detach().float().cpu(), self.channel.world)
-            owed |= {_key(row, name): part for row, part in enumerate(parts)}
-        self.memory.load(owed)
-        self.between_memory.load({})
+            rows |= {_key(row, name): part for row, part in enumerate(parts)}
+        self.row_residuals.load(rows)
+        self.replica_residuals.load({})
 
 
 def _key(row: int, name: str) -> str:
@@ -332,13 +300,9 @@ def _as_shard(tensor: Sharded, part: Tensor) -> Tensor:
     return tensor.private.to_sharded_dtensor(part[: size.numel()].view(size).to(tensor.private.device, copy=True))
 
 
-def may_owe(of: object) -> bool:
-    """Whether a policy can ask for error feedback at some step; a function may always."""
-    if isinstance(of, policy.Schedule):
-        return any(may_owe(inner) for _, inner in of.steps)
-    if isinstance(of, Mapping):
-        return any(may_owe(inner) for inner in of.values())
-    return codec_named(of).feedback if isinstance(of, (str, Codec)) else True
+def _dtype_in(role: str, unit: Unit, tensor: Sharded) -> torch.dtype:
+    """The type in which a tensor travels."""
+    return unit.gather_dtype(tensor) if role == PARAMETER else unit.reduce_dtype
 
 
 def _check_watchers(role: str, of: object, sees_gradients: bool) -> None:
@@ -367,7 +331,7 @@ def check_free(model: nn.Module) -> None:
                 )
 
 
-def digest_of(state: FSDPState) -> Tensor:
+def gathered_digest(state: FSDPState) -> Tensor:
     """A digest of all parameters as this rank sees them when they are gathered (collective)."""
     parts = []
     for unit in state.units:

@@ -136,7 +136,7 @@ class Parameter:
         return self.private.to_sharded_dtensor(part)
 
 
-class Group:
+class ParameterGroup:
     """torch's FSDPParamGroup."""
 
     def __init__(self, private: Any, state: Any) -> None:
@@ -173,8 +173,8 @@ class Group:
     @property
     def order(self) -> list[int]:
         """In which order the parameters lie in a reduce-scatter: since 2.15 by the type of their gradients."""
-        found: list[int] = getattr(self.private, "_reduce_scatter_param_indices", [])
-        return found or list(range(len(self.parameters)))
+        indices: list[int] = getattr(self.private, "_reduce_scatter_param_indices", [])
+        return indices or list(range(len(self.parameters)))
 
     @property
     def in_backward(self) -> bool:
@@ -213,9 +213,9 @@ def _param_groups(module: FSDPModule) -> list[Any]:
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
-def param_groups(module: FSDPModule) -> list[Group]:
+def param_groups(module: FSDPModule) -> list[ParameterGroup]:
     """What a module shards by itself: one group, or several since torch has per-parameter meshes (after 2.11)."""
-    return [Group(group, module._get_fsdp_state()) for group in _param_groups(module)]
+    return [ParameterGroup(group, module._get_fsdp_state()) for group in _param_groups(module)]
 
 
 def at_end_of_backward(call: Callable[[], None]) -> None:
@@ -230,9 +230,9 @@ __all__ = (
     "DefaultAllGather",
     "DefaultReduceScatter",
     "FSDPMeshInfo",
-    "Group",
     "HSDPMeshInfo",
     "Parameter",
+    "ParameterGroup",
     "ReduceScatter",
     "at_end_of_backward",
     "check",

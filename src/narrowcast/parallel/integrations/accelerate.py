@@ -7,9 +7,10 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from narrowcast.parallel.handle import Handle, is_sharded, uncompiled
-from narrowcast.parallel.handle import attach as attach_model
-from narrowcast.parallel.integrations.residuals import Owed
+from narrowcast.parallel.attach import attach as attach_model
+from narrowcast.parallel.attach import is_sharded, uncompiled
+from narrowcast.parallel.handle import Handle
+from narrowcast.parallel.residuals import WholeResiduals
 
 
 def attach(accelerator: Any, model: nn.Module, gradients: object, *, checkpoint: bool = True, **options: Any) -> Handle:
@@ -28,5 +29,5 @@ def attach(accelerator: Any, model: nn.Module, gradients: object, *, checkpoint:
     handle = attach_model(model, gradients, **options)
     if checkpoint:
         # with save_on_each_node the first process of each node writes, and otherwise that of the first
-        accelerator.register_for_checkpointing(Owed(handle, writes=accelerator.is_local_main_process))
+        accelerator.register_for_checkpointing(WholeResiduals(handle, writes=accelerator.is_local_main_process))
     return handle

@@ -13,8 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from narrowcast.parallel import policy
 from narrowcast.parallel.ddp.hook import Bucket, DDPState
-from narrowcast.parallel.stats import Row, render
-from narrowcast.parallel.timeline import Event
+from narrowcast.parallel.stats import CallEvent, TensorRow, render
 
 
 class HookState:
@@ -40,17 +39,17 @@ class HookState:
         """What `nc.ddp_hook` calls."""
         if self._state is None:
             self._state = DDPState(
-                _wrapping(self._module, self._options.get("group")), self._gradients, **self._options
+                _model_around(self._module, self._options.get("group")), self._gradients, **self._options
             )
         return self._state.reduce(bucket)
 
     def stats(self) -> dict[str, float]:
         return self.state.stats.as_dict()
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[CallEvent]:
         return list(self.state.stats.events)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TensorRow]:
         return self.state.rows()
 
     def explain(self) -> str:
@@ -63,17 +62,20 @@ class HookState:
             self._state.close()
 
 
-def _wrapping(module: nn.Module, group: dist.ProcessGroup | None) -> Any:
+def _model_around(module: nn.Module, group: dist.ProcessGroup | None) -> Any:
     """The DDP model around this module, which whoever registered the hook did not hand on."""
+    # A search, once in a training: DDP leaves no reference to itself in the module, the reducer gives a hook nothing
+    # but the bucket, and torch has no list of DDP models. That it names the model in its forward pass is private, and
+    # too late for a hook that is registered between a forward and a backward pass.
     models = (o for o in gc.get_objects() if issubclass(type(o), DistributedDataParallel) and o.module is module)
-    return next(models, None) or _standing_in(module, group)
+    return next(models, None) or _stand_in(module, group)
 
 
 class _StandIn(SimpleNamespace):
     """One that can be held weakly."""
 
 
-def _standing_in(module: nn.Module, group: dist.ProcessGroup | None) -> Any:
+def _stand_in(module: nn.Module, group: dist.ProcessGroup | None) -> Any:
     """As much of the DDP model as the state looks at."""
     return _StandIn(
         module=module,

@@ -7,10 +7,11 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from narrowcast.parallel import policy
+from narrowcast.parallel.attach import attach
 from narrowcast.parallel.ddp.hook import ddp_hook
-from narrowcast.parallel.handle import Handle, attach
+from narrowcast.parallel.handle import Handle
 from narrowcast.parallel.integrations.hooks import HookState
-from narrowcast.parallel.integrations.residuals import Owed
+from narrowcast.parallel.residuals import WholeResiduals
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,8 +28,8 @@ def callback(gradients: object, *, log_every: int = 0, **options: Any) -> Any:
     """A callback for `Trainer(callbacks=[...])`: attaches to the strategy's model, DDP or sharded, and detaches after.
 
     options: as for `nc.attach`. log_every: write the counters to the trainer's loggers every so many batches (0:
-    never). What error feedback owes is in the trainer's checkpoints. `.handle` is that of `nc.attach` while training
-    runs; `.explained` and `.totals` remain.
+    never). The residuals of error feedback are in the trainer's checkpoints. `.handle` is that of `nc.attach` while
+    training runs; `.explained` and `.totals` remain.
     """
     policy.check(gradients)
 
@@ -39,23 +40,23 @@ def callback(gradients: object, *, log_every: int = 0, **options: Any) -> Any:
             super().__init__()
             self.handle: Handle | None = None
             self.explained, self.totals = "", dict[str, float]()
-            self._owed: Owed | None = None
+            self._residuals: WholeResiduals | None = None
             # while nothing is attached: what the next fit begins with, and what a checkpoint gets
             self._loaded: dict[str, Tensor] = {}
             self._left: dict[str, Tensor] = {}
 
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
             self.handle = attach(trainer.strategy.model, gradients, **options)
-            self._owed = Owed(self.handle, writes=trainer.is_global_zero)
+            self._residuals = WholeResiduals(self.handle, writes=trainer.is_global_zero)
             loaded, self._loaded, self._left = self._loaded, {}, {}
             if loaded:
-                self._owed.load_state_dict(loaded)
+                self._residuals.load_state_dict(loaded)
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
             if log_every and trainer.global_step % log_every == 0 and self.handle is not None:
-                found = {f"narrowcast/{key}": value for key, value in self.handle.stats().items()}
+                counters = {f"narrowcast/{key}": value for key, value in self.handle.stats().items()}
                 for logger in trainer.loggers:
-                    logger.log_metrics(found, step=trainer.global_step)
+                    logger.log_metrics(counters, step=trainer.global_step)
 
         def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
             # for a trainer.save_checkpoint() that comes after fit
@@ -69,15 +70,15 @@ def callback(gradients: object, *, log_every: int = 0, **options: Any) -> Any:
             if self.handle is not None:
                 self.explained, self.totals = self.handle.explain(), self.handle.stats()
                 self.handle.detach()
-                self.handle = self._owed = None
+                self.handle = self._residuals = None
 
         def state_dict(self) -> dict[str, Any]:
-            return self._owed.state_dict() if self._owed is not None else self._left
+            return self._residuals.state_dict() if self._residuals is not None else self._left
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
             # strategies differ: DDP restores before on_fit_start, a sharded model after it
-            if self._owed is not None:
-                self._owed.load_state_dict(state_dict)
+            if self._residuals is not None:
+                self._residuals.load_state_dict(state_dict)
             else:
                 self._loaded = self._left = state_dict
 

@@ -9,38 +9,37 @@ from typing import Any
 
 import torch.distributed as dist
 
-from narrowcast.parallel.integrations.watched import Watched
-from narrowcast.parallel.timeline import Event
+from narrowcast.parallel.stats import CallEvent, Watched
 
 MICROSECONDS = 1e6
 BASE = "baseTimeNanoseconds"
 """Where a trace has it, its times count from this many nanoseconds since 1970, otherwise from 1970."""
 
 
-def trace(events: Iterable[Event], rank: int = 0) -> dict[str, Any]:
+def trace(events: Iterable[CallEvent], rank: int = 0) -> dict[str, Any]:
     """The trace of one rank: a process with a row for each kind of call, and a counter of bytes sent."""
     kinds: dict[str, int] = {}
-    found: list[dict[str, Any]] = [
+    records: list[dict[str, Any]] = [
         {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"narrowcast, rank {rank}"}}
     ]
     sent = 0
     for event in sorted(events, key=lambda e: e.start + e.seconds):
         row = kinds.setdefault(_kind(event), len(kinds))
         sent += event.sent_bytes
-        found += [_slice(event, rank, row), _counter(event, rank, sent)]
-    found += [
+        records += [_slice(event, rank, row), _counter(event, rank, sent)]
+    records += [
         {"name": "thread_name", "ph": "M", "pid": rank, "tid": row, "args": {"name": kind}}
         for kind, row in kinds.items()
     ]
-    return {"traceEvents": found, "displayTimeUnit": "ms"}
+    return {"traceEvents": records, "displayTimeUnit": "ms"}
 
 
-def _kind(event: Event) -> str:
+def _kind(event: CallEvent) -> str:
     """Without the module: "reduce_scatter of gradients"."""
     return " ".join(event.name.split()[:3])
 
 
-def _slice(event: Event, rank: int, row: int) -> dict[str, Any]:
+def _slice(event: CallEvent, rank: int, row: int) -> dict[str, Any]:
     details = {
         "sent bytes": event.sent_bytes,
         "plain bytes": event.plain_bytes,
@@ -51,7 +50,7 @@ def _slice(event: Event, rank: int, row: int) -> dict[str, Any]:
     return {"name": event.name, "cat": "narrowcast", "ph": "X", "pid": rank, "tid": row, **when, "args": details}
 
 
-def _counter(event: Event, rank: int, sent: int) -> dict[str, Any]:
+def _counter(event: CallEvent, rank: int, sent: int) -> dict[str, Any]:
     when = (event.start + event.seconds) * MICROSECONDS
     return {"name": "sent bytes", "ph": "C", "pid": rank, "ts": when, "args": {"bytes": sent}}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from narrowcast.parallel.integrations.watched import Watched
+from narrowcast.parallel.stats import Watched
 
 TOTALS = ("ratio",)
 """What is shown as it stands; all else as its growth since the last time, for each step of the handle."""

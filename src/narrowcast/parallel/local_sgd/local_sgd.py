@@ -6,9 +6,8 @@ learning rate of 1, local SGD.
 
 from __future__ import annotations
 
-import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,15 +24,13 @@ from narrowcast.collectives.transports.torch import TorchTransport
 from narrowcast.collectives.work import Work
 from narrowcast.kernels.ops import FLOATS
 from narrowcast.parallel import policy
-from narrowcast.parallel.fingerprint import differing, digest
 from narrowcast.parallel.fsdp.optimizer_check import parameters_of
 from narrowcast.parallel.local_sgd import state as local_state
-from narrowcast.parallel.local_sgd.state import State, local_part, start_of
-from narrowcast.parallel.propagate_errors import telling
-from narrowcast.parallel.residuals import Memory
+from narrowcast.parallel.local_sgd.state import State, start_of
+from narrowcast.parallel.ranks import digest, local_part, propagate_errors, ranks_that_differ
+from narrowcast.parallel.residuals import ModelResiduals
 from narrowcast.parallel.seeds import default_group, own_seed
-from narrowcast.parallel.stats import Row, Stats, is_compressed, render
-from narrowcast.parallel.timeline import Event
+from narrowcast.parallel.stats import CallEvent, Stats, TensorRow, all_reduce_bytes, compressed_values, render
 
 Outer = Callable[[list[Tensor]], Optimizer]
 ROLE = "outer gradient"
@@ -87,22 +84,20 @@ class LocalSGD:
         self._fresh = local_state.own_keys(self._outer)
         self._channel = Channel(TorchTransport(group))
         self._seed = own_seed("LocalSGD", seed, group or default_group())
-        self._memory, self._stats = Memory(self._channel.world), Stats()
+        self._residuals, self._stats = ModelResiduals(self._channel.world), Stats()
         self._agree_on_the_start()
         # last: what fails above leaves the optimizer alone
-        self._unhook = _counting(optimizer, self.step)
+        self._unhook = _call_after_steps(optimizer, self.step)
 
     def _agree_on_the_start(self) -> None:
         """What the workers moved has a mean only if they moved from the same place."""
-        different = differing(self._channel, digest(self._anchors.values()))
+        different = ranks_that_differ(self._channel, digest(self._anchors.values()))
         if different:
             self.close()
             raise RuntimeError(
                 f"LocalSGD: the parameters of workers {different} differ from those of worker 0; make it while all "
                 "have the same values (one seed, or a broadcast), and load a worker's own checkpoint afterwards"
             )
-
-    # ---- steps and exchanges -----------------------------------------------------------------------------------------
 
     def step(self) -> bool:
         """Count an inner step, and exchange if it is time. Returns whether it did."""
@@ -115,9 +110,9 @@ class LocalSGD:
     @torch.no_grad()
     def exchange(self) -> None:
         """Exchange now (collective)."""
-        with telling(self._channel):
+        with propagate_errors(self._channel):
             _check_complete(self._model, self._parameters)
-            moved = {name: self._moved(name) for name in self._parameters}
+            moved = {name: self._outer_gradient(name) for name in self._parameters}
             calls = enumerate(self._by_codec().items())
             works = [self._start(number, codec, names, moved) for number, (codec, names) in calls]
             works += self._start_buffers()
@@ -132,13 +127,13 @@ class LocalSGD:
         self.exchanges += 1
         self._stats.steps = self.exchanges
 
-    def _moved(self, name: str) -> Tensor:
+    def _outer_gradient(self, name: str) -> Tensor:
         own = local_part(self._parameters[name])
         return start_of(own, self._anchors[name]) - own.float()
 
     def _start(self, number: int, codec: Codec, names: tuple[str, ...], moved: Mapping[str, Tensor]) -> Work:
         tensors = [moved[name] for name in names]
-        residuals = self._memory.residuals(names, tensors) if codec.feedback else None
+        residuals = self._residuals.residuals(names, tensors) if codec.feedback else None
         return self._all_reduce("all_reduce of outer gradients", tensors, codec, number, residuals=residuals)
 
     def _start_buffers(self) -> list[Work]:
@@ -148,43 +143,34 @@ class LocalSGD:
         return [self._all_reduce("all_reduce of buffers", same, policy.AS_IS) for same in by_type]
 
     def _all_reduce(self, name: str, tensors: Sequence[Tensor], codec: Codec, number: int = 0, **more: Any) -> Work:
-        times, world, began = Times(), self._channel.world, time.perf_counter()
+        times, world = Times(), self._channel.world
         values = sum(tensor.numel() for tensor in tensors)
-        plain = 2 * (world - 1) * values * tensors[0].element_size() // world
+        plain = all_reduce_bytes(values, tensors[0].element_size(), world)
+        compressed = compressed_values(codec, tensors[0].dtype, values, world)
+        count = self._stats.counter(name, values, plain, times, compressed=compressed)
         more |= {"step": (self.exchanges, number), "seed": self._seed, "times": times, "channel": self._channel}
-        compressed = values if world > 1 and is_compressed(codec, tensors[0].dtype) else 0
         work = all_reduce(tensors, codec, dist.ReduceOp.AVG, async_op=True, **more)
         assert work is not None
-
-        def count(done: Work) -> None:
-            seconds = time.perf_counter() - began
-            self._stats.count(name, values, done.sent_bytes, plain, times, seconds, compressed=compressed)
-
         work.then(count)
         return work
 
-    # ---- what travels how --------------------------------------------------------------------------------------------
-
-    def _choice(self, name: str, parameter: Tensor) -> policy.Choice:
+    def _choice(self, name: str, parameter: Tensor) -> policy.CodecChoice:
         info = policy.TensorInfo(name, tuple(parameter.shape), torch.float32, ROLE)
         return policy.choose(self._policy, info, self.exchanges, self._min_values)
 
     def _by_codec(self) -> dict[Codec, tuple[str, ...]]:
-        found: dict[Codec, tuple[str, ...]] = {}
+        names: dict[Codec, tuple[str, ...]] = {}
         for name, parameter in self._parameters.items():
             codec = self._choice(name, parameter).codec
-            found[codec] = (*found.get(codec, ()), name)
-        return found
+            names[codec] = (*names.get(codec, ()), name)
+        return names
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TensorRow]:
         """Every parameter: its wire, or why it stays as it is."""
-        return list(self._rows())
-
-    def _rows(self) -> Iterator[Row]:
-        for name, parameter in self._parameters.items():
-            choice = self._choice(name, parameter)
-            bits = 32.0 if str(choice.codec) == "as-is" else choice.codec.bits_per_value
-            yield Row(name, parameter.numel(), str(choice.codec), bits, choice.why, ROLE)
+        return [
+            TensorRow.of(name, parameter.numel(), self._choice(name, parameter), torch.float32, ROLE)
+            for name, parameter in self._parameters.items()
+        ]
 
     def explain(self) -> str:
         """Every parameter in a table, and how often it travels."""
@@ -198,7 +184,7 @@ class LocalSGD:
         """Bytes, effective ratio and milliseconds of this rank, summed over the exchanges (its `steps`)."""
         return self._stats.as_dict()
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[CallEvent]:
         """The last calls, for a trace."""
         return list(self._stats.events)
 
@@ -207,31 +193,30 @@ class LocalSGD:
         state = [
             v for a in self._anchors.values() for v in self._outer.state.get(a, {}).values() if isinstance(v, Tensor)
         ]
-        different = differing(self._channel, digest([*self._anchors.values(), *state]))
+        different = ranks_that_differ(self._channel, digest([*self._anchors.values(), *state]))
         if different:
             raise RuntimeError(f"check_ranks: the outer state of workers {different} differs from that of worker 0")
 
-    # ---- checkpoints -------------------------------------------------------------------------------------------------
-
     @torch.no_grad()
     def state_dict(self) -> State:
-        """Where the workers started, the outer optimizer, the counters, and the mean of what is owed (collective).
+        """Where the workers started, the outer optimizer, the counters, and the mean residuals (collective).
 
         Valid for any number of workers. The model's own state is the caller's: best saved right after an exchange, when
         it is the same everywhere.
         """
-        owed = self._memory.by_parameter()
+        residuals = self._residuals.by_parameter()
         mean = {
-            name: owed.get(name, torch.zeros(a.numel())).to(a.device, copy=True) for name, a in self._anchors.items()
+            name: residuals.get(name, torch.zeros(a.numel())).to(a.device, copy=True)
+            for name, a in self._anchors.items()
         }
         all_reduce(list(mean.values()), "fp32", dist.ReduceOp.AVG, channel=self._channel.called("state_dict"))
         counters = {"steps": self.steps, "exchanges": self.exchanges}
-        return local_state.saved(self._parameters, self._anchors, mean, self._outer, counters)
+        return local_state.to_save(self._parameters, self._anchors, mean, self._outer, counters)
 
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
-        """Go on from a checkpoint, with whatever number of workers; load the model's state beside it."""
-        self._memory.load(local_state.load(self._parameters, self._anchors, self._outer, self._fresh, state))
+        """Go on from a checkpoint, with whatever number of workers; load the model's state as well."""
+        self._residuals.load(local_state.load(self._parameters, self._anchors, self._outer, self._fresh, state))
         self.steps, self.exchanges = int(state["counters"]["steps"]), int(state["counters"]["exchanges"])
         self._stats.steps = self.exchanges
 
@@ -242,13 +227,13 @@ class LocalSGD:
 
 
 def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not found:
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trained:
         raise ValueError("LocalSGD: the model has no parameter that is trained")
-    for name, parameter in found.items():
+    for name, parameter in trained.items():
         if parameter.dtype not in FLOATS:
             raise TypeError(f"LocalSGD: {name} is {parameter.dtype}; it takes 16- and 32-bit floats")
-    return found
+    return trained
 
 
 def _check_complete(model: nn.Module, ours: Mapping[str, nn.Parameter]) -> None:
@@ -278,15 +263,15 @@ def _check_optimizer(optimizer: Optimizer | None, parameters: Mapping[str, Tenso
         )
 
 
-def _counting(optimizer: Optimizer | None, step: Callable[[], object]) -> Callable[[], None]:
+def _call_after_steps(optimizer: Optimizer | None, step: Callable[[], object]) -> Callable[[], None]:
     """Call `step` after each step of the optimizer; returns the way to stop that."""
     if optimizer is None:
         return lambda: None
 
-    def counted(*_: Any) -> None:
+    def count(*_: Any) -> None:
         step()
 
-    hook = optimizer.register_step_post_hook(counted)
+    hook = optimizer.register_step_post_hook(count)
     _COUNTED.add(optimizer)
 
     def stop() -> None:

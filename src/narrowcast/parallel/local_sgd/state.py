@@ -12,17 +12,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from narrowcast.parallel.fsdp.optimizer_check import parameters_of
+from narrowcast.parallel.ranks import local_part
 
 State = dict[str, Any]
 Tensors = Mapping[str, Tensor]
 Keys = Mapping[Tensor, set[str]]
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """The part that this rank holds; a write into it is a write into the tensor."""
-    with torch.no_grad():
-        local = getattr(tensor, "to_local", None)
-        return local() if local is not None else tensor.detach()
+RESIDUALS = "owed"
+"""The key of the residuals in a checkpoint, as it is in those that exist."""
 
 
 def like(parameter: Tensor, part: Tensor) -> Tensor:
@@ -47,12 +43,12 @@ def blank(outer: Optimizer) -> dict[Tensor, dict[str, Any]]:
 
     Of a copy: the optimizer itself, its hooks and those of all optimizers must not know.
     """
-    made = copy.deepcopy(outer)
-    ours, theirs = parameters_of(outer), parameters_of(made)
+    stepped = copy.deepcopy(outer)
+    ours, theirs = parameters_of(outer), parameters_of(stepped)
     for anchor in theirs:
         anchor.grad = torch.zeros_like(anchor)
-    inspect.unwrap(type(made).step)(made)
-    return {anchor: made.state.get(twin, {}) for anchor, twin in zip(ours, theirs, strict=True)}
+    inspect.unwrap(type(stepped).step)(stepped)
+    return {anchor: stepped.state.get(twin, {}) for anchor, twin in zip(ours, theirs, strict=True)}
 
 
 def own_keys(outer: Optimizer) -> dict[Tensor, set[str]]:
@@ -60,7 +56,9 @@ def own_keys(outer: Optimizer) -> dict[Tensor, set[str]]:
     return {anchor: set(outer.state.get(anchor, ())) for anchor in parameters_of(outer)}
 
 
-def saved(parameters: Tensors, anchors: Tensors, owed: Tensors, outer: Optimizer, counters: dict[str, int]) -> State:
+def to_save(
+    parameters: Tensors, anchors: Tensors, residuals: Tensors, outer: Optimizer, counters: dict[str, int]
+) -> State:
     """A checkpoint. Before the first exchange it has places for the state to come, for whoever fills it."""
     places = {} if counters["exchanges"] else blank(outer)
     kept = {
@@ -70,7 +68,7 @@ def saved(parameters: Tensors, anchors: Tensors, owed: Tensors, outer: Optimizer
     groups = [{key: v for key, v in group.items() if key != "params"} for group in outer.param_groups]
     return {
         "anchors": {name: like(parameters[name], anchor) for name, anchor in anchors.items()},
-        "owed": {name: like(parameters[name], part) for name, part in owed.items()},
+        RESIDUALS: {name: like(parameters[name], part) for name, part in residuals.items()},
         "outer": {name: state for name, state in kept.items() if state},
         "groups": copy.deepcopy(groups),
         "counters": counters,
@@ -78,16 +76,16 @@ def saved(parameters: Tensors, anchors: Tensors, owed: Tensors, outer: Optimizer
 
 
 def _by_key(name: str, parameter: Tensor, anchor: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
-    found = {}
+    copied = {}
     for key, value in state.items():
         if not isinstance(value, Tensor):
-            found[key] = copy.deepcopy(value)
+            copied[key] = copy.deepcopy(value)
         elif value.shape == anchor.shape:
-            found[key] = like(parameter, value)
+            copied[key] = like(parameter, value)
         else:
             _check_whole(name, key, parameter, value)
-            found[key] = value.clone()
-    return found
+            copied[key] = value.clone()
+    return copied
 
 
 def _check_whole(name: str, key: str, parameter: Tensor, value: Tensor) -> None:
@@ -100,7 +98,7 @@ def _check_whole(name: str, key: str, parameter: Tensor, value: Tensor) -> None:
 
 
 def load(parameters: Tensors, anchors: Tensors, outer: Optimizer, fresh: Keys, state: State) -> dict[str, Tensor]:
-    """Fill anchors and outer optimizer; returns what is owed, by name. fresh: the keys of an optimizer without steps.
+    """Fill anchors and outer optimizer; returns the residuals, by name. fresh: the keys of an optimizer without steps.
 
     A state from before the first exchange has places that an optimizer fills in its first step, and must find empty.
     """
@@ -112,7 +110,7 @@ def load(parameters: Tensors, anchors: Tensors, outer: Optimizer, fresh: Keys, s
         theirs = state["outer"].get(name, {})
         kept[anchor] = {k: _part(v, anchor) for k, v in theirs.items() if begun or k in fresh.get(anchor, ())}
     _load_optimizer(outer, kept, state["groups"])
-    return {name: _part(value, anchors[name]).flatten() for name, value in state["owed"].items()}
+    return {name: _part(value, anchors[name]).flatten() for name, value in state[RESIDUALS].items()}
 
 
 def _load_optimizer(outer: Optimizer, kept: Mapping[Tensor, dict[str, Any]], groups: Sequence[State]) -> None:

@@ -18,7 +18,7 @@ from narrowcast.collectives.segments import segment_ranges
 from narrowcast.kernels.ops import FLOATS
 from narrowcast.parallel import policy
 from narrowcast.parallel.ddp import strides
-from narrowcast.parallel.stats import Row
+from narrowcast.parallel.stats import TensorRow
 from narrowcast.parallel.watch import Watch
 from narrowcast.simulate.world.stack import stacked
 from narrowcast.simulate.world.world import World
@@ -79,19 +79,19 @@ class GradientExchange:
             if parameter.dtype not in FLOATS:
                 raise TypeError(f"train: {name} is {parameter.dtype}; codecs take float32, float16 and bfloat16")
 
-    def choice(self, name: str, step: int) -> policy.Choice:
+    def choice(self, name: str, step: int) -> policy.CodecChoice:
         return policy.choose(self.policy, self._info(name), step, self.min_values)
 
     def _info(self, name: str) -> policy.TensorInfo:
         parameter = self.parameters[name]
         return policy.TensorInfo(name, tuple(parameter.shape), parameter.dtype)
 
-    def rows(self, step: int = 0) -> list[Row]:
+    def rows(self, step: int = 0) -> list[TensorRow]:
         """Every tensor: its wire, or why it stays as it is."""
         rows = []
         for name, parameter in self.parameters.items():
             choice = self.choice(name, step)
-            rows.append(Row.of(name, parameter.numel(), choice, parameter.dtype))
+            rows.append(TensorRow.of(name, parameter.numel(), choice, parameter.dtype))
         return rows
 
     def _first_buckets(self) -> list[list[str]]:

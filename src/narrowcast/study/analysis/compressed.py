@@ -8,7 +8,7 @@ import torch
 
 from narrowcast.codecs import codec
 from narrowcast.parallel import policy
-from narrowcast.parallel.stats import Row
+from narrowcast.parallel.stats import TensorRow
 from narrowcast.predict.model import Profile
 
 FLOAT32_BITS = 32.0
@@ -18,7 +18,7 @@ NONE: Share = {"values": 0.0, "bytes": 0.0}
 ALL: Share = {"values": 1.0, "bytes": 1.0}
 
 
-def share(rows: Sequence[Row]) -> Share:
+def share(rows: Sequence[TensorRow]) -> Share:
     """Of the tensors that `explain` shows."""
     packed = [row for row in rows if is_lossy(row.wire)]
     if not packed:
@@ -27,11 +27,11 @@ def share(rows: Sequence[Row]) -> Share:
     return {"values": values[0] / values[1], "bytes": sent[0] / sent[1]}
 
 
-def _values(row: Row) -> float:
+def _values(row: TensorRow) -> float:
     return row.numel
 
 
-def _bits(row: Row) -> float:
+def _bits(row: TensorRow) -> float:
     return row.numel * row.bits_per_value
 
 
@@ -47,7 +47,7 @@ def of_profile(profile: Profile, wire: str, min_values: int) -> Share:
         info = policy.TensorInfo(tensor.name, (tensor.numel,), torch.float32)
         choice = policy.choose(wire, info, 0, min_values)
         bits = FLOAT32_BITS if choice.codec is policy.AS_IS else choice.codec.bits_per_value
-        rows.append(Row(tensor.name, tensor.numel, str(choice.codec), bits, choice.why))
+        rows.append(TensorRow(tensor.name, tensor.numel, str(choice.codec), bits, choice.why))
     return share(rows)
 
 

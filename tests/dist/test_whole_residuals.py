@@ -1,4 +1,4 @@
-"""What is owed, through a file that one rank writes and all read: what frameworks do with a checkpoint."""
+"""Residuals, through a file that one rank writes and all read: what frameworks do with a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import narrowcast as nc
-from narrowcast.parallel.integrations.residuals import Owed
+from narrowcast.parallel.residuals import WholeResiduals
 
 State = dict[str, Tensor]
 
@@ -30,13 +30,13 @@ def whole(state: State) -> State:
 
 
 def written(group: dist.ProcessGroup, kind: str, path: str) -> tuple[State, State]:
-    """What is owed after some steps, by the handle; and this rank's share of the file's content."""
+    """The residuals after some steps, by the handle; and this rank's share of the file's content."""
     rank, model = dist.get_rank(group), model_of(group, kind)
     handle = nc.attach(model, "int4/64+ef", min_values=1)
     for step in range(3):
         model.zero_grad()
         loss(model, rank, step).backward()
-    expected, found = whole(handle.state_dict()), Owed(handle, writes=rank == 0).state_dict()
+    expected, found = whole(handle.state_dict()), WholeResiduals(handle, writes=rank == 0).state_dict()
     if rank == 0:
         torch.save(found, path)
     handle.detach()
@@ -47,7 +47,7 @@ def read(group: dist.ProcessGroup, kind: str, path: str) -> State:
     model = model_of(group, kind)
     handle = nc.attach(model, "int4/64+ef", min_values=1)
     # nothing but plain tensors: what a cautious torch.load takes
-    Owed(handle, writes=False).load_state_dict(torch.load(path, weights_only=True))
+    WholeResiduals(handle, writes=False).load_state_dict(torch.load(path, weights_only=True))
     found = whole(handle.state_dict())
     handle.detach()
     return found
@@ -57,8 +57,8 @@ def read(group: dist.ProcessGroup, kind: str, path: str) -> State:
     "kind, world, then",
     [("ddp", 2, "ddp"), ("fsdp", 2, "fsdp"), ("fsdp", 3, "fsdp"), ("fsdp", 2, "ddp"), ("hsdp", 8, "fsdp")],
 )
-def test_one_rank_writes_what_all_owe(pool: Pool, tmp_path: Path, kind: str, world: int, then: str) -> None:
-    path = str(tmp_path / "owed.pt")
+def test_one_rank_writes_the_residuals_of_all(pool: Pool, tmp_path: Path, kind: str, world: int, then: str) -> None:
+    path = str(tmp_path / "residuals.pt")
     states = pool.run(world, written, kind, path)
     expected = states[0][0]
     assert {name: value.shape for name, value in expected.items()} == {n: p.shape for n, p in mlp().named_parameters()}
@@ -74,12 +74,12 @@ def on_the_mesh(group: dist.ProcessGroup) -> set[str]:
     """Where the parts of the state lie, for a model whose collectives run on another device than its shards."""
     model = sharded(mesh_of(group))
     handle = nc.attach(model, "int4/64+ef", min_values=1)
-    for _, tensor in handle._sharded.owing():
+    for _, tensor in handle._state.with_residuals():
         tensor.private.device = torch.device("meta")
     found = {value.to_local().device.type for value in handle.state_dict().values()}
     handle.detach()
     return found
 
 
-def test_what_is_owed_lies_where_the_mesh_can_gather_it(pool: Pool) -> None:
+def test_residuals_lie_where_the_mesh_can_gather_them(pool: Pool) -> None:
     assert pool.run(2, on_the_mesh) == [{"meta"}] * 2

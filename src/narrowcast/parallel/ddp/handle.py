@@ -1,0 +1,208 @@
+"""`attach` for DDP: the hook that a model gets once and keeps, and the handle."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from narrowcast.codecs import ErrorReport
+from narrowcast.collectives.api import all_reduce
+from narrowcast.collectives.runtime.channel import Channel
+from narrowcast.parallel.ddp import layout, mixed_precision, strides, torch_parts
+from narrowcast.parallel.ddp.hook import Bucket, DDPState, plain
+from narrowcast.parallel.handle import GONE, Handle, StateReference, check_strict
+from narrowcast.parallel.ranks import digest, ranks_that_differ
+from narrowcast.parallel.residuals import check_saved
+from narrowcast.parallel.stats import CallEvent, TensorRow, render
+
+
+class Reducer(Protocol):
+    """What a bucket is given to."""
+
+    def reduce(self, bucket: Bucket) -> torch.futures.Future[Tensor]: ...
+
+
+class ModelHook:
+    """The one hook that a DDP model ever gets from us: DDP takes one and never gives it back.
+
+    The model holds it, and the reducer holds it weakly: garbage collectors do not look into a reducer, so that what
+    leads from there to the model, as a policy of the user may, would keep both for ever.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.state: Reducer | None = None
+        self._group = group
+
+    def reduce(self, bucket: Bucket) -> torch.futures.Future[Tensor]:
+        if self.state is not None:
+            return self.state.reduce(bucket)
+        return plain(bucket.buffer(), self._group)
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """A copy of a model, in memory or in a file, has none: it is a model that nobody attached to."""
+        return type(None), ()
+
+
+def _reduce(weak_hook: weakref.ref[ModelHook], bucket: Bucket) -> torch.futures.Future[Tensor]:
+    hook = weak_hook()
+    assert hook is not None, "the model that is in its backward pass holds it"
+    return hook.reduce(bucket)
+
+
+# DDP compares annotations with its own classes and would not know these strings
+_reduce.__annotations__.clear()
+
+
+class _Uncopied(list[Any]):
+    """The hooks of a DDP model, of which a copy has none: DDP copies the list and not what its reducer knows."""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return list, ()
+
+
+class DDPHandle(Handle):
+    """The handle of a DDP model."""
+
+    def __init__(self, model: DistributedDataParallel, hook: ModelHook, state: DDPState) -> None:
+        self._weak_model, self._hook = weakref.ref(model), weakref.ref(hook)
+        self._reference, self._stats = StateReference(state), state.stats
+
+    @property
+    def _state(self) -> DDPState:
+        return self._reference.get()
+
+    @property
+    def step(self) -> int:
+        return self._stats.steps
+
+    @property
+    def seed(self) -> int:
+        return self._state.seed
+
+    def stats(self) -> dict[str, float]:
+        return self._stats.as_dict()
+
+    def events(self) -> list[CallEvent]:
+        return list(self._stats.events)
+
+    def rows(self) -> list[TensorRow]:
+        return self._state.rows()
+
+    def explain(self) -> str:
+        return render(self.rows(), [*_notes(model_of(self._weak_model)), *self._state.warnings()])
+
+    def errors(self) -> dict[str, ErrorReport]:
+        return dict(self._stats.sampled)
+
+    def check_ranks(self) -> None:
+        check_parameters(model_of(self._weak_model), self._state.channel)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        state = self._state
+        residuals = state.residuals.by_parameter()
+        mean = {
+            name: strides.like(residuals[name], p).to(p.device, copy=True, memory_format=torch.contiguous_format)
+            for name, p in state.reduced.items()
+            if name in residuals
+        }
+        all_reduce(list(mean.values()), "fp32", dist.ReduceOp.AVG, channel=state.channel.called("state_dict"))
+        return mean
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        known = self._state.reduced
+        check_saved(state, {name: parameter.shape for name, parameter in known.items()})
+        self._state.residuals.load({name: strides.flat(saved, known[name]) for name, saved in state.items()})
+
+    def detach(self) -> None:
+        """DDP keeps our hook; a later attach uses it again."""
+        state, hook = self._reference.keep(), self._hook()
+        if hook is not None and hook.state is state:
+            hook.state = None
+        if state is not None:
+            state.close()
+
+
+def model_of(reference: weakref.ref[DistributedDataParallel]) -> DistributedDataParallel:
+    """The model of a handle; raises where it is gone."""
+    model = reference()
+    if model is None:
+        raise RuntimeError(GONE)
+    return model
+
+
+def check_parameters(model: DistributedDataParallel, channel: Channel) -> None:
+    """Raise where a rank has other parameters than rank 0 (collective)."""
+    different = ranks_that_differ(channel, digest(model.module.parameters()))
+    if different:
+        raise RuntimeError(f"check_ranks: the parameters of ranks {different} differ from those of rank 0")
+
+
+def _notes(model: DistributedDataParallel) -> list[str]:
+    """What travels as it is beside the gradients, with its bytes."""
+    notes = []
+    buffers = sum(b.numel() * b.element_size() for b in model.module.buffers())
+    if buffers and model.broadcast_buffers:
+        notes.append(f"buffers: {buffers} bytes broadcast by DDP before each forward pass, as they are")
+    if model.find_unused_parameters:
+        count = sum(1 for _ in model.module.parameters())
+        notes.append(f"unused-parameter bitmap: {4 * count} bytes all-reduced by DDP each step, as it is")
+    synced = [m.num_features for m in model.module.modules() if isinstance(m, torch.nn.SyncBatchNorm)]
+    if synced:
+        # forward: mean, inverse deviation and count of each rank; backward: two sums
+        sent = sum(4 * (2 * features + 1) + 8 * features for features in synced)
+        notes.append(f"SyncBatchNorm: {sent} bytes of statistics a rank and step, by its own collectives, as they are")
+    return notes
+
+
+def attach_ddp(model: DistributedDataParallel, gradients: object, strict: bool, **options: Any) -> Handle:
+    """`attach` for DDP. options: those of `DDPState`."""
+    torch_parts.check(model)
+    layout.check_group(model, options["group"])
+    hook = _free_hook(model)
+
+    def make(model: DistributedDataParallel, chosen: object) -> DDPState:
+        state = DDPState(model, chosen, **options)
+        check_strict(state, strict)
+        return state
+
+    if isinstance(gradients, str) and gradients == "auto":
+        from narrowcast.parallel.auto import attach_auto
+
+        return attach_auto(model, hook, make)
+    state = make(model, gradients)
+    try:
+        register(model, hook)
+    except RuntimeError:
+        state.close()
+        raise
+    hook.state = state
+    return DDPHandle(model, hook, state)
+
+
+def _free_hook(model: DistributedDataParallel) -> ModelHook:
+    """The model's own of an earlier attach, or a new one; raises where it is in use or another one is there."""
+    hook: ModelHook | None = getattr(model, "_narrowcast_hook", None)
+    if hook is None and model._comm_hooks and mixed_precision.state_of(model) is None:
+        raise RuntimeError("attach: the model has a communication hook already; DDP takes only one, remove that one")
+    if hook is not None and hook.state is not None:
+        raise RuntimeError("attach: the model is attached already; call detach() on its handle first")
+    return hook or ModelHook(model.process_group)
+
+
+def register(model: DistributedDataParallel, hook: ModelHook) -> None:
+    """Give the model our hook, once: on its own, or behind the one that mixed precision brings."""
+    if getattr(model, "_narrowcast_hook", None) is not None:
+        return
+    taken = mixed_precision.state_of(model)
+    if taken is None:
+        model.register_comm_hook(weakref.ref(hook), _reduce)
+        model._comm_hooks = _Uncopied(model._comm_hooks)
+    else:
+        mixed_precision.take_detour(taken, functools.partial(_reduce, weakref.ref(hook)))
+    object.__setattr__(model, "_narrowcast_hook", hook)

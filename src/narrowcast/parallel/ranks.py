@@ -1,0 +1,46 @@
+"""What ranks have to know of each other: whether they hold the same tensors, and that one of them failed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from narrowcast.collectives.runtime.channel import Channel
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """The part that this rank holds; a write into it is a write into the tensor."""
+    with torch.no_grad():
+        local = getattr(tensor, "to_local", None)
+        return local() if local is not None else tensor.detach()
+
+
+def digest(tensors: Iterable[Tensor]) -> Tensor:
+    """32 bytes that depend on every bit of the tensors."""
+    sha = hashlib.sha256()
+    for tensor in tensors:
+        # of a copy: FSDP cannot free a storage that numpy has seen
+        sha.update(tensor.detach().cpu().reshape(-1).clone().view(torch.uint8).numpy().tobytes())
+    return torch.frombuffer(bytearray(sha.digest()), dtype=torch.uint8)
+
+
+def ranks_that_differ(channel: Channel, own: Tensor) -> list[int]:
+    """The ranks whose digest is not that of rank 0 (collective)."""
+    digests = channel.gather(own, call="check_ranks")
+    return [rank for rank, other in enumerate(digests) if not torch.equal(other, digests[0])]
+
+
+@contextmanager
+def propagate_errors(*channels: Channel | None) -> Iterator[None]:
+    """Whoever waits for this rank in one of the channels raises at once, too, and names what was raised in here."""
+    try:
+        yield
+    except Exception as error:
+        for channel in channels:
+            if channel is not None:
+                channel.fail(error)
+        raise

@@ -1,0 +1,91 @@
+"""One handle for every kind of model: the same members, and the same word when its model is gone."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch.distributed as dist
+from dist.models import error_of, mlp, wrapped
+from dist.pool import Pool
+from dist.shards import loss, mesh_of, sharded
+from torch import nn
+
+import narrowcast as nc
+from narrowcast.parallel.auto import AutoHandle
+from narrowcast.parallel.ddp.handle import DDPHandle
+from narrowcast.parallel.fsdp.handle import FSDPHandle
+from narrowcast.parallel.handle import GONE, Handle
+
+MODELS: dict[str, Callable[[dist.ProcessGroup], nn.Module]] = {
+    "ddp": wrapped,
+    "auto": wrapped,
+    "fsdp": lambda group: sharded(mesh_of(group)),
+}
+NEED_THE_MODEL = ("rows", "explain", "check_ranks", "state_dict")
+
+
+def attached(model: nn.Module, kind: str, gradients: object = "int4/64+ef") -> Handle:
+    return nc.attach(model, "auto" if kind == "auto" else gradients, min_values=1)
+
+
+@pytest.mark.parametrize("kind", [DDPHandle, FSDPHandle, AutoHandle])
+def test_a_handle_implements_the_interface_and_overrides_nothing(kind: type[Handle]) -> None:
+    assert kind.__bases__ == (Handle,)
+    members = {name for name in vars(Handle) if not name.startswith("_")}
+    assert members == Handle.__abstractmethods__, "the interface has no code to override"
+    assert members <= set(vars(kind))
+
+
+def dropped(group: dist.ProcessGroup, kind: str, by_policy: bool) -> tuple[weakref.ref[nn.Module], Handle]:
+    """A model that goes after a step, weakly, and its handle."""
+    model = MODELS[kind](group)
+
+    def leads_to_the_model(info: nc.parallel.TensorInfo, step: int) -> str | None:
+        return "int4/64+ef" if model is not None else None
+
+    handle = attached(model, kind, leads_to_the_model if by_policy else "int4/64+ef")
+    loss(model, dist.get_rank(group), 0).backward()
+    return weakref.ref(model), handle
+
+
+def alone(group: dist.ProcessGroup, kind: str, by_policy: bool) -> dict[str, object]:
+    """Only the handle is kept, as in `handle = nc.attach(fully_shard(...), ...)`."""
+    weak, handle = dropped(group, kind, by_policy)
+    gc.collect()
+    calls = {name: error_of(getattr(handle, name)) for name in NEED_THE_MODEL}
+    remains = handle.step, isinstance(handle.stats(), dict), handle.events() is not None, handle.errors() is not None
+    handle.detach()
+    return {"is a handle": isinstance(handle, nc.parallel.Handle), "model": weak(), "left": remains, **calls}
+
+
+@pytest.mark.parametrize("kind, by_policy", [("ddp", False), ("ddp", True), ("fsdp", False), ("auto", False)])
+def test_a_handle_does_not_keep_its_model_alive_and_says_so(pool: Pool, kind: str, by_policy: bool) -> None:
+    # auto has no residuals while it watches, and can say so without a model
+    silent = ("state_dict", "explain") if kind == "auto" else ()
+    for said in pool.run(2, alone, kind, by_policy):
+        assert (said["is a handle"], said["model"], said["left"]) == (True, None, (1, True, True, True))
+        for name in NEED_THE_MODEL:
+            assert said[name] == ("" if name in silent else f"RuntimeError: {GONE}"), name
+
+
+def after_detach(group: dist.ProcessGroup, kind: str) -> tuple[list[str], bool]:
+    """What is in the state after `detach()`, when the model is gone; and whether residuals are in it."""
+    model = MODELS[kind](group)
+    handle = attached(model, kind)
+    loss(model, dist.get_rank(group), 0).backward()
+    before = handle.state_dict()
+    handle.detach()
+    rows = [row.name for row in handle.rows()]
+    del model
+    gc.collect()
+    assert [row.name for row in handle.rows()] == rows
+    return sorted(before), all(bool(value.abs().max() > 0) for value in before.values())
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_after_detach_the_handle_has_what_the_model_had(pool: Pool, kind: str) -> None:
+    names = sorted(name for name, _ in mlp().named_parameters())
+    assert pool.run(2, after_detach, kind) == [(names, True)] * 2
