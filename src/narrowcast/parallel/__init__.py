@@ -1,10 +1,23 @@
-"""One line for whoever trains: `attach`."""
+"""Training in parallel with fewer bits: `attach` for gradients, `Wires` for activations, `LocalSGD` between rounds.
 
+`tensor`, `tensor_styles`, `expert`, `pipeline` and `integrations` are modules to import by name.
+"""
+
+from narrowcast.parallel import overlap as overlap
+from narrowcast.parallel import policy as policy
+from narrowcast.parallel import wires as wires
 from narrowcast.parallel.attach import attach as attach
 from narrowcast.parallel.ddp.hook import DDPState as DDPState
 from narrowcast.parallel.ddp.hook import ddp_hook as ddp_hook
 from narrowcast.parallel.handle import Handle as Handle
 from narrowcast.parallel.local_sgd.local_sgd import LocalSGD as LocalSGD
+from narrowcast.parallel.overlap import Contention as Contention
+from narrowcast.parallel.overlap import Span as Span
+from narrowcast.parallel.overlap import WireDecision as WireDecision
+from narrowcast.parallel.policy import MIN_VALUES as MIN_VALUES
 from narrowcast.parallel.policy import TensorInfo as TensorInfo
+from narrowcast.parallel.policy import Watching as Watching
 from narrowcast.parallel.policy import schedule as schedule
+from narrowcast.parallel.stats import TensorRow as TensorRow
+from narrowcast.parallel.watch import Watch as Watch
 from narrowcast.parallel.wires import Wires as Wires

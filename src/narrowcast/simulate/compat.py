@@ -7,7 +7,6 @@ gives formats no Inf: its e5m2 reaches 114688; write `FloatingPoint(5, 2, finite
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
 import torch
@@ -116,7 +115,3 @@ def _named(number: Number | None) -> Format | None:
     if isinstance(number, BlockFloatingPoint):
         raise NotImplementedError("quantizer: for block floating point give a codec to Quantizer, as 'int8/256'")
     return None if number is None else number.caster.format
-
-
-compat = sys.modules[__name__]
-"""This module, under the name by which `narrowcast.simulate` shows it."""

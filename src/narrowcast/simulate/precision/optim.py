@@ -7,7 +7,6 @@ Tensors stay float32 and hold numbers of the format. With "fp32" the results are
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -317,7 +316,3 @@ class AdamW(Adam):
         **precision: Any,
     ) -> None:
         super().__init__(params, lr, betas, eps, weight_decay, **precision)
-
-
-optim = sys.modules[__name__]
-"""This module, under the name by which `narrowcast.simulate` shows it."""
