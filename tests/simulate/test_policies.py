@@ -39,7 +39,7 @@ def apart(policies: list[Watching], step: int) -> None:
     for watch, row in zip(watches, rows, strict=True):
         watch.look(INFO, row, step, "local")
         watch.look(INFO, rows.mean(0), step, "mean")
-    seen = [watch.taken() for watch in watches]
+    seen = [watch.take() for watch in watches]
     for watch, own in zip(watches, seen, strict=True):
         watch.give(own)
         watch.decide(step, lambda _: in_rank_order([Watch.flat(each) for each in seen]), WORKERS)

@@ -16,8 +16,8 @@ from narrowcast.parallel.overlap import Span as Span
 from narrowcast.parallel.overlap import WireDecision as WireDecision
 from narrowcast.parallel.policy import MIN_VALUES as MIN_VALUES
 from narrowcast.parallel.policy import TensorInfo as TensorInfo
+from narrowcast.parallel.policy import Watch as Watch
 from narrowcast.parallel.policy import Watching as Watching
 from narrowcast.parallel.policy import schedule as schedule
 from narrowcast.parallel.stats import TensorRow as TensorRow
-from narrowcast.parallel.watch import Watch as Watch
 from narrowcast.parallel.wires import Wires as Wires

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import abc
 import fnmatch
-from collections.abc import Callable, Collection, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,7 +180,7 @@ def all_watchers(policy: object) -> list[Watching]:
         watchers = [watcher for inner in policy.values() for watcher in all_watchers(inner)]
     else:
         watchers = [policy] if isinstance(policy, Watching) else []
-    return list({id(watcher): watcher for watcher in watchers}.values())
+    return _once(watchers)
 
 
 def watcher_of(policy: object, info: TensorInfo, step: int) -> Watching | None:
@@ -196,3 +197,72 @@ def _unless_small(codec: Codec, info: TensorInfo, min_values: int) -> CodecChoic
     if not codec.lossless and info.numel < min_values:
         return CodecChoice(AS_IS, f"has {info.numel} values, under {min_values}")
     return CodecChoice(codec, ASKED_FOR if codec.lossless else "")
+
+
+Sum = Callable[[Tensor], Tensor]
+"""Adds a small float32 vector over the ranks, in rank order: the same bits on every rank."""
+Seen = dict[str, tuple[Watching, tuple[float, ...]]]
+"""By tensor: who looked, and what it saw."""
+
+
+class Watch:
+    """Runs the policies that watch, on one rank: collects what they see, adds it over the ranks, lets them decide.
+
+    `look` may be called from any thread; `decide` before the next step's first choice.
+    """
+
+    def __init__(self, gradients: object, min_values: int = MIN_VALUES) -> None:
+        self._policy, self._min_values = gradients, min_values
+        self.active = bool(all_watchers(gradients))
+        self._seen: Seen = {}
+        self._lock = threading.Lock()
+
+    def look(self, info: TensorInfo, gradient: Tensor, step: int, at: str) -> None:
+        """Show a gradient to whoever decides on it, where that one looks at this stage (`local` or `mean`)."""
+        watcher = watcher_of(self._policy, info, step)
+        if watcher is None or watcher.looks_at != at or not watcher.due(step):
+            return
+        if info.numel < self._min_values:
+            return  # too small to be compressed, so nothing is decided on it
+        numbers = watcher.look(info, gradient)
+        with self._lock:
+            self._seen[info.name] = watcher, numbers
+
+    def decide(self, step: int, add: Sum, world: int) -> None:
+        """Let every policy that saw something draw its conclusions from the sums over all ranks. Collective."""
+        seen = self.take()
+        if not seen:
+            return
+        sums, agreed = add(self.flat(seen)).tolist(), dict[str, tuple[float, ...]]()
+        for name in sorted(seen):
+            count = len(seen[name][1])
+            agreed[name], sums = tuple(sums[:count]), sums[count:]
+        for watcher in _once(seen[name][0] for name in sorted(seen)):
+            watcher.decide(step, {n: agreed[n] for n in agreed if seen[n][0] is watcher}, world)
+
+    def take(self) -> Seen:
+        """What was seen since the last time, handed over."""
+        seen, self._seen = self._seen, {}
+        return seen
+
+    def give(self, seen: Seen) -> None:
+        self._seen = seen
+
+    @staticmethod
+    def flat(seen: Seen) -> Tensor:
+        """All numbers in one vector, in the order of the tensors' names."""
+        return torch.tensor([number for name in sorted(seen) for number in seen[name][1]], dtype=torch.float32)
+
+    @staticmethod
+    def guarded(act: Callable[[], None]) -> BaseException | None:
+        """For callers that must not raise: what went wrong in a policy, or None."""
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001  a policy may be anyone's; the error is handed on, not swallowed
+            return error
+        return None
+
+
+def _once(watchers: Iterable[Watching]) -> list[Watching]:
+    """Each policy object once, where it first stands."""
+    return list({id(watcher): watcher for watcher in watchers}.values())

@@ -24,13 +24,13 @@ from narrowcast.collectives.work import Work
 from narrowcast.kernels.ops import FLOATS
 from narrowcast.parallel import policy, scaling
 from narrowcast.parallel.ddp import layout, torch_parts
+from narrowcast.parallel.policy import Watch
 from narrowcast.parallel.private import in_autograd
 from narrowcast.parallel.probe import probe
 from narrowcast.parallel.ranks import propagate_errors
 from narrowcast.parallel.residuals import ModelResiduals
 from narrowcast.parallel.seeds import model_seed, seed_of
 from narrowcast.parallel.stats import Stats, TensorRow, is_compressed
-from narrowcast.parallel.watch import Watch
 
 Bucket = Any
 """torch.distributed.GradBucket, which has no type."""

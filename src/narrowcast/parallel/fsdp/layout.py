@@ -86,18 +86,10 @@ class Unit:
         """The type of the gradients when they travel."""
         return self.private.reduce_dtype
 
-    def gather_dtype(self, tensor: Sharded) -> torch.dtype:
-        return tensor.private.gather_dtype
-
     def wholes(self, world: int) -> list[Tensor]:
         """The parameters while they are gathered; one rank has them anyway."""
         private = [tensor.private for tensor in self.tensors]
         return [p.unsharded_param if world > 1 else p.sharded_param for p in private]
-
-    @property
-    def in_backward(self) -> bool:
-        """Whether FSDP is in a backward pass, from the first gradient to the end of the outermost pass."""
-        return self.private.in_backward
 
     def watch(self, forward: Callable[[], None]) -> None:
         """Note which parameters get a gradient: where some do not, the buffer alone does not say which.

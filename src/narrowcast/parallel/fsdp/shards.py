@@ -29,12 +29,12 @@ from narrowcast.parallel.fsdp.torch_parts import (
     at_end_of_backward,
     param_groups,
 )
+from narrowcast.parallel.policy import Watch
 from narrowcast.parallel.probe import probe
 from narrowcast.parallel.ranks import digest, local_part, propagate_errors
 from narrowcast.parallel.residuals import ModelResiduals, check_saved
 from narrowcast.parallel.seeds import own_seed
 from narrowcast.parallel.stats import Stats, TensorRow, lossy
-from narrowcast.parallel.watch import Watch
 
 Undo = Callable[[], None]
 
@@ -173,7 +173,7 @@ class FSDPState:
 
     def settle(self) -> None:
         """End the step if FSDP's backward pass is over: checkpoints run passes of autograd inside of it."""
-        if self._in_step and not self.units[0].in_backward:
+        if self._in_step and not self.units[0].private.in_backward:
             self._in_step = False
             self._step += 1
             for stats in self.stats.values():
@@ -302,7 +302,7 @@ def _as_shard(tensor: Sharded, part: Tensor) -> Tensor:
 
 def _dtype_in(role: str, unit: Unit, tensor: Sharded) -> torch.dtype:
     """The type in which a tensor travels."""
-    return unit.gather_dtype(tensor) if role == PARAMETER else unit.reduce_dtype
+    return tensor.private.gather_dtype if role == PARAMETER else unit.reduce_dtype
 
 
 def _check_watchers(role: str, of: object, sees_gradients: bool) -> None:

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from narrowcast.simulate.precision import autograd, conv, gemm
-from narrowcast.simulate.precision.formats import ACTIVATION, OUTPUT, ROUNDED_OUTPUT, WEIGHT, LoweredCall, Site
-from narrowcast.simulate.precision.roles import role_of
+from narrowcast.simulate.precision.formats import ACTIVATION, OUTPUT, ROUNDED_OUTPUT, WEIGHT, LoweredCall, Site, role_of
 
 Handler = Callable[..., Any]
 

@@ -19,9 +19,18 @@ from narrowcast.kernels import matmul as kernel
 from narrowcast.kernels.matmul.accumulator import Accumulator
 from narrowcast.kernels.noise import derive
 from narrowcast.simulate.precision.casts import MASTER, Caster, What, caster
-from narrowcast.simulate.precision.formats import WEIGHT, Chosen, NoiseOrigin, Overrides, Precision, Site, precision
+from narrowcast.simulate.precision.formats import (
+    WEIGHT,
+    Chosen,
+    NoiseOrigin,
+    Overrides,
+    Precision,
+    Site,
+    follow,
+    mark,
+    precision,
+)
 from narrowcast.simulate.precision.handlers import HANDLERS, REFUSED
-from narrowcast.simulate.precision.roles import follow, mark
 
 CONVOLUTIONS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.MultiheadAttention, nn.Embedding)
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)

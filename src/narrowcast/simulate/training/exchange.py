@@ -18,8 +18,8 @@ from narrowcast.collectives.segments import segment_ranges
 from narrowcast.kernels.ops import FLOATS
 from narrowcast.parallel import policy
 from narrowcast.parallel.ddp import strides
+from narrowcast.parallel.policy import Watch
 from narrowcast.parallel.stats import TensorRow
-from narrowcast.parallel.watch import Watch
 from narrowcast.simulate.world.stack import stacked
 from narrowcast.simulate.world.world import World
 
@@ -218,8 +218,8 @@ class WorldWatch:
 
     def decide(self, step: int) -> None:
         """At the end of a step."""
-        seen = [rank.taken() for rank in self._ranks]
-        common = self._together.taken()
+        seen = [rank.take() for rank in self._ranks]
+        common = self._together.take()
         everything = [{**own, **common} for own in seen]
         merged = Watch(self._gradients)
         merged.give(everything[0])
