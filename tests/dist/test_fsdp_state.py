@@ -1,4 +1,4 @@
-"""FSDP2: what error feedback owes, checkpoints, loss scalers, HSDP's replicas, and faults."""
+"""FSDP2: residuals, checkpoints, loss scalers, HSDP's replicas, and faults."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def by_hand(group: dist.ProcessGroup) -> None:
             )
             total = sent if total is None else total + sent
         assert same(full(model), tensors_of(total / world, list(twin.parameters()))), step
-    # what is owed in the mean, from the state and from the memories
-    owed = [v.full_tensor() for v in handle.state_dict().values()]
+    # the mean residual, from the state and from the residuals of both
+    residuals = [v.full_tensor() for v in handle.state_dict().values()]
     rows = sum(torch.stack([memory.residual for memory in ranks]) for ranks in memories) / world
-    for ours, theirs in zip(owed, tensors_of(rows, list(twin.parameters())), strict=True):
+    for ours, theirs in zip(residuals, tensors_of(rows, list(twin.parameters())), strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-6, atol=1e-9)
     handle.detach()
 
@@ -62,19 +62,19 @@ def test_error_feedback_is_that_of_each_rank_and_row(pool: Pool) -> None:
 
 
 def nothing_lost(model: nn.Module, rank: int, world: int, **options: object) -> None:
-    """Over some steps: the mean that was wanted, less what arrived, is what the state says is owed."""
+    """Over some steps: the mean that was expected, less what arrived, is the residual in the state."""
     handle = nc.attach(model, min_values=1, **options)
     twin = mlp()
-    wanted = [torch.zeros_like(p, dtype=torch.float64) for p in twin.parameters()]
+    expected = [torch.zeros_like(p, dtype=torch.float64) for p in twin.parameters()]
     arrived = [torch.zeros_like(p, dtype=torch.float64) for p in twin.parameters()]
     for step in range(5):
         model.zero_grad()
         loss(model, rank, step).backward()
         for i, gradient in enumerate(full(model)):
             arrived[i] += gradient
-            wanted[i] += sum(g[i].double() for g in local_gradients(twin, world, step, loss)) / world
-    owed = [value.full_tensor() for value in handle.state_dict().values()]
-    for total, there, left in zip(wanted, arrived, owed, strict=True):
+            expected[i] += sum(g[i].double() for g in local_gradients(twin, world, step, loss)) / world
+    residuals = [value.full_tensor() for value in handle.state_dict().values()]
+    for total, there, left in zip(expected, arrived, residuals, strict=True):
         assert left.abs().max() > 0
         # an ulp a step of sums of this size
         assert (total - there - left).abs().max() <= 5 * 2.0**-22 * total.abs().max()
@@ -142,15 +142,15 @@ def loaded(group: dist.ProcessGroup, folder: str) -> tuple[dict[str, Tensor], di
     dcp.load(state, checkpoint_id=folder, process_group=group)
     model.load_state_dict(state["model"])
     assert same(full(model, "parameters"), [p.detach() for p in mlp().parameters()])
-    owed = {name: value.full_tensor() for name, value in handle.state_dict().items()}
+    residuals = {name: value.full_tensor() for name, value in handle.state_dict().items()}
     (model(batch(0, 0)) * 0).sum().backward()
-    paid = dict(zip(owed, full(model), strict=True))
+    paid = dict(zip(residuals, full(model), strict=True))
     handle.detach()
-    return owed, paid
+    return residuals, paid
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_a_checkpoint_keeps_what_is_owed_for_any_number_of_ranks(pool: Pool, tmp_path: Path, world: int) -> None:
+def test_a_checkpoint_keeps_residuals_for_any_number_of_ranks(pool: Pool, tmp_path: Path, world: int) -> None:
     before = pool.run(2, saved, str(tmp_path))[0]
     for after, paid in pool.run(world, loaded, str(tmp_path)):
         assert list(after) == list(before)
@@ -493,7 +493,7 @@ def test_a_rank_that_dies_is_an_error_on_the_others_at_once() -> None:
 
 
 def not_finite(group: dist.ProcessGroup) -> tuple[bool, bool]:
-    """A NaN on one rank arrives, and the memory of what is owed is not poisoned."""
+    """A NaN on one rank arrives, and the residuals are not poisoned."""
     rank = dist.get_rank(group)
     model = sharded(mesh_of(group))
     handle = nc.attach(model, "int4/128+ef", min_values=1)
@@ -506,5 +506,5 @@ def not_finite(group: dist.ProcessGroup) -> tuple[bool, bool]:
     return arrived, finite
 
 
-def test_a_nan_arrives_and_owes_nothing(pool: Pool) -> None:
+def test_a_nan_arrives_and_leaves_no_residual(pool: Pool) -> None:
     assert pool.run(2, not_finite) == [(True, True)] * 2

@@ -99,24 +99,24 @@ def test_plain_averaging_is_a_rate_of_one(pool: Pool) -> None:
 
 
 def nothing_lost(group: dist.ProcessGroup) -> bytes:
-    """What the mean wanted to move, less what it moved, is owed."""
+    """What the mean should move, less what it moved, is the residual."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     model = mlp()
     local = nc.LocalSGD(model, every=3, spec="int4/64+ef", outer=average, group=group, min_values=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    wanted = [torch.zeros_like(p, dtype=torch.float64) for p in model.parameters()]
+    expected = [torch.zeros_like(p, dtype=torch.float64) for p in model.parameters()]
     first = [p.detach().double() for p in model.parameters()]
     for round_ in range(4):
         start = [p.detach().clone() for p in model.parameters()]
         train(model, optimizer, rank, 3 * round_, 3)
         moved = torch.cat([(s - p.detach()).double().flatten() for s, p in zip(start, model.parameters(), strict=True)])
         dist.all_reduce(moved, group=group)
-        for i, part in enumerate((moved / world).split([p.numel() for p in wanted])):
-            wanted[i] += part.view_as(wanted[i])
+        for i, part in enumerate((moved / world).split([p.numel() for p in expected])):
+            expected[i] += part.view_as(expected[i])
         local.exchange()
-    owed = local.state_dict()["owed"]
+    residuals = local.state_dict()["owed"]
     assert {row.wire for row in local.rows()} == {"int4/64+ef"}
-    for p, was, total, left in zip(model.parameters(), first, wanted, owed.values(), strict=True):
+    for p, was, total, left in zip(model.parameters(), first, expected, residuals.values(), strict=True):
         assert left.abs().max() > 0
         assert (total - (was - p.detach()) - left).abs().max() < 2e-6 * max(1.0, float(was.abs().max()))
     local.close()

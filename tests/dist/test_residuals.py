@@ -1,4 +1,4 @@
-"""What arrived in `.grad` and what is owed are what was wanted: where DDP leaves parameters out, and in any layout."""
+"""What arrived in `.grad` and the residuals are what was expected: where DDP leaves parameters out, and in any layout."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def mean_of(group: dist.ProcessGroup, grads: Grads) -> Tensor:
     return local / dist.get_world_size(group)
 
 
-def owed(handle: nc.Handle) -> Tensor:
+def residual_of(handle: nc.Handle) -> Tensor:
     state = handle.state_dict()
     return torch.stack([state[name].double() if name in state else torch.zeros(VALUES).double() for name in "abc"])
 
@@ -60,8 +60,8 @@ def arrived(model: DDP) -> Tensor:
     return torch.stack([torch.zeros(VALUES).double() if g is None else g.double() for g in grads])
 
 
-def misfit(wanted: Tensor, got: Tensor) -> float:
-    return float((wanted - got).abs().max() / wanted.abs().max())
+def misfit(expected: Tensor, got: Tensor) -> float:
+    return float((expected - got).abs().max() / expected.abs().max())
 
 
 CASES = list(itertools.product([False, True], ["to None", "to zero", "never"], [1, 2], [True, False], [False, True]))
@@ -74,17 +74,17 @@ def leaves_out(group: dist.ProcessGroup, case: tuple[bool, str, int, bool, bool]
     model = DDP(Terms(), process_group=group, find_unused_parameters=True, gradient_as_bucket_view=are_views)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0) if is_scaled else None
     handle = nc.attach(model, SPEC, scaler=scaler, **WIRE)
-    wanted, got, scale = torch.zeros(3, VALUES).double(), torch.zeros(3, VALUES).double(), 64.0 if is_scaled else 1.0
+    expected, got, scale = torch.zeros(3, VALUES).double(), torch.zeros(3, VALUES).double(), 64.0 if is_scaled else 1.0
     for step in range(STEPS):
         if zeroed != "never":
             model.zero_grad(set_to_none=zeroed == "to None")
         for number in range(passes):
             grads = drawn(step * 2 + number, dist.get_rank(group))
-            wanted += mean_of(group, grads)
+            expected += mean_of(group, grads)
             model.require_backward_grad_sync = not only_last or number == passes - 1
             (model(grads) * scale).backward()
         got = got + arrived(model) / scale if zeroed != "never" else arrived(model) / scale
-        error = misfit(wanted, got + owed(handle))
+        error = misfit(expected, got + residual_of(handle))
         assert error < 1e-6, (step, error)
     handle.detach()
     return error
@@ -119,15 +119,15 @@ def two_heads(group: dist.ProcessGroup) -> float:
 
     model, rank = DDP(Heads(), process_group=group, find_unused_parameters=True), dist.get_rank(group)
     handle = nc.attach(model, SPEC, **WIRE)
-    wanted, got = torch.zeros(3, VALUES).double(), torch.zeros(3, VALUES).double()
+    expected, got = torch.zeros(3, VALUES).double(), torch.zeros(3, VALUES).double()
     for step in range(STEPS):
         grads = list(torch.randn(3, VALUES, generator=torch.Generator().manual_seed(step * 2 + rank)))
         model.zero_grad()
         one, two = model(grads)
         (one + two if step % 2 == 0 else one).backward()
-        wanted += mean_of(group, [*grads[:2], grads[2] if step % 2 == 0 else None])
+        expected += mean_of(group, [*grads[:2], grads[2] if step % 2 == 0 else None])
         got += arrived(model)
-    error = misfit(wanted, got + owed(handle))
+    error = misfit(expected, got + residual_of(handle))
     handle.detach()
     return error
 
@@ -137,34 +137,34 @@ def frozen(group: dist.ProcessGroup, before: bool) -> float:
     model, rank = DDP(Terms(), process_group=group, find_unused_parameters=True), dist.get_rank(group)
     model.module.b.requires_grad_(not before)
     handle = nc.attach(model, SPEC, **WIRE)
-    wanted, got = torch.zeros(3, VALUES).double(), torch.zeros(3, VALUES).double()
+    expected, got = torch.zeros(3, VALUES).double(), torch.zeros(3, VALUES).double()
     for step in range(STEPS):
         if step == 3:
             model.module.b.requires_grad_(False)
         grads = list(torch.randn(3, VALUES, generator=torch.Generator().manual_seed(step * 2 + rank)))
         model.zero_grad()
         model(grads).backward()
-        wanted += mean_of(group, [grads[0], grads[1] if step < 3 and not before else None, grads[2]])
+        expected += mean_of(group, [grads[0], grads[1] if step < 3 and not before else None, grads[2]])
         got += arrived(model)
-    error = misfit(wanted, got + owed(handle))
+    error = misfit(expected, got + residual_of(handle))
     handle.detach()
     return error
 
 
 def static(group: dist.ProcessGroup) -> tuple[float, bool]:
-    """A static graph without `b`, to which a checkpoint owes something. And one that uses all keeps no copy."""
+    """A static graph without `b`, of which a checkpoint has a residual. And one that uses all keeps no copy."""
     model, rank = DDP(Terms(), process_group=group, static_graph=True), dist.get_rank(group)
     handle = nc.attach(model, SPEC, **WIRE)
-    wanted, got = torch.ones(3, VALUES).double(), torch.zeros(3, VALUES).double()
+    expected, got = torch.ones(3, VALUES).double(), torch.zeros(3, VALUES).double()
     handle.load_state_dict({name: torch.ones(VALUES) for name in "abc"})
     for step in range(STEPS):
         grads: Grads = list(torch.randn(3, VALUES, generator=torch.Generator().manual_seed(step * 2 + rank)))
         grads[1] = None
         model.zero_grad()
         model(grads).backward()
-        wanted += mean_of(group, grads)
+        expected += mean_of(group, grads)
         got += arrived(model)
-    error = misfit(wanted, got + owed(handle))
+    error = misfit(expected, got + residual_of(handle))
     handle.detach()
     whole = DDP(Terms(), process_group=group, static_graph=True)
     handle = nc.attach(whole, SPEC, **WIRE)
@@ -185,23 +185,23 @@ def test_nothing_is_lost_with_heads_outside_the_loss_frozen_parameters_and_stati
 
 
 def by_hook_state(group: dist.ProcessGroup) -> float:
-    """Whoever registers hooks gets the same care: all that is owed to `b` is still there after a pass without it."""
+    """Whoever registers hooks gets the same care: the residual of `b` is still there after a pass without it."""
     module, rank = Terms(), dist.get_rank(group)
     state = HookState(module, SPEC, group=group, **WIRE)
     model = DDP(module, process_group=group, find_unused_parameters=True)
     model.register_comm_hook(state, nc.ddp_hook)
-    wanted, got = torch.zeros(3, VALUES).double(), torch.zeros(3, VALUES).double()
+    expected, got = torch.zeros(3, VALUES).double(), torch.zeros(3, VALUES).double()
     for step in range(STEPS):
         grads: Grads = list(torch.randn(3, VALUES, generator=torch.Generator().manual_seed(step * 2 + rank)))
         grads[1] = None if step % 2 else grads[1]
         model.zero_grad()
         model(grads).backward()
-        wanted += mean_of(group, grads)
+        expected += mean_of(group, grads)
         got += arrived(model)
     mine = state.state.residuals.by_parameter()
-    missing = wanted - got - mean_of(group, [mine[name] for name in "abc"])
+    missing = expected - got - mean_of(group, [mine[name] for name in "abc"])
     state.close()
-    return float(missing.abs().max() / wanted.abs().max())
+    return float(missing.abs().max() / expected.abs().max())
 
 
 def test_nothing_is_lost_through_a_hook_that_a_framework_registers(pool: Pool) -> None:
@@ -223,10 +223,10 @@ def joined(group: dist.ProcessGroup) -> float:
             got += arrived(model)
     total = sum(all_wanted)
     dist.all_reduce(total, group=group)
-    wanted = total / dist.get_world_size(group)
+    expected = total / dist.get_world_size(group)
     # the rank with most inputs saw all that arrived
     dist.broadcast(got, group_src=dist.get_world_size(group) - 1, group=group)
-    error = misfit(wanted, got + owed(handle))
+    error = misfit(expected, got + residual_of(handle))
     handle.detach()
     return error
 

@@ -112,7 +112,7 @@ class Training:
             )
             for part in parts
         }
-        self.wanted, self.pending = ({n: torch.zeros(SHAPE).double() for n in "ab"} for _ in range(2))
+        self.expected, self.pending = ({n: torch.zeros(SHAPE).double() for n in "ab"} for _ in range(2))
 
     def step(self, step: int) -> None:
         for number, grads in enumerate(passes_of(self.case, step, self.rank)):
@@ -149,7 +149,7 @@ class Training:
         skipped = any(set(part) & set(self.case.bad.get(s, "")) for s in range(step + 1 - every, step + 1))
         for name in part:
             if not skipped:
-                self.wanted[name] += self.pending[name]
+                self.expected[name] += self.pending[name]
             self.pending[name].zero_()
 
     def look(self) -> None:
@@ -157,11 +157,11 @@ class Training:
             self.handle.state_dict()
 
     def missing(self) -> dict[str, float]:
-        """Of what was wanted: what was neither applied nor is still owed."""
+        """Of what was expected: what was neither applied nor is a residual."""
         state = self.handle.state_dict()
-        owed = {n: whole(state[n]) if n in state else 0.0 for n in "ab"}
-        found = {n: self.wanted[n] + whole(p) - owed[n] for n, p in self.named.items()}
-        return {n: float(x.abs().max() / self.wanted[n].abs().max()) for n, x in found.items()}
+        residuals = {n: whole(state[n]) if n in state else 0.0 for n in "ab"}
+        found = {n: self.expected[n] + whole(p) - residuals[n] for n, p in self.named.items()}
+        return {n: float(x.abs().max() / self.expected[n].abs().max()) for n, x in found.items()}
 
 
 def trained(group: dist.ProcessGroup, kind: str) -> list[str]:
@@ -183,7 +183,7 @@ def trained(group: dist.ProcessGroup, kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind, world", [("ddp", 2), ("fsdp", 2), ("hsdp", 8)])
-def test_what_was_applied_and_what_is_owed_are_what_was_wanted_of_the_steps_that_counted(
+def test_what_was_applied_and_the_residuals_are_what_was_expected_of_the_steps_that_counted(
     pool: Pool, kind: str, world: int
 ) -> None:
     assert pool.run(world, trained, kind) == [[]] * world
@@ -201,6 +201,6 @@ def refused(group: dist.ProcessGroup) -> str:
     return ""
 
 
-def test_a_scaler_that_does_not_tell_whose_step_it_skipped_is_refused(pool: Pool) -> None:
+def test_a_scaler_that_does_not_say_whose_step_it_skipped_is_refused(pool: Pool) -> None:
     for told in pool.run(2, refused):
-        assert told.startswith("attach: scaler= is a Mine, which does not tell whose step it skipped")
+        assert told.startswith("attach: scaler= is a Mine, which does not say whose step it skipped")

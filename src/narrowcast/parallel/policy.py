@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import fnmatch
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,18 +106,25 @@ def schedule(steps: Mapping[int, object]) -> Schedule:
     return Schedule(ordered)
 
 
+def _leaves(policy: object) -> Iterator[object]:
+    """The innermost parts of a policy, in the order in which it is written down."""
+    if isinstance(policy, Schedule):
+        for _, inner in policy.steps:
+            yield from _leaves(inner)
+    elif isinstance(policy, Mapping):
+        for inner in policy.values():
+            yield from _leaves(inner)
+    else:
+        yield policy
+
+
 def check(policy: object) -> None:
     """Refuse a policy that cannot be right, now rather than in the middle of training."""
-    if isinstance(policy, Schedule) or callable(policy):
-        return
-    if isinstance(policy, (str, Codec)):
-        codec_named(policy)
-        return
-    if isinstance(policy, Mapping):
-        for inner in policy.values():
-            check(inner)
-        return
-    raise _no_policy(policy)
+    for leaf in _leaves(policy):
+        if isinstance(leaf, (str, Codec)):
+            codec_named(leaf)
+        elif not callable(leaf):
+            raise _no_policy(leaf)
 
 
 def _no_policy(value: object) -> TypeError:
@@ -149,11 +156,7 @@ def choose(policy: object, info: TensorInfo, step: int, min_values: int = MIN_VA
 
 def may_feed_back(policy: object) -> bool:
     """Whether a policy can ask for error feedback at some step; a function may always."""
-    if isinstance(policy, Schedule):
-        return any(may_feed_back(inner) for _, inner in policy.steps)
-    if isinstance(policy, Mapping):
-        return any(may_feed_back(inner) for inner in policy.values())
-    return codec_named(policy).feedback if isinstance(policy, (str, Codec)) else True
+    return any(codec_named(leaf).feedback if isinstance(leaf, (str, Codec)) else True for leaf in _leaves(policy))
 
 
 def unmatched(policy: object, names: Collection[str]) -> list[str]:
@@ -174,13 +177,7 @@ def no_match(pattern: str) -> str:
 
 def all_watchers(policy: object) -> list[Watching]:
     """Every part of a policy that watches, once each, in the order in which it is written down."""
-    if isinstance(policy, Schedule):
-        watchers = [watcher for _, inner in policy.steps for watcher in all_watchers(inner)]
-    elif isinstance(policy, Mapping):
-        watchers = [watcher for inner in policy.values() for watcher in all_watchers(inner)]
-    else:
-        watchers = [policy] if isinstance(policy, Watching) else []
-    return _once(watchers)
+    return _once(leaf for leaf in _leaves(policy) if isinstance(leaf, Watching))
 
 
 def watcher_of(policy: object, info: TensorInfo, step: int) -> Watching | None:

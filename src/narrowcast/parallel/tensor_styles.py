@@ -86,12 +86,22 @@ def _normal(placement: Placement, dims: int) -> Placement:
 
 
 class _Narrow:
-    """What the styles below share: specs, and wires made for each module that a style is applied to."""
+    """What the styles below share: specs, and wires of its own for each module that a style is applied to."""
 
-    def _specify(self, forward: Spec, backward: Spec | None, seed: int) -> None:
+    entry: Wires
+    exit: Wires
+
+    def __init__(self, *, forward: Spec = "as-is", backward: Spec | None = None, seed: int = 0, **layouts: Any) -> None:
+        super().__init__(**layouts)
         # a wrong spec is refused now, not when the style is applied
         activation_codecs(type(self).__name__, forward, backward)
         self.forward, self.backward, self.seed = forward, backward, seed
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        # torch's own _apply, of a copy of this style
+        style_of_torch: Any = super(_Narrow, self._for_module(module, device_mesh))
+        applied: nn.Module = style_of_torch._apply(module, device_mesh)
+        return applied
 
     def _wires(self, module: nn.Module, mesh: DeviceMesh, name: str) -> Wires:
         wires = Wires(self.forward, self.backward, group=mesh.get_group(), name=name, seed=self.seed)
@@ -107,15 +117,12 @@ class _Narrow:
                 f"tensor parallelism goes along one, give {example}"
             )
 
-    def _bound(self, module: nn.Module, mesh: DeviceMesh) -> Any:
+    def _for_module(self, module: nn.Module, mesh: DeviceMesh) -> Any:
         """A copy of the style for one module: it may be applied to many, each of which has noise and counters."""
         self._check_mesh(mesh)
-        bound = copy.copy(self)
-        bound.entry, bound.exit = self._wires(module, mesh, "input"), self._wires(module, mesh, "output")
-        return bound
-
-    entry: Wires
-    exit: Wires
+        own = copy.copy(self)
+        own.entry, own.exit = self._wires(module, mesh, "input"), self._wires(module, mesh, "output")
+        return own
 
 
 class _Layer(_Narrow):
@@ -137,41 +144,9 @@ class _Layer(_Narrow):
 class ColwiseParallel(_Layer, style.ColwiseParallel):
     """torch's `ColwiseParallel`, its input and output through codecs."""
 
-    def __init__(
-        self,
-        *,
-        input_layouts: Placement | None = None,
-        output_layouts: Placement | None = None,
-        use_local_output: bool = True,
-        forward: Spec = "as-is",
-        backward: Spec | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(input_layouts=input_layouts, output_layouts=output_layouts, use_local_output=use_local_output)
-        self._specify(forward, backward, seed)
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return style.ColwiseParallel._apply(self._bound(module, device_mesh), module, device_mesh)
-
 
 class RowwiseParallel(_Layer, style.RowwiseParallel):
     """torch's `RowwiseParallel`, its input and output through codecs."""
-
-    def __init__(
-        self,
-        *,
-        input_layouts: Placement | None = None,
-        output_layouts: Placement | None = None,
-        use_local_output: bool = True,
-        forward: Spec = "as-is",
-        backward: Spec | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(input_layouts=input_layouts, output_layouts=output_layouts, use_local_output=use_local_output)
-        self._specify(forward, backward, seed)
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return style.RowwiseParallel._apply(self._bound(module, device_mesh), module, device_mesh)
 
 
 class SequenceParallel(_Narrow, style.SequenceParallel):
@@ -180,34 +155,12 @@ class SequenceParallel(_Narrow, style.SequenceParallel):
     A plain tensor is taken for the rank's own shard already, as torch does, and then nothing travels.
     """
 
-    def __init__(
-        self,
-        *,
-        sequence_dim: int = 1,
-        use_local_output: bool = False,
-        forward: Spec = "as-is",
-        backward: Spec | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(sequence_dim=sequence_dim, use_local_output=use_local_output)
-        self._specify(forward, backward, seed)
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return style.SequenceParallel._apply(self._bound(module, device_mesh), module, device_mesh)
-
     def _prepare_input_fn(self, sharding: Any, module: nn.Module, inputs: Any, mesh: DeviceMesh) -> DTensor:  # type: ignore[override]
         return _enter(inputs[0], mesh, sharding[0], sharding[0], self.entry, self)
 
 
 class PrepareModuleInput(_Narrow, style.PrepareModuleInput):
     """torch's `PrepareModuleInput`, its redistributions through codecs."""
-
-    def __init__(self, *, forward: Spec = "as-is", backward: Spec | None = None, seed: int = 0, **layouts: Any) -> None:
-        super().__init__(**layouts)
-        self._specify(forward, backward, seed)
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return style.PrepareModuleInput._apply(self._bound(module, device_mesh), module, device_mesh)
 
     def _prepare_input_arg(
         self, input: Any, mesh: DeviceMesh, input_layout: Placement | None, desired_layout: Placement | None
@@ -220,13 +173,6 @@ class PrepareModuleInput(_Narrow, style.PrepareModuleInput):
 
 class PrepareModuleOutput(_Narrow, style.PrepareModuleOutput):
     """torch's `PrepareModuleOutput`, its redistributions through codecs."""
-
-    def __init__(self, *, forward: Spec = "as-is", backward: Spec | None = None, seed: int = 0, **layouts: Any) -> None:
-        super().__init__(**layouts)
-        self._specify(forward, backward, seed)
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return style.PrepareModuleOutput._apply(self._bound(module, device_mesh), module, device_mesh)
 
     def _prepare_out_fn(self, outputs: Any, device_mesh: DeviceMesh) -> Any:
         results = outputs if isinstance(outputs, tuple) else (outputs,)
