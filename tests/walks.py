@@ -1,7 +1,7 @@
 """`python -m walks` in tests/: how far a reader has to walk to follow one job, counted with sys.settrace.
 
 Columns: calls; functions that were called; files they stand in; changes of file between one call and the next; and the
-same with returns, that is, how often control passes from one file of src/narrowcast to another. All threads of a process
+same with returns: how often control passes from one file of src/narrowcast to another. All threads of a process
 count, each by itself, since how threads take turns differs from run to run. Of several ranks rank 0 counts.
 """
 

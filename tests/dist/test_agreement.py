@@ -22,8 +22,8 @@ from narrowcast.collectives.runtime import agreement
 from narrowcast.collectives.runtime import watchdog
 from narrowcast.collectives.runtime.agreement import DisagreementError, Failure
 from narrowcast.collectives.runtime.channel import channel_of
-from narrowcast.collectives.runtime.watchdog import PATIENCE, Begun
-from narrowcast.collectives.transports.torch import TransportError
+from narrowcast.collectives.runtime.watchdog import PATIENCE, StartedCall
+from narrowcast.collectives.transports.base import TransportError
 
 TIMEOUT = 3.0
 
@@ -296,7 +296,9 @@ class Told:
     def __init__(self, texts: dict[int, str], places: dict[int, object], over: int = 0) -> None:
         long_ago, ended, running = time.monotonic() - 2 * PATIENCE, threading.Event(), threading.Event()
         ended.set()
-        self.begun = deque(Begun(n, text, ended if n <= over else running, long_ago) for n, text in texts.items())
+        self.started = deque(
+            StartedCall(n, text, ended if n <= over else running, long_ago) for n, text in texts.items()
+        )
         self.transport: Any = self
         self._places = places
         self.left: list[Failure] = []
@@ -304,7 +306,7 @@ class Told:
 
     def tell(self, place: str) -> dict[int, str]:
         self.left.append(Failure.read(place))
-        return {r: p if isinstance(p, str) else Failure(*p, "", own=False).written() for r, p in self._places.items()}
+        return {r: p if isinstance(p, str) else Failure(*p, "", own=False).to_text() for r, p in self._places.items()}
 
     def part(self, error: DisagreementError) -> None:
         self.parted = error
@@ -337,7 +339,7 @@ def test_who_waits_for_long_parts_with_ranks_in_other_calls_and_with_no_others(w
 def test_nobody_is_told_of_a_call_that_is_over_or_has_just_begun() -> None:
     channel = Told({1: A}, {1: (1, B)}, over=1)
     watchdog.look(channel)
-    channel.begun.append(Begun(2, A, threading.Event(), time.monotonic()))
+    channel.started.append(StartedCall(2, A, threading.Event(), time.monotonic()))
     watchdog.look(channel)
     assert channel.left == []
 
@@ -361,15 +363,15 @@ NOTES = st.one_of(
 @given(NOTES)
 def test_a_note_is_read_or_refused_by_a_value_error_and_every_error_can_be_explained(text: str) -> None:
     error = TransportError("closed")
-    found = agreement.explained(error, {0: text, 1: json.dumps(NOTE)})
+    found = agreement.explain(error, {0: text, 1: json.dumps(NOTE)})
     assert "rank 1 failed with OSError: no" in str(found)
-    alone = agreement.explained(error, {0: text})
+    alone = agreement.explain(error, {0: text})
     try:
         failure = Failure.read(text)
     except ValueError:
         assert "rank 0 left a note that cannot be read: " in str(alone)
     else:
-        assert Failure.read(failure.written()) == failure
+        assert Failure.read(failure.to_text()) == failure
 
 
 @pytest.mark.parametrize("text", ["[" * 10**6, '{"a":' * 10**5, "9" * 5000, "\ud800", "x" * (agreement.LONGEST + 1)])

@@ -23,7 +23,7 @@ from narrowcast.collectives.runtime import channel as channels
 from narrowcast.collectives import irecv
 from narrowcast.collectives.runtime.channel import BrokenChannelError, Channel, channel_of
 from narrowcast.collectives.runtime.messages import Exchange
-from narrowcast.collectives.transports.torch import TransportError
+from narrowcast.collectives.transports.base import TransportError
 from narrowcast.collectives.work import Work
 
 SOON, LONG = 0.2, timedelta(seconds=20)
@@ -211,7 +211,14 @@ STAGES = [
     "the call and explaining",
     "the call and a callback",
 ]
-ERRORS = [TransportError("lost"), ValueError("mine"), MemoryError(), SystemExit(), KeyboardInterrupt(), RecursionError()]
+ERRORS = [
+    TransportError("lost"),
+    ValueError("mine"),
+    MemoryError(),
+    SystemExit(),
+    KeyboardInterrupt(),
+    RecursionError(),
+]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -221,9 +228,9 @@ def test_whatever_fails_at_whatever_stage_every_work_ends_in_an_error(
     at: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transport = Faulty(at, error)
-    for where, name in (("memory", "overlap"), ("explaining", "explained")):
+    for where, module, name in (("memory", channels, "overlap"), ("explaining", channels.agreement, "explain")):
         if where in at:
-            monkeypatch.setattr(channels, name, lambda *_, where=where: transport.act(where))
+            monkeypatch.setattr(module, name, lambda *_, where=where: transport.act(where))
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     channel, go, x = Channel(transport), threading.Event(), torch.ones(3)
 

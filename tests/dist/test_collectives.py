@@ -322,7 +322,7 @@ WRONG = {
     "residuals in 16 bits": (lambda g: owing(g, Residuals(*torch.zeros(2, 1000).half())), "got torch.float16 of shape"),
     "residuals in rows": (lambda g: owing(g, Residuals(*torch.zeros(2, 10, 100))), "of shape [10, 100] on cpu"),
     "strided residuals": (lambda g: owing(g, Residuals(*torch.zeros(1000, 2).t())), "of shape [1000] on cpu"),
-    "unit": (lambda g: owing(g, Residuals.zeros(1000), unit=0.0), "residuals.unit=0.0; what is owed is kept in units"),
+    "unit": (lambda g: owing(g, Residuals.zeros(1000), unit=0.0), "residuals.unit=0.0; residuals are kept in units"),
     "inner without nodes": (
         lambda g: nc.all_reduce(torch.ones(40), "int8/16", group=g, inner="bf16"),
         "inner=bf16 is the spec inside a node, and 'one_shot' knows no nodes",

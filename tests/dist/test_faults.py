@@ -20,7 +20,8 @@ from dist.pool import Crew
 
 import narrowcast as nc
 from narrowcast.collectives.segments import Coder
-from narrowcast.collectives.transports.torch import TransportError, bounded
+from narrowcast.collectives.transports.base import TransportError
+from narrowcast.collectives.transports.torch import bounded
 from narrowcast.lab import Lab, LabError, Line
 from narrowcast.lab.lab import check_machine
 
@@ -184,7 +185,10 @@ def test_a_rank_that_died_before_a_new_kind_of_call_is_missed_at_once() -> None:
     with Crew(3, bereft, timeout=20) as crew:
         for rank in (0, 2):
             error, seconds = crew.outcome(rank).value
-            assert "all_reduce, which every rank has to call: ranks [1] did not come to this call, and one is gone" in error
+            assert (
+                "all_reduce, which every rank has to call: ranks [1] did not come to this call, and one is gone"
+                in error
+            )
             assert seconds < PROMPT
 
 

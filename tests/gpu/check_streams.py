@@ -37,7 +37,7 @@ from torch.nn.parallel import DistributedDataParallel
 import narrowcast as nc
 from narrowcast.collectives import api
 from narrowcast.collectives.runtime.channel import Channel
-from narrowcast.collectives.runtime.streams import Lane, Way
+from narrowcast.collectives.runtime.streams import DeviceStream, Way
 from narrowcast.collectives.transports.torch import TorchTransport
 from narrowcast.parallel import auto
 
@@ -48,10 +48,10 @@ WORLDS = (2, 4)
 VERY_LATE = 200_000_000
 """About a tenth of a second: far more than the host needs for a call."""
 WAYS = (Way.ROUNDS, Way.STAGED)
-FORGETFUL: dict[str, tuple[type[Lane], tuple[Way, ...]]] = {
+FORGETFUL: dict[str, tuple[type[DeviceStream], tuple[Way, ...]]] = {
     "the side stream waits for the caller's": (late_ranks.NoFollow, WAYS),
     "the caller's stream waits for the side stream": (late_ranks.NoJoin, WAYS),
-    "the host waits for a copy before it sends it": (late_ranks.NoHold, (Way.STAGED,)),
+    "the host waits for a copy before it sends it": (late_ranks.NoSynchronize, (Way.STAGED,)),
 }
 Checks = list[tuple[str, bool]]
 
@@ -107,7 +107,7 @@ def check_forgotten_waits() -> Checks:
     device, seeds = gpu(), itertools.count(500)
     late_ranks.CYCLES = VERY_LATE
 
-    def right(way: Way, kind: type[Lane] = Lane, careful: bool = True) -> bool:
+    def right(way: Way, kind: type[DeviceStream] = DeviceStream, careful: bool = True) -> bool:
         # other values each time: memory may still hold what is right for the last ones
         seed = next(seeds)
         here, there = (cases.all_reduces("int8/256", "one_shot", N, where, seed) for where in (CPU, device))
@@ -127,7 +127,7 @@ def check_let_go() -> Checks:
     wanted = run(2, CPU, Way.PLAIN, cases.let_go(N, CPU))
     for way in WAYS:
         found.append((f"tensors let go of, {way.name}", same(run(2, device, way, cases.let_go(N, device)), wanted)))
-    lost = run(2, device, Way.ROUNDS, cases.let_go(N, device), late_ranks.NoLend)
+    lost = run(2, device, Way.ROUNDS, cases.let_go(N, device), late_ranks.NoKeep)
     found.append(("noticed when not: memory stays until the side stream is done", not same(lost, wanted)))
     return found
 
