@@ -18,8 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import narrowcast as nc
-from narrowcast.collectives.runtime import agreement
-from narrowcast.collectives.runtime import watchdog
+from narrowcast.collectives.runtime import agreement, watchdog
 from narrowcast.collectives.runtime.agreement import DisagreementError, Failure
 from narrowcast.collectives.runtime.channel import channel_of
 from narrowcast.collectives.runtime.watchdog import PATIENCE, StartedCall
@@ -174,9 +173,6 @@ def test_a_disagreement_in_training_is_raised_by_backward(pool: Pool) -> None:
         assert "DisagreementError: ranks disagree about this call" in told[2]
 
 
-# ---- known things in different orders: only who waits for long can tell ----------------------------------------------
-
-
 def warm(group: dist.ProcessGroup) -> None:
     """Two calls that every rank knows from now on."""
     for spec, n in (("int8/16", 5000), ("int8/32", 50)):
@@ -230,9 +226,6 @@ def test_a_rank_that_does_not_call_is_missed_within_the_timeout(kind: str) -> No
         assert outcome.seconds < TIMEOUT + 4
     if kind == "nothing":
         assert "ranks [1]" in first.error
-
-
-# ---- one rank makes a collective call alone --------------------------------------------------------------------------
 
 
 def lone(group: dist.ProcessGroup, call: str, then: str) -> tuple[str, float]:
@@ -344,7 +337,16 @@ def test_nobody_is_told_of_a_call_that_is_over_or_has_just_begun() -> None:
     assert channel.left == []
 
 
-# ---- what another rank wrote may be anything -------------------------------------------------------------------------
+def test_each_channel_says_once_that_its_call_waits(caplog: pytest.LogCaptureFixture) -> None:
+    """Calls of two channels have the same numbers."""
+    channels = [Told({1: '{"call": "state_dict"}'}, {}) for _ in range(2)]
+    for channel in [*channels, *channels]:
+        watchdog.look(channel)
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "state_dict waits for other ranks",
+        "state_dict waits for other ranks",
+    ]
+
 
 NOTE = {"call": 3, "text": '{"call": "a"}', "error": "OSError: no", "own": True}
 JSON = st.recursive(

@@ -19,8 +19,8 @@ from dist.pool import Crew
 from torch import Tensor
 
 import narrowcast as nc
-from narrowcast.collectives.runtime import channel as channels
 from narrowcast.collectives import irecv
+from narrowcast.collectives.runtime import channel as channels
 from narrowcast.collectives.runtime.channel import BrokenChannelError, Channel, channel_of
 from narrowcast.collectives.runtime.messages import Exchange
 from narrowcast.collectives.transports.base import TransportError

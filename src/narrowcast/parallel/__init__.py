@@ -1,5 +1,8 @@
 """One line for whoever trains: `attach`."""
 
+from narrowcast.parallel.ddp.buckets import assign_buckets as assign_buckets
+from narrowcast.parallel.ddp.buckets import first_buckets as first_buckets
+from narrowcast.parallel.ddp.buckets import rebuilt_buckets as rebuilt_buckets
 from narrowcast.parallel.ddp.hook import DDPState as DDPState
 from narrowcast.parallel.ddp.hook import ddp_hook as ddp_hook
 from narrowcast.parallel.handle import Handle as Handle

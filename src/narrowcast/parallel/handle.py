@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from narrowcast.codecs import ErrorReport
 from narrowcast.collectives.api import all_reduce
 from narrowcast.parallel import policy
-from narrowcast.parallel.ddp import layout, mixed_precision, strides, torch_parts
+from narrowcast.parallel.ddp import buckets, mixed_precision, torch_parts
 from narrowcast.parallel.ddp.hook import Bucket, DDPState, plain
 from narrowcast.parallel.fingerprint import differing, digest
 from narrowcast.parallel.stats import Row, Stats, render, total
@@ -144,7 +144,7 @@ class Handle:
         """What error feedback owes, as the mean over all ranks (collective): valid for any world size."""
         owed = self._state.memory.by_parameter()
         mean = {
-            name: strides.like(owed[name], p).to(p.device, copy=True, memory_format=torch.contiguous_format)
+            name: buckets.like(owed[name], p).to(p.device, copy=True, memory_format=torch.contiguous_format)
             for name, p in self._state.reduced.items()
             if name in owed
         }
@@ -161,7 +161,7 @@ class Handle:
             if owed.shape != known[name].shape:
                 shape = tuple(known[name].shape)
                 raise ValueError(f"load_state_dict: {name} has shape {shape}, the state for it {tuple(owed.shape)}")
-        self._state.memory.load({name: strides.flat(owed, known[name]) for name, owed in state.items()})
+        self._state.memory.load({name: buckets.flat(owed, known[name]) for name, owed in state.items()})
 
     def detach(self) -> None:
         """Back to the plain all-reduce. DDP keeps our hook; a later attach uses it again."""
@@ -238,7 +238,7 @@ def attach(
     if parameters is not None or between is not None:
         raise ValueError("attach: parameters= and between= are for FSDP2; DDP sends gradients alone, leave them out")
     torch_parts.check(model)
-    layout.check_group(model, group)
+    buckets.check_group(model, group)
     hook = _free_hook(model)
 
     def make(model: DistributedDataParallel, chosen: object) -> DDPState:
