@@ -263,7 +263,7 @@ def test_where_the_others_are_done_the_lone_call_is_named_too() -> None:
 
 
 def late(group: dist.ProcessGroup) -> float:
-    """Rank 1 comes to three calls later than anybody's patience: one that it makes differently, a new one, that again."""
+    """Rank 1 comes to three calls later than anybody's patience: one made differently, a new one, that again."""
     odd, x = dist.get_rank(group) == 1, torch.ones(50)
     for size in (20 if odd else 30, 50, 50):
         if odd:

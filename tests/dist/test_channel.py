@@ -299,9 +299,6 @@ def test_a_callback_that_raises_is_reported_and_stops_nothing(monkeypatch: pytes
     assert [type(error) for error in told] == [KeyError, KeyError, SystemExit, KeyError]
 
 
-# ---- the end of a process --------------------------------------------------------------------------------------------
-
-
 def stuck(group: dist.ProcessGroup) -> tuple[list[str], list[str], float]:
     """Rank 0 makes calls that rank 1, which is there, does not make; then its process is to end."""
     nc.all_reduce(torch.ones(10), "fp32", group=group)
@@ -360,9 +357,6 @@ def test_a_process_that_ends_with_a_call_under_way_ends_well(tmp_path: Path) -> 
     command = [sys.executable, "-c", ENDING, str(tmp_path / "store")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr
-
-
-# ---- the channel of a group ------------------------------------------------------------------------------------------
 
 
 def asked_by_threads(group: dist.ProcessGroup) -> int:

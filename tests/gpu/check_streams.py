@@ -76,9 +76,6 @@ def compare(name: str, world: int, job: Callable[[torch.device], Job]) -> Checks
     return [(f"{name}, {world} ranks, {way.name}", same(run(world, device, way, job(device)), wanted)) for way in WAYS]
 
 
-# ---- what is checked, each in a process of its own -------------------------------------------------------------------
-
-
 def check_spec(spec: str) -> Checks:
     found: Checks = []
     for number, algorithm in enumerate(cases.ALGORITHMS):
@@ -161,9 +158,6 @@ def check_no_host_waits() -> Checks:
         waits = "".join(run(2, device, Way.ROUNDS, quiet(spec)))
         found.append((f"{spec}: nothing waits for the host {waits}", not waits))
     return found
-
-
-# ---- NCCL ------------------------------------------------------------------------------------------------------------
 
 
 def check_nccl() -> Checks:
@@ -257,9 +251,6 @@ def nccl_fsdp(device: torch.device) -> Checks:
     expected, found = trained(plain, device), trained(model, device)
     handle.detach()
     return [("NCCL, one rank: FSDP2 attached trains", bool(found.isfinite().all()) and found.shape == expected.shape)]
-
-
-# ---- all of it -------------------------------------------------------------------------------------------------------
 
 
 def guarded(check: Callable[..., Checks], *given: Any) -> tuple[Checks, float]:

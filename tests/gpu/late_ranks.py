@@ -108,8 +108,6 @@ class LateTransport:
         self._thread = threading.Thread(target=self._loop, daemon=True)
         self._thread.start()
 
-    # ---- host memory -------------------------------------------------------------------------------------------------
-
     def isend(self, wire: Tensor, peer: int, tag: int) -> Sent:
         assert not wire.is_cuda, "messages are in host memory"
         self.hub.put(("host", self.rank, peer, tag), wire.clone())
@@ -124,8 +122,6 @@ class LateTransport:
         for peer in range(self.world):
             self.hub.put(("text", self._shared, self.rank, peer), text)
         return [self.hub.get(("text", self._shared, peer, self.rank)) for peer in range(self.world)]
-
-    # ---- device memory -----------------------------------------------------------------------------------------------
 
     def carries(self, device: torch.device) -> bool:
         return True

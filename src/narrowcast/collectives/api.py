@@ -362,7 +362,7 @@ def isend(
     p2p.check_tag(tag)
     coder = Coder(codec, flat.lengths, flat.dtype)
     stream = channel.stream_on(flat.device)
-    wire, copied = stream.to_host(p2p.outgoing(coder, flat.x, noise.derive(channel.rank, 0, peer, tag)))
+    wire, copied = stream.to_host(p2p.encode_message(coder, flat.x, noise.derive(channel.rank, 0, peer, tag)))
 
     def run() -> int:
         stream.synchronize(copied)
@@ -391,7 +391,7 @@ def irecv(
     def run() -> int:
         wire = stream.pinned(coder.nbytes((0, flat.numel)))
         sent = p2p.receive(channel.transport, coder, wire, peer, tag)
-        with torch.inference_mode(inference), scope.working():
+        with torch.inference_mode(inference), scope.on_side_stream():
             coder.decode(wire.to(stream.device, non_blocking=True), (0, flat.numel), flat.x)
             flat.write_back()
         return sent

@@ -25,7 +25,7 @@ AS_IS = codec_named("as-is")
 
 def inputs(what: str, tensors: Tensors, like: Tensors = ()) -> list[Tensor]:
     """As a list. `like` are the other tensors of the call, which must have the same type."""
-    listed, others = _listed(what, tensors), _listed(what, like)
+    listed, others = _as_list(what, tensors), _as_list(what, like)
     for tensor in listed:
         if tensor.dtype not in FLOATS:
             raise TypeError(
@@ -53,7 +53,7 @@ def outputs(what: str, tensors: Tensors, like: Tensors = ()) -> list[Tensor]:
     return listed
 
 
-def _listed(what: str, tensors: Tensors) -> list[Tensor]:
+def _as_list(what: str, tensors: Tensors) -> list[Tensor]:
     if isinstance(tensors, Tensor):
         return [tensors]
     listed = list(tensors) if isinstance(tensors, Sequence) else [tensors]

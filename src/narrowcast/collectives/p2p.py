@@ -40,7 +40,7 @@ def _tags(tag: int) -> tuple[int, int, int]:
     return first, first + 1, first + 2
 
 
-def outgoing(coder: Coder, x: Tensor, noise: Noise) -> Tensor:
+def encode_message(coder: Coder, x: Tensor, noise: Noise) -> Tensor:
     """The bytes of a message."""
     whole = (0, x.numel())
     wire = torch.empty(coder.nbytes(whole), dtype=torch.uint8, device=x.device)

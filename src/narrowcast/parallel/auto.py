@@ -19,7 +19,7 @@ from narrowcast.collectives.runtime.channel import Channel
 from narrowcast.collectives.transports.torch import TorchTransport
 from narrowcast.parallel import overlap
 from narrowcast.parallel.clock import Clock
-from narrowcast.parallel.ddp.hook import Bucket, DDPState, Done, failed, plain
+from narrowcast.parallel.ddp.hook import Bucket, DDPState, Done, failed_future, plain_all_reduce
 from narrowcast.parallel.handle import Handle, _Hook, register
 from narrowcast.parallel.policy import AS_IS, Choice
 from narrowcast.parallel.propagate_errors import telling
@@ -65,7 +65,7 @@ class Watch:
         if bucket.is_last():
             self.steps.append((self.began, self.buckets))
             self.began, self.buckets, self.step = None, [], self.step + 1
-        return plain(bucket.buffer(), self.group)
+        return plain_all_reduce(bucket.buffer(), self.group)
 
     @property
     def done(self) -> bool:
@@ -173,7 +173,7 @@ class AutoHandle(Handle):
         try:
             self._decide()
         except Exception as error:  # noqa: BLE001  raised here it would leave the DDP model unusable
-            return failed(bucket, error)
+            return failed_future(bucket, error)
         return self._hook.reduce(bucket)
 
     def _decide(self) -> None:

@@ -18,7 +18,7 @@ from narrowcast.codecs import ErrorReport
 from narrowcast.collectives.api import all_reduce
 from narrowcast.parallel import policy
 from narrowcast.parallel.ddp import buckets, mixed_precision, torch_parts
-from narrowcast.parallel.ddp.hook import Bucket, DDPState, plain
+from narrowcast.parallel.ddp.hook import Bucket, DDPState, plain_all_reduce
 from narrowcast.parallel.fingerprint import differing, digest
 from narrowcast.parallel.stats import Row, Stats, render, total
 from narrowcast.parallel.timeline import Event
@@ -46,7 +46,7 @@ class _Hook:
     def reduce(self, bucket: Bucket) -> torch.futures.Future[Tensor]:
         if self.state is not None:
             return self.state.reduce(bucket)
-        return plain(bucket.buffer(), self._group)
+        return plain_all_reduce(bucket.buffer(), self._group)
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         """A copy of a model, in memory or in a file, has none: it is a model that nobody attached to."""
@@ -144,7 +144,7 @@ class Handle:
         """What error feedback owes, as the mean over all ranks (collective): valid for any world size."""
         owed = self._state.memory.by_parameter()
         mean = {
-            name: buckets.like(owed[name], p).to(p.device, copy=True, memory_format=torch.contiguous_format)
+            name: buckets.view_like(owed[name], p).to(p.device, copy=True, memory_format=torch.contiguous_format)
             for name, p in self._state.reduced.items()
             if name in owed
         }
@@ -161,7 +161,7 @@ class Handle:
             if owed.shape != known[name].shape:
                 shape = tuple(known[name].shape)
                 raise ValueError(f"load_state_dict: {name} has shape {shape}, the state for it {tuple(owed.shape)}")
-        self._state.memory.load({name: buckets.flat(owed, known[name]) for name, owed in state.items()})
+        self._state.memory.load({name: buckets.flat_copy(owed, known[name]) for name, owed in state.items()})
 
     def detach(self) -> None:
         """Back to the plain all-reduce. DDP keeps our hook; a later attach uses it again."""

@@ -67,8 +67,9 @@ class ChannelCall:
 
     def perform(self, exchange: Exchange) -> None:
         """In whatever thread has the turn."""
-        scope = self.work.scope
-        with torch.inference_mode() if self.inference else nullcontext(), scope.working() if scope else nullcontext():
+        mode = torch.inference_mode() if self.inference else nullcontext()
+        stream = self.work.scope.on_side_stream() if self.work.scope else nullcontext()
+        with mode, stream:
             self.run(exchange)
         self.work.sent_bytes = exchange.sent_bytes
 
@@ -327,19 +328,19 @@ def _no_autocast(device: str) -> AbstractContextManager[object]:
 def _end_threads(channels: Sequence[Channel], seconds: float) -> None:
     """Let calls under way come to their end for so long, and then interrupt them."""
     threads, until = {channel: channel.stop() for channel in channels}, time.monotonic() + seconds
-    stuck = [channel for channel in channels if not _ended(threads[channel], until)]
+    stuck = [channel for channel in channels if not _join_threads(threads[channel], until)]
     for channel in stuck:
         channel.transport.interrupt()
     until = time.monotonic() + LAST_WORDS
     for channel in stuck:
-        _ended(threads[channel], until)
+        _join_threads(threads[channel], until)
 
 
 LAST_WORDS = 3.0
 """Seconds for a thread that was interrupted to tell the other ranks, through a store that may be gone."""
 
 
-def _ended(threads: Sequence[threading.Thread], until: float) -> bool:
+def _join_threads(threads: Sequence[threading.Thread], until: float) -> bool:
     """Whether they have all ended by then."""
     # whoever is called back when a call is over may close its channel
     others = [thread for thread in threads if thread is not threading.current_thread()]

@@ -95,7 +95,7 @@ class StreamScope:
         stream.keep(tensors)
 
     @contextmanager
-    def working(self) -> Iterator[None]:
+    def on_side_stream(self) -> Iterator[None]:
         """In the thread that does the work."""
         with self.stream.current():
             self.stream.follow(self._ready)

@@ -112,7 +112,7 @@ class TorchTransport:
     def share(self, text: str) -> list[str]:
         number, self._shared = self._shared, self._shared + 1
         with backend_errors:
-            return bounded(lambda: self._share(number, text), self._timeout.total_seconds() + STORE_GRACE)
+            return ask_within(lambda: self._share(number, text), self._timeout.total_seconds() + STORE_GRACE)
 
     def _share(self, number: int, text: str) -> list[str]:
         self._store.set(f"call/{number}/{self.rank}", text)
@@ -153,7 +153,7 @@ class TorchTransport:
             return {peer: self._read(key) for peer, key in others.items() if self._store.check([key])}
 
         with backend_errors:
-            return bounded(ask, STORE_GRACE)
+            return ask_within(ask, STORE_GRACE)
 
     def _probe(self, missing: Sequence[int]) -> None:
         """Raise where a connection has closed: the store knows nothing of a rank that died."""
@@ -188,13 +188,13 @@ class TorchTransport:
         notes: dict[int, str] = {}
         # the store may be gone, or its host may be stopped: then nobody can tell anything
         with contextlib.suppress(RuntimeError, TimeoutError):
-            bounded(lambda: self._leave(note), STORE_GRACE)
+            ask_within(lambda: self._leave(note), STORE_GRACE)
         if self._carrier is not None:
             self._carrier.abort()  # peers may never come
             self._carrier = None
         self.close()
         with contextlib.suppress(RuntimeError, TimeoutError):
-            bounded(lambda: self._collect(notes, time.monotonic() + NOTES_WAIT), STORE_GRACE)
+            ask_within(lambda: self._collect(notes, time.monotonic() + NOTES_WAIT), STORE_GRACE)
         return dict(notes)
 
     def _leave(self, note: str) -> None:
@@ -224,7 +224,7 @@ STORE_GRACE = 1.0
 Answer = TypeVar("Answer")
 
 
-def bounded(ask: Callable[[], Answer], seconds: float) -> Answer:
+def ask_within(ask: Callable[[], Answer], seconds: float) -> Answer:
     """What `ask` returns, or TimeoutError after so many seconds; its thread is then left behind."""
     answers: list[Answer] = []
     errors: list[Exception] = []

@@ -28,7 +28,8 @@ def assign_buckets(tensors: Sequence[Tensor], caps: Sequence[int], numbers: Sequ
         return []
     private.check("torch.distributed", dist, torch_parts.BUCKETS)
     dense = [False] * len(tensors)
-    buckets, _ = dist._compute_bucket_assignment_by_size(list(tensors), list(caps), dense, list(numbers))
+    assign = dist._compute_bucket_assignment_by_size  # type: ignore[attr-defined]
+    buckets, _ = assign(list(tensors), list(caps), dense, list(numbers))
     return [list(bucket) for bucket in buckets]
 
 
@@ -45,7 +46,7 @@ def rebuilt_buckets(tensors: Sequence[Tensor], ready: Sequence[int], bucket_cap_
     return assign_buckets([tensors[number] for number in ready], caps, ready)
 
 
-def like(part: Tensor, parameter: Tensor) -> Tensor:
+def view_like(part: Tensor, parameter: Tensor) -> Tensor:
     """A view of a flat part of a bucket that has the parameter's shape, each value in its own place.
 
     Values lie in a bucket in the order of the parameter's memory (channels last, say).
@@ -55,10 +56,10 @@ def like(part: Tensor, parameter: Tensor) -> Tensor:
     return part.view(parameter.shape)
 
 
-def flat(values: Tensor, parameter: Tensor) -> Tensor:
+def flat_copy(values: Tensor, parameter: Tensor) -> Tensor:
     """The way back: a copy of values of the parameter's shape, in the order of its memory."""
     part = torch.empty(values.numel(), dtype=values.dtype, device=values.device)
-    like(part, parameter).copy_(values)
+    view_like(part, parameter).copy_(values)
     return part
 
 
@@ -153,7 +154,7 @@ class UnusedParameters:
             self._seen.add(name)
             (self._in_place.add if self._are_views and parameter.grad is not None else self._in_place.discard)(name)
 
-    def discarded(self) -> set[str] | None:
+    def discarded_names(self) -> set[str] | None:
         """Those for which nothing arrived in the last pass; None where the graph is static and uses all."""
         if self._uses is None:
             return set()

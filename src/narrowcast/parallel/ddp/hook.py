@@ -120,7 +120,7 @@ class DDPState:
 
     def _new_memory(self, scaler: torch.amp.GradScaler | None) -> Memory:
         parameters = self.reduced
-        discarded = None if self._unused is None else self._unused.discarded
+        discarded = None if self._unused is None else self._unused.discarded_names
         return Memory(self.channel.world, scaling.scaling(scaler, lambda: parameters), discarded=discarded)
 
     def _second_channel(self) -> Channel:
@@ -199,7 +199,7 @@ class DDPState:
         # complex gradients lie in a real buffer, of which bucket.gradients() shows but half
         if buffer.is_sparse or buffer.dtype not in FLOATS or any(p.is_complex() for p in parameters):
             return self._start_plain(buffer)
-        groups = self._grouped(parameters, bucket.gradients(), buffer.dtype)
+        groups = self._group_gradients(parameters, bucket.gradients(), buffer.dtype)
         self.show(groups, self.step, "local")
         if self.sample_every and self.step % self.sample_every == 0:
             self._sample(groups)
@@ -209,9 +209,9 @@ class DDPState:
             # small tensors that stay as they are go aside: in line with the others each would add its latency
             channel = self._aside if group.codec.lossless and group.numel <= ASIDE_VALUES else self.channel
             residuals = self.memory.residuals(group.names, gradients) if group.codec.feedback else None
-            flat, call = Flat(gradients, _adjacent(gradients, buffer)), (self.step, bucket.index(), number)
+            flat, call = Flat(gradients, _shared_buffer(gradients, buffer)), (self.step, bucket.index(), number)
             work = group.kind.start(channel, flat, call, residuals, times)
-            work.then(partial(reduction.arrived, group, times, began))
+            work.then(partial(reduction.on_arrival, group, times, began))
         return reduction.future
 
     def _begin_step(self) -> None:
@@ -225,7 +225,7 @@ class DDPState:
         all_reduce(numbers, "as-is", algorithm="one_shot", channel=self.channel)
         return numbers
 
-    def _grouped(self, parameters: list[Tensor], gradients: list[Tensor], dtype: torch.dtype) -> Grouped:
+    def _group_gradients(self, parameters: list[Tensor], gradients: list[Tensor], dtype: torch.dtype) -> Grouped:
         """The gradients of a bucket by codec, in the order in which a codec first appears."""
         by_codec: dict[Codec, tuple[list[str], list[Tensor]]] = {}
         for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -234,10 +234,13 @@ class DDPState:
             names.append(name)
             members.append(gradient)
         return [
-            (self._group(codec, tuple(names), members, dtype), members) for codec, (names, members) in by_codec.items()
+            (self._bucket_group(codec, tuple(names), members, dtype), members)
+            for codec, (names, members) in by_codec.items()
         ]
 
-    def _group(self, codec: Codec, names: tuple[str, ...], gradients: list[Tensor], dtype: torch.dtype) -> BucketGroup:
+    def _bucket_group(
+        self, codec: Codec, names: tuple[str, ...], gradients: list[Tensor], dtype: torch.dtype
+    ) -> BucketGroup:
         group = self._groups.get((dtype, codec, names))
         if group is None:
             lengths, world = [gradient.numel() for gradient in gradients], self.channel.world
@@ -262,7 +265,7 @@ class DDPState:
             size = 2 * (world - 1) * buffer.numel() * buffer.element_size() // world
             self.stats.count(CALL, buffer.numel(), size, size, Times(), 0.0, compressed=0)
         rescale = self._share.rescale
-        return plain(buffer, self.group).then(lambda done: rescale(done.value()))
+        return plain_all_reduce(buffer, self.group).then(lambda done: rescale(done.value()))
 
     def _sample(self, groups: Grouped) -> None:
         """What the codecs would lose on these gradients, tensor by tensor; it takes time, so it is off by default."""
@@ -322,7 +325,7 @@ class _BucketReduction:
         self._works: list[Work] = []
         self._lock = threading.Lock()
 
-    def arrived(self, group: BucketGroup, times: Times, began: float, work: Work) -> None:
+    def on_arrival(self, group: BucketGroup, times: Times, began: float, work: Work) -> None:
         """A group is over, whatever came of it. In whatever thread that was done."""
         stats, seconds = self._state.stats, time.perf_counter() - began
         compressed = group.compressed
@@ -345,7 +348,7 @@ class _BucketReduction:
         return None
 
 
-def _adjacent(gradients: Sequence[Tensor], buffer: Tensor) -> Tensor | None:
+def _shared_buffer(gradients: Sequence[Tensor], buffer: Tensor) -> Tensor | None:
     """The part of a bucket's buffer that these gradients fill without a gap, so that nothing is copied; or None."""
     start = at = gradients[0].storage_offset()
     for gradient in gradients:
@@ -371,14 +374,14 @@ def _settle(future: Any, buffer: Tensor, error: BaseException | None) -> None:
         future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
 
-def failed(bucket: Bucket, error: BaseException) -> Done:
+def failed_future(bucket: Bucket, error: BaseException) -> Done:
     """What a hook returns that could not even start; through then(), so that the error keeps its own text."""
     future = _future(bucket.buffer())
     _settle(future, bucket.buffer(), error)
     return future.then(lambda done: done.value())
 
 
-def plain(buffer: Tensor, group: dist.ProcessGroup | None) -> Done:
+def plain_all_reduce(buffer: Tensor, group: dist.ProcessGroup | None) -> Done:
     """What DDP does without a hook: the mean over its group."""
     buffer.div_(dist.get_world_size(group))
     future: Any = dist.all_reduce(buffer, group=group, async_op=True).get_future()

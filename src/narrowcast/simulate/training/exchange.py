@@ -36,7 +36,7 @@ class Group:
 
     def views(self, row: Tensor) -> list[Tensor]:
         """A flat row as tensors like the parameters: in the order of their memory (channels last, say), as in DDP."""
-        return [buckets.like(part, p) for part, p in zip(row.split(self.lengths), self.likes, strict=True)]
+        return [buckets.view_like(part, p) for part, p in zip(row.split(self.lengths), self.likes, strict=True)]
 
 
 Planned = tuple[Codec, tuple[str, ...]]
