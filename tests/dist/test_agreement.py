@@ -18,12 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import narrowcast as nc
-from narrowcast.collectives.runtime import agreement
-from narrowcast.collectives.runtime import watchdog
+from narrowcast.collectives.runtime import agreement, watchdog
 from narrowcast.collectives.runtime.agreement import DisagreementError, Failure
 from narrowcast.collectives.runtime.channel import channel_of
-from narrowcast.collectives.runtime.watchdog import PATIENCE, Begun
-from narrowcast.collectives.transports.torch import TransportError
+from narrowcast.collectives.runtime.watchdog import PATIENCE, StartedCall
+from narrowcast.collectives.transports.base import TransportError
 
 TIMEOUT = 3.0
 
@@ -174,9 +173,6 @@ def test_a_disagreement_in_training_is_raised_by_backward(pool: Pool) -> None:
         assert "DisagreementError: ranks disagree about this call" in told[2]
 
 
-# ---- known things in different orders: only who waits for long can tell ----------------------------------------------
-
-
 def warm(group: dist.ProcessGroup) -> None:
     """Two calls that every rank knows from now on."""
     for spec, n in (("int8/16", 5000), ("int8/32", 50)):
@@ -232,9 +228,6 @@ def test_a_rank_that_does_not_call_is_missed_within_the_timeout(kind: str) -> No
         assert "ranks [1]" in first.error
 
 
-# ---- one rank makes a collective call alone --------------------------------------------------------------------------
-
-
 def lone(group: dist.ProcessGroup, call: str, then: str) -> tuple[str, float]:
     """Rank 0 makes a call of a handle that the others do not make; they train on, or are done."""
     rank, model = dist.get_rank(group), wrapped(group)
@@ -270,7 +263,7 @@ def test_where_the_others_are_done_the_lone_call_is_named_too() -> None:
 
 
 def late(group: dist.ProcessGroup) -> float:
-    """Rank 1 comes to three calls later than anybody's patience: one that it makes differently, a new one, that again."""
+    """Rank 1 comes to three calls later than anybody's patience: one made differently, a new one, that again."""
     odd, x = dist.get_rank(group) == 1, torch.ones(50)
     for size in (20 if odd else 30, 50, 50):
         if odd:
@@ -296,7 +289,9 @@ class Told:
     def __init__(self, texts: dict[int, str], places: dict[int, object], over: int = 0) -> None:
         long_ago, ended, running = time.monotonic() - 2 * PATIENCE, threading.Event(), threading.Event()
         ended.set()
-        self.begun = deque(Begun(n, text, ended if n <= over else running, long_ago) for n, text in texts.items())
+        self.started = deque(
+            StartedCall(n, text, ended if n <= over else running, long_ago) for n, text in texts.items()
+        )
         self.transport: Any = self
         self._places = places
         self.left: list[Failure] = []
@@ -304,7 +299,7 @@ class Told:
 
     def tell(self, place: str) -> dict[int, str]:
         self.left.append(Failure.read(place))
-        return {r: p if isinstance(p, str) else Failure(*p, "", own=False).written() for r, p in self._places.items()}
+        return {r: p if isinstance(p, str) else Failure(*p, "", own=False).to_text() for r, p in self._places.items()}
 
     def part(self, error: DisagreementError) -> None:
         self.parted = error
@@ -337,12 +332,21 @@ def test_who_waits_for_long_parts_with_ranks_in_other_calls_and_with_no_others(w
 def test_nobody_is_told_of_a_call_that_is_over_or_has_just_begun() -> None:
     channel = Told({1: A}, {1: (1, B)}, over=1)
     watchdog.look(channel)
-    channel.begun.append(Begun(2, A, threading.Event(), time.monotonic()))
+    channel.started.append(StartedCall(2, A, threading.Event(), time.monotonic()))
     watchdog.look(channel)
     assert channel.left == []
 
 
-# ---- what another rank wrote may be anything -------------------------------------------------------------------------
+def test_each_channel_says_once_that_its_call_waits(caplog: pytest.LogCaptureFixture) -> None:
+    """Calls of two channels have the same numbers."""
+    channels = [Told({1: '{"call": "state_dict"}'}, {}) for _ in range(2)]
+    for channel in [*channels, *channels]:
+        watchdog.look(channel)
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "state_dict waits for other ranks",
+        "state_dict waits for other ranks",
+    ]
+
 
 NOTE = {"call": 3, "text": '{"call": "a"}', "error": "OSError: no", "own": True}
 JSON = st.recursive(
@@ -361,15 +365,15 @@ NOTES = st.one_of(
 @given(NOTES)
 def test_a_note_is_read_or_refused_by_a_value_error_and_every_error_can_be_explained(text: str) -> None:
     error = TransportError("closed")
-    found = agreement.explained(error, {0: text, 1: json.dumps(NOTE)})
+    found = agreement.explain(error, {0: text, 1: json.dumps(NOTE)})
     assert "rank 1 failed with OSError: no" in str(found)
-    alone = agreement.explained(error, {0: text})
+    alone = agreement.explain(error, {0: text})
     try:
         failure = Failure.read(text)
     except ValueError:
         assert "rank 0 left a note that cannot be read: " in str(alone)
     else:
-        assert Failure.read(failure.written()) == failure
+        assert Failure.read(failure.to_text()) == failure
 
 
 @pytest.mark.parametrize("text", ["[" * 10**6, '{"a":' * 10**5, "9" * 5000, "\ud800", "x" * (agreement.LONGEST + 1)])

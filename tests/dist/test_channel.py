@@ -19,11 +19,11 @@ from dist.pool import Crew
 from torch import Tensor
 
 import narrowcast as nc
-from narrowcast.collectives.runtime import channel as channels
 from narrowcast.collectives import irecv
+from narrowcast.collectives.runtime import channel as channels
 from narrowcast.collectives.runtime.channel import BrokenChannelError, Channel, channel_of
 from narrowcast.collectives.runtime.messages import Exchange
-from narrowcast.collectives.transports.torch import TransportError
+from narrowcast.collectives.transports.base import TransportError
 from narrowcast.collectives.work import Work
 
 SOON, LONG = 0.2, timedelta(seconds=20)
@@ -211,7 +211,14 @@ STAGES = [
     "the call and explaining",
     "the call and a callback",
 ]
-ERRORS = [TransportError("lost"), ValueError("mine"), MemoryError(), SystemExit(), KeyboardInterrupt(), RecursionError()]
+ERRORS = [
+    TransportError("lost"),
+    ValueError("mine"),
+    MemoryError(),
+    SystemExit(),
+    KeyboardInterrupt(),
+    RecursionError(),
+]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -221,9 +228,9 @@ def test_whatever_fails_at_whatever_stage_every_work_ends_in_an_error(
     at: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transport = Faulty(at, error)
-    for where, name in (("memory", "overlap"), ("explaining", "explained")):
+    for where, module, name in (("memory", channels, "overlap"), ("explaining", channels.agreement, "explain")):
         if where in at:
-            monkeypatch.setattr(channels, name, lambda *_, where=where: transport.act(where))
+            monkeypatch.setattr(module, name, lambda *_, where=where: transport.act(where))
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     channel, go, x = Channel(transport), threading.Event(), torch.ones(3)
 
@@ -292,9 +299,6 @@ def test_a_callback_that_raises_is_reported_and_stops_nothing(monkeypatch: pytes
     assert [type(error) for error in told] == [KeyError, KeyError, SystemExit, KeyError]
 
 
-# ---- the end of a process --------------------------------------------------------------------------------------------
-
-
 def stuck(group: dist.ProcessGroup) -> tuple[list[str], list[str], float]:
     """Rank 0 makes calls that rank 1, which is there, does not make; then its process is to end."""
     nc.all_reduce(torch.ones(10), "fp32", group=group)
@@ -353,9 +357,6 @@ def test_a_process_that_ends_with_a_call_under_way_ends_well(tmp_path: Path) -> 
     command = [sys.executable, "-c", ENDING, str(tmp_path / "store")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr
-
-
-# ---- the channel of a group ------------------------------------------------------------------------------------------
 
 
 def asked_by_threads(group: dist.ProcessGroup) -> int:

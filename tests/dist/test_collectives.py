@@ -43,9 +43,6 @@ def passage(spec: str, x: Tensor, rank: int, phase: int, offset: int, step: int,
     return setting.codec.decode(wire, x.numel(), dtype=x.dtype)
 
 
-# ---- reduce_scatter --------------------------------------------------------------------------------------------------
-
-
 def scatter_all(group: dist.ProcessGroup) -> list[list[Tensor]]:
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     found = []
@@ -73,9 +70,6 @@ def test_reduce_scatter_gives_each_rank_the_rank_order_sum_of_its_part(pool: Poo
                 assert torch.equal(ranks[owner][number][place], expected), f"{spec} {dtype} rank {owner}"
 
 
-# ---- all_gather ------------------------------------------------------------------------------------------------------
-
-
 def gather_all(group: dist.ProcessGroup) -> list[list[Tensor]]:
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     found = []
@@ -100,9 +94,6 @@ def test_all_gather_gives_everybody_the_same_bits_of_everybody(pool: Pool, world
             sent = [passage(spec, values(r, lengths[r], dtype), r, 1, offsets[r], 1) for r in range(world)]
             for rank in range(world):
                 assert torch.equal(ranks[rank][number][place], torch.cat(sent)), f"{spec} {dtype} rank {rank}"
-
-
-# ---- all_to_all ------------------------------------------------------------------------------------------------------
 
 
 def splits(source: int, target: int) -> int:
@@ -145,9 +136,6 @@ def test_all_to_all_brings_part_p_to_rank_p(pool: Pool, world: int) -> None:
             assert torch.equal(even, torch.cat(equal))
 
 
-# ---- broadcast -------------------------------------------------------------------------------------------------------
-
-
 def broadcast_all(group: dist.ProcessGroup) -> list[Tensor]:
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     found = []
@@ -170,9 +158,6 @@ def test_broadcast_gives_everybody_what_the_codec_brings_back_the_sender_too(poo
         parts = setting.passage(torch.cat([values(root, 5), values(root, 40)]), (0, 45), root, 0)
         for rank in range(world):
             assert torch.equal(ranks[rank][number], torch.cat([whole, parts])), f"{spec} rank {rank}"
-
-
-# ---- send and recv ---------------------------------------------------------------------------------------------------
 
 
 def send_around(group: dist.ProcessGroup) -> list[Tensor]:
@@ -268,8 +253,6 @@ def test_a_sender_and_a_receiver_that_disagree_both_find_out_and_go_on(
     assert receiver.error.startswith(f"DisagreementError: recv: rank 0 sends something else than {n[1]} values")
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
-
 WRONG = {
     "list too short": (lambda g: nc.all_gather([torch.empty(3)], torch.empty(3), "bf16", g), "list of 1 tensors for 2"),
     "no whole parts": (
@@ -322,7 +305,7 @@ WRONG = {
     "residuals in 16 bits": (lambda g: owing(g, Residuals(*torch.zeros(2, 1000).half())), "got torch.float16 of shape"),
     "residuals in rows": (lambda g: owing(g, Residuals(*torch.zeros(2, 10, 100))), "of shape [10, 100] on cpu"),
     "strided residuals": (lambda g: owing(g, Residuals(*torch.zeros(1000, 2).t())), "of shape [1000] on cpu"),
-    "unit": (lambda g: owing(g, Residuals.zeros(1000), unit=0.0), "residuals.unit=0.0; what is owed is kept in units"),
+    "unit": (lambda g: owing(g, Residuals.zeros(1000), unit=0.0), "residuals.unit=0.0; residuals are kept in units"),
     "inner without nodes": (
         lambda g: nc.all_reduce(torch.ones(40), "int8/16", group=g, inner="bf16"),
         "inner=bf16 is the spec inside a node, and 'one_shot' knows no nodes",
@@ -376,9 +359,6 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(pool: Pool) -> None
     for messages in pool.run(2, wrong, names):
         for name, message in zip(names, messages, strict=True):
             assert WRONG[name][1] in message, name
-
-
-# ---- work under way --------------------------------------------------------------------------------------------------
 
 
 def waiting(group: dist.ProcessGroup) -> None:
@@ -528,9 +508,6 @@ def test_an_error_surfaces_in_wait_each_time(pool: Pool) -> None:
     assert pool.run(3, failing) == [["DisagreementError"] * 2] * 3
 
 
-# ---- groups ----------------------------------------------------------------------------------------------------------
-
-
 def in_two_groups(group: dist.ProcessGroup) -> tuple[float, float, float]:
     """Ranks 0 and 2 of 4 in one group, 1 and 3 in another, and all in the third, at the same time."""
     pairs, four = [dist.new_group([0, 2]), dist.new_group([1, 3])], dist.new_group([0, 1, 2, 3])
@@ -606,9 +583,6 @@ def first_crossed(group: dist.ProcessGroup) -> list[float]:
 
 def test_two_groups_may_be_made_ready_in_different_orders(pool: Pool) -> None:
     assert pool.run(8, first_crossed) == [[8.0, 8.0]] * 8
-
-
-# ---- error feedback is all_reduce's alone ----------------------------------------------------------------------------
 
 
 def ask_for_feedback(group: dist.ProcessGroup) -> list[str]:

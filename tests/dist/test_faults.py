@@ -20,7 +20,8 @@ from dist.pool import Crew
 
 import narrowcast as nc
 from narrowcast.collectives.segments import Coder
-from narrowcast.collectives.transports.torch import TransportError, bounded
+from narrowcast.collectives.transports.base import TransportError
+from narrowcast.collectives.transports.torch import ask_within
 from narrowcast.lab import Lab, LabError, Line
 from narrowcast.lab.lab import check_machine
 
@@ -184,7 +185,10 @@ def test_a_rank_that_died_before_a_new_kind_of_call_is_missed_at_once() -> None:
     with Crew(3, bereft, timeout=20) as crew:
         for rank in (0, 2):
             error, seconds = crew.outcome(rank).value
-            assert "all_reduce, which every rank has to call: ranks [1] did not come to this call, and one is gone" in error
+            assert (
+                "all_reduce, which every rank has to call: ranks [1] did not come to this call, and one is gone"
+                in error
+            )
             assert seconds < PROMPT
 
 
@@ -255,10 +259,10 @@ def test_ctrl_c_in_a_backward_pass_ends_it_within_the_timeout() -> None:
 def test_a_store_that_does_not_answer_is_given_up() -> None:
     began = time.monotonic()
     with pytest.raises(TimeoutError, match=r"did not answer within 0.2 s"):
-        bounded(lambda: time.sleep(5), 0.2)
+        ask_within(lambda: time.sleep(5), 0.2)
     assert time.monotonic() - began < 2
     with pytest.raises(ZeroDivisionError):
-        bounded(lambda: 1 // 0, 1.0)
+        ask_within(lambda: 1 // 0, 1.0)
 
 
 def resident() -> int:
@@ -294,8 +298,6 @@ def test_200_attach_and_detach_cycles_leave_no_threads_memory_or_file_handles() 
             assert files_end <= files + 2
             assert memory_end < memory + (8 << 20)
 
-
-# ---- cut off, in the lab ---------------------------------------------------------------------------------------------
 
 SCRIPT, LAB_STEPS = lab_rank.__file__, 7
 

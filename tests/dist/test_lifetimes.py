@@ -24,15 +24,13 @@ import narrowcast as nc
 from narrowcast.parallel import auto
 from narrowcast.parallel.integrations.hooks import HookState
 
+
 def values_of(crew: Crew, world: int = 2) -> list[Any]:
     found = [crew.outcome(rank, within=90) for rank in range(world)]
     for outcome in found:
         assert outcome is not None, "a rank died"
         assert not outcome.error, outcome.traceback
     return [outcome.value for outcome in found]
-
-
-# ---- copies ----------------------------------------------------------------------------------------------------------
 
 
 def saved(model: nn.Module) -> nn.Module:
@@ -101,9 +99,6 @@ def test_copies_of_a_model_at_every_stage_are_plain_models_that_can_be_attached_
         for found in values_of(crew):
             assert set(found) == {(stage, name) for stage in STAGES for name in COPIES}
             assert {case: error for case, error in found.items() if error} == {}
-
-
-# ---- models that are dropped -----------------------------------------------------------------------------------------
 
 
 def one_line(model: DDP) -> object:
@@ -222,12 +217,9 @@ def dropped_elsewhere(group: dist.ProcessGroup) -> list[str]:
 
 def test_a_channel_may_go_in_its_own_thread() -> None:
     with Crew(2, dropped_elsewhere, timeout=10) as crew:
-        for (name, value) in values_of(crew):
+        for name, value in values_of(crew):
             assert name in ("narrowcast-channel", "MainThread")
             assert value == "2.0"
-
-
-# ---- compiled, joined ------------------------------------------------------------------------------------------------
 
 
 def compiled(group: dist.ProcessGroup) -> tuple[float, str]:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import narrowcast as nc
-from narrowcast.parallel.ddp import strides
+from narrowcast.parallel.ddp import buckets
 from narrowcast.simulate import Batches, World, train
 from narrowcast.simulate.training.batches import seed_of
 
@@ -141,7 +141,7 @@ def check(pool: Pool, world: int, spec: object, algorithm: str, lower: dict[str,
         assert {name: theirs[name] for name in weights} == {name: ours[name] for name in weights}
         assert sorted(their_debt) == sorted(owed)
         # the simulator keeps flat rows in the order of memory, a handle's state is in that of the indices
-        flat = {name: strides.flat(their_debt[name], p) for name, p in net().named_parameters() if name in owed}
+        flat = {name: buckets.flat_copy(their_debt[name], p) for name, p in net().named_parameters() if name in owed}
         assert all(torch.equal(flat[name], owed[name]) for name in owed)
 
 

@@ -19,13 +19,13 @@ def make(source: Random) -> str:
     note = Failure(source.randrange(1 << 40), call, "RuntimeError: no memory\nmore", source.random() < 0.5)
     match source.randrange(4):
         case 0:
-            return note.written()
+            return note.to_text()
         case 1:
             return source.choice(VALUES)
         case 2:
-            return replaced(note.written(), source)
+            return replaced(note.to_text(), source)
         case _:
-            found = json.loads(note.written())
+            found = json.loads(note.to_text())
             for _ in range(source.randrange(1, 3)):
                 found[source.choice(KEYS)] = source.choice(ODD)
             if source.random() < 0.3:
@@ -38,8 +38,8 @@ def check(text: str) -> None:
         found = Failure.read(text)
     except ValueError:
         found = None
-    require(found is None or Failure.read(found.written()) == found, "a note is not what it was when it is written")
-    told = agreement.explained(RuntimeError("closed"), {0: text, 1: Failure(1, "{}", "", False).written()})
+    require(found is None or Failure.read(found.to_text()) == found, "a note is not what it was when it is written")
+    told = agreement.explain(RuntimeError("closed"), {0: text, 1: Failure(1, "{}", "", False).to_text()})
     require(isinstance(told, RuntimeError), f"{type(told).__name__} instead of an error of the call")
 
 

@@ -37,7 +37,7 @@ from torch.nn.parallel import DistributedDataParallel
 import narrowcast as nc
 from narrowcast.collectives import api
 from narrowcast.collectives.runtime.channel import Channel
-from narrowcast.collectives.runtime.streams import Lane, Way
+from narrowcast.collectives.runtime.streams import DeviceStream, Way
 from narrowcast.collectives.transports.torch import TorchTransport
 from narrowcast.parallel import auto
 
@@ -48,10 +48,10 @@ WORLDS = (2, 4)
 VERY_LATE = 200_000_000
 """About a tenth of a second: far more than the host needs for a call."""
 WAYS = (Way.ROUNDS, Way.STAGED)
-FORGETFUL: dict[str, tuple[type[Lane], tuple[Way, ...]]] = {
+FORGETFUL: dict[str, tuple[type[DeviceStream], tuple[Way, ...]]] = {
     "the side stream waits for the caller's": (late_ranks.NoFollow, WAYS),
     "the caller's stream waits for the side stream": (late_ranks.NoJoin, WAYS),
-    "the host waits for a copy before it sends it": (late_ranks.NoHold, (Way.STAGED,)),
+    "the host waits for a copy before it sends it": (late_ranks.NoSynchronize, (Way.STAGED,)),
 }
 Checks = list[tuple[str, bool]]
 
@@ -74,9 +74,6 @@ def compare(name: str, world: int, job: Callable[[torch.device], Job]) -> Checks
     device = gpu()
     wanted = run(world, CPU, Way.PLAIN, job(CPU))
     return [(f"{name}, {world} ranks, {way.name}", same(run(world, device, way, job(device)), wanted)) for way in WAYS]
-
-
-# ---- what is checked, each in a process of its own -------------------------------------------------------------------
 
 
 def check_spec(spec: str) -> Checks:
@@ -107,7 +104,7 @@ def check_forgotten_waits() -> Checks:
     device, seeds = gpu(), itertools.count(500)
     late_ranks.CYCLES = VERY_LATE
 
-    def right(way: Way, kind: type[Lane] = Lane, careful: bool = True) -> bool:
+    def right(way: Way, kind: type[DeviceStream] = DeviceStream, careful: bool = True) -> bool:
         # other values each time: memory may still hold what is right for the last ones
         seed = next(seeds)
         here, there = (cases.all_reduces("int8/256", "one_shot", N, where, seed) for where in (CPU, device))
@@ -127,7 +124,7 @@ def check_let_go() -> Checks:
     wanted = run(2, CPU, Way.PLAIN, cases.let_go(N, CPU))
     for way in WAYS:
         found.append((f"tensors let go of, {way.name}", same(run(2, device, way, cases.let_go(N, device)), wanted)))
-    lost = run(2, device, Way.ROUNDS, cases.let_go(N, device), late_ranks.NoLend)
+    lost = run(2, device, Way.ROUNDS, cases.let_go(N, device), late_ranks.NoKeep)
     found.append(("noticed when not: memory stays until the side stream is done", not same(lost, wanted)))
     return found
 
@@ -161,9 +158,6 @@ def check_no_host_waits() -> Checks:
         waits = "".join(run(2, device, Way.ROUNDS, quiet(spec)))
         found.append((f"{spec}: nothing waits for the host {waits}", not waits))
     return found
-
-
-# ---- NCCL ------------------------------------------------------------------------------------------------------------
 
 
 def check_nccl() -> Checks:
@@ -257,9 +251,6 @@ def nccl_fsdp(device: torch.device) -> Checks:
     expected, found = trained(plain, device), trained(model, device)
     handle.detach()
     return [("NCCL, one rank: FSDP2 attached trains", bool(found.isfinite().all()) and found.shape == expected.shape)]
-
-
-# ---- all of it -------------------------------------------------------------------------------------------------------
 
 
 def guarded(check: Callable[..., Checks], *given: Any) -> tuple[Checks, float]:

@@ -14,8 +14,6 @@ from narrowcast.collectives.algorithms import record, two_shot
 from narrowcast.collectives.algorithms.context import Call, Reduction
 from narrowcast.collectives.runtime.channel import Channel
 from narrowcast.collectives.runtime.messages import Exchange
-from narrowcast.collectives.runtime.streams import lane_of
-from narrowcast.collectives.runtime.submit import submit
 from narrowcast.collectives.segments import Noise, segment_ranges
 from narrowcast.parallel.fsdp.sharded_rows import Rows
 from narrowcast.parallel.fsdp.sharded_rows import all_gather as rows_all_gather
@@ -89,7 +87,7 @@ def let_go(n: int, device: torch.device) -> Job:
 
     def job(rank: int, channel: Channel) -> list[Tensor]:
         x = late(values(n, rank), device)
-        delay(lane_of(channel.transport, device).stream)
+        delay(channel.stream_on(device).side)
         work = api.all_reduce(x, "int8/256", async_op=True, algorithm="one_shot", channel=channel)
         assert work is not None
         work.join()
@@ -139,7 +137,7 @@ def others(spec: str, n: int, device: torch.device) -> Job:
             rows_all_gather(rows, exchange, row, gathered)
 
         used = [whole, mine, target, total, x, row, gathered, told]
-        submit(channel, {"call": "others"}, work, used).wait()
+        channel.submit({"call": "others"}, work, used).wait()
         return bits([t.clone() for t in used])
 
     return job

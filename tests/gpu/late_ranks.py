@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from narrowcast.collectives.runtime.channel import Channel
-from narrowcast.collectives.runtime.streams import LANES, Lane, Way
-from narrowcast.collectives.transports.torch import Parcel
+from narrowcast.collectives.runtime.streams import DeviceStream, Way
+from narrowcast.collectives.transports.base import Parcel
 
 CYCLES = 2_000_000
 """About a millisecond on a GPU. The tests of these tests take more: threads of Python may take as long themselves."""
@@ -108,8 +108,6 @@ class LateTransport:
         self._thread = threading.Thread(target=self._loop, daemon=True)
         self._thread.start()
 
-    # ---- host memory -------------------------------------------------------------------------------------------------
-
     def isend(self, wire: Tensor, peer: int, tag: int) -> Sent:
         assert not wire.is_cuda, "messages are in host memory"
         self.hub.put(("host", self.rank, peer, tag), wire.clone())
@@ -124,8 +122,6 @@ class LateTransport:
         for peer in range(self.world):
             self.hub.put(("text", self._shared, self.rank, peer), text)
         return [self.hub.get(("text", self._shared, peer, self.rank)) for peer in range(self.world)]
-
-    # ---- device memory -----------------------------------------------------------------------------------------------
 
     def carries(self, device: torch.device) -> bool:
         return True
@@ -200,47 +196,44 @@ class LateTransport:
         return {}
 
 
-# ---- lanes that forget a wait: the tests must notice each ------------------------------------------------------------
-
-
-class NoFollow(Lane):
+class NoFollow(DeviceStream):
     """The side stream does not wait for the caller's."""
 
     def follow(self, caller: object) -> None: ...
 
 
-class NoJoin(Lane):
+class NoJoin(DeviceStream):
     """The caller's stream does not wait for the side stream."""
 
     def join(self, done: object) -> None: ...
 
 
-class NoHold(Lane):
+class NoSynchronize(DeviceStream):
     """The host does not wait for a copy that it reads."""
 
-    def hold(self, copied: object) -> None: ...
+    def synchronize(self, copied: object) -> None: ...
 
 
-class NoLend(Lane):
+class NoKeep(DeviceStream):
     """Memory is given away while the side stream still reads it."""
 
-    def lend(self, tensors: object) -> None: ...
+    def keep(self, tensors: object) -> None: ...
 
 
 Job = Callable[[int, Channel], Any]
 
 
 def run(
-    world: int, device: torch.device, way: Way, job: Job, kind: type[Lane] = Lane, careful: bool = True
+    world: int, device: torch.device, way: Way, job: Job, kind: type[DeviceStream] = DeviceStream, careful: bool = True
 ) -> list[Any]:
-    """What `job(rank, channel)` returns on each rank. The lane of `device` is of this kind and way."""
+    """What `job(rank, channel)` returns on each rank. The channel's stream on `device` is of this kind and way."""
     hub, found, errors = Hub(world), dict[int, Any](), list[BaseException]()
 
     def rank_thread(rank: int) -> None:
         transport = LateTransport(hub, rank, device, careful)
         stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        LANES[transport] = {device: kind(device, way, stream)}
         channel = Channel(transport)
+        channel.streams[device] = kind(device, way, stream)
         try:
             with nullcontext() if stream is None else torch.cuda.stream(torch.cuda.Stream(device)):
                 found[rank] = job(rank, channel)

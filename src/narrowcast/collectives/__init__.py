@@ -12,5 +12,5 @@ from narrowcast.collectives.api import send as send
 from narrowcast.collectives.residuals import Residuals as Residuals
 from narrowcast.collectives.runtime.agreement import DisagreementError as DisagreementError
 from narrowcast.collectives.runtime.channel import BrokenChannelError as BrokenChannelError
-from narrowcast.collectives.transports.torch import TransportError as TransportError
+from narrowcast.collectives.transports.base import TransportError as TransportError
 from narrowcast.collectives.work import Work as Work

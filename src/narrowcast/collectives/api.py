@@ -1,8 +1,14 @@
-"""torch.distributed's collectives with a spec: same names, same meaning, same `async_op`."""
+"""torch.distributed's collectives with a spec: same names, same meaning, same `async_op`.
+
+Each one looks at its arguments in the caller's thread, submits a named function (`_run_...`, `AllReduce.run`) to the
+group's channel, and that runs it when it is the call's turn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -20,8 +26,7 @@ from narrowcast.collectives.residuals import Residuals
 from narrowcast.collectives.runtime import agreement
 from narrowcast.collectives.runtime.channel import Channel, channel_of
 from narrowcast.collectives.runtime.messages import Exchange
-from narrowcast.collectives.runtime.streams import Visit, lane_of
-from narrowcast.collectives.runtime.submit import submit
+from narrowcast.collectives.runtime.streams import StreamScope
 from narrowcast.collectives.segments import Coder, Times, segment_ranges
 from narrowcast.collectives.work import Work
 from narrowcast.kernels.noise import Noise
@@ -29,8 +34,11 @@ from narrowcast.kernels.ops import check_integer, check_seed
 
 Tensors: TypeAlias = checks.Tensors
 Spec: TypeAlias = checks.Spec
+Nodes: TypeAlias = Sequence[Sequence[int]]
 Step: TypeAlias = int | tuple[int, ...]
 """The number of a call, or several numbers where there are several calls a step: no two calls may have the same."""
+MEETING = ("native", "shared_scale")
+"""The algorithms whose ranks meet before the backend adds: the host waits for the others."""
 
 
 def reduction_of(op: Any, world: int) -> Reduction:
@@ -47,8 +55,8 @@ def reduction_of(op: Any, world: int) -> Reduction:
     raise ValueError(f"collectives: op {op} is not a sum; take SUM, AVG or PREMUL_SUM")
 
 
-def noise_of(what: str, codec: Codec, seed: int, step: Step | None) -> Noise:
-    """The noise of a call."""
+def call_path(what: str, codec: Codec, step: Step | None) -> tuple[int, ...]:
+    """The numbers of a call, by which its noise differs from that of others."""
     if codec.stochastic and step is None:
         raise ValueError(
             f"{what} with {codec}: stochastic rounding needs step=, the number of this call; "
@@ -56,34 +64,89 @@ def noise_of(what: str, codec: Codec, seed: int, step: Step | None) -> Noise:
         )
     rule = "step is the number of the call, an integer or a tuple of integers"
     path = step if isinstance(step, tuple) else (step or 0,)
-    return Noise(check_seed(what, seed)).derive(*(check_integer(what, rule, number) for number in path))
+    return tuple(check_integer(what, rule, number) for number in path)
 
 
-def _signature(what: str, codec: Codec, flat: Flat, **more: object) -> dict[str, object]:
-    dtype = str(flat.dtype).removeprefix("torch.")
-    common = {"version": agreement.VERSION, "call": what, "spec": str(codec), "dtype": dtype}
-    return {**common, "numel": flat.numel, **more}
+def noise_of(what: str, codec: Codec, seed: int, step: Step | None) -> Noise:
+    """The noise of a call."""
+    path = call_path(what, codec, step)
+    return Noise(check_seed(what, seed)).derive(*path)
 
 
-def _run(
-    channel: Channel,
-    signature: dict[str, object],
-    job: Callable[[Exchange], None],
-    flat: Flat,
-    async_op: bool,
-    more: Sequence[Tensor] = (),
-) -> Work | None:
-    """Submit a job that ends in `flat`; `more` are the other tensors that it uses."""
+def _signature(what: str, codec: Codec, numel: int | None, dtype: torch.dtype, **more: object) -> dict[str, object]:
+    common = {"version": agreement.VERSION, "call": what, "spec": str(codec)}
+    return {**common, "dtype": str(dtype).removeprefix("torch."), "numel": numel, **more}
 
-    def whole(exchange: Exchange) -> None:
-        job(exchange)
-        flat.write_back()
 
-    work = submit(channel, signature, whole, [*flat.memory, *more])
+def _outcome(work: Work, async_op: bool) -> Work | None:
     if async_op:
         return work
     work.wait()
     return None
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """An all-reduce that was looked at: what the calls of one kind have in common, found once."""
+
+    codec: Codec
+    algorithm: str
+    reduction: Reduction
+    noise: Noise
+    """Of the seed; each call derives its own."""
+    nodes: Nodes | None
+    inner: Codec
+    accumulator: str
+    text: str
+    """The signature."""
+
+    @classmethod
+    def of(
+        cls,
+        codec: Codec,
+        lengths: Sequence[int],
+        dtype: torch.dtype,
+        world: int,
+        op: Any = dist.ReduceOp.SUM,
+        *,
+        algorithm: str = "auto",
+        seed: int = 0,
+        nodes: Nodes | None = None,
+        inner: Spec = "as-is",
+        accumulator: str = "float32",
+        feedback: bool = False,
+    ) -> AllReduce:
+        """For segments of these lengths; raises where it cannot be done. feedback: calls have residuals."""
+        numel, inside = sum(lengths), codec_named(inner)
+        chosen = record.choose(algorithm, codec, numel, world, bool(nodes))
+        options: dict[str, Any] = {"inner": inside, "accumulator": accumulator, "feedback": feedback}
+        checks.check_algorithm(chosen, codec, world, nodes, **options)
+        reduction, noise = reduction_of(op, world), Noise(check_seed("all_reduce", seed))
+        more: dict[str, object] = {"algorithm": chosen, "op": str(reduction), "segments": lengths}
+        more["seed"] = noise.seed if codec.stochastic or inside.stochastic else None
+        more |= {"nodes": nodes, "inner": str(inside), "accumulator": accumulator}
+        text = agreement.to_text(_signature("all_reduce", codec, numel, dtype, **more))
+        return cls(codec, chosen, reduction, noise, nodes, inside, accumulator, text)
+
+    def start(
+        self,
+        channel: Channel,
+        flat: Flat,
+        step: tuple[int, ...],
+        residuals: Residuals | None = None,
+        times: Times | None = None,
+    ) -> Work:
+        """Submit a call. step: its number, of integers."""
+        run = partial(self.run, flat, self.noise.derive(*step), residuals, times or Times())
+        memory = flat.memory if residuals is None else [*flat.memory, residuals.first, residuals.second]
+        return channel.submit(self.text, run, memory, waits=self.algorithm in MEETING)
+
+    def run(self, flat: Flat, noise: Noise, residuals: Residuals | None, times: Times, exchange: Exchange) -> None:
+        """In the call's turn."""
+        options = (self.accumulator, self.nodes, self.inner, times)
+        call = Call(flat.x, self.codec, exchange, flat.lengths, self.reduction, noise, residuals, *options)
+        record.run(self.algorithm, call)
+        flat.write_back()
 
 
 def all_reduce(
@@ -96,7 +159,7 @@ def all_reduce(
     algorithm: str = "auto",
     step: Step | None = None,
     seed: int = 0,
-    nodes: Sequence[Sequence[int]] | None = None,
+    nodes: Nodes | None = None,
     inner: Spec = "as-is",
     accumulator: str = "float32",
     residuals: Residuals | None = None,
@@ -106,33 +169,20 @@ def all_reduce(
 ) -> Work | None:
     """Sum `tensor` (or each of a list: the segments of one bucket) over the group, in place, through a codec.
 
-    All ranks end with identical bits. algorithm: see `narrowcast.collectives.algorithms.record`. nodes and inner: the ranks of
-    each node and the spec inside it, for "hierarchical". accumulator: "float32" or "low", for "ring". residuals: what
-    error feedback carries from call to call. times, channel and buffer are for `attach`: where to count seconds, whose
-    turn it is, and the flat tensor that the listed ones are views of.
+    All ranks end with identical bits. algorithm: see `narrowcast.collectives.algorithms.record`. nodes and inner: the
+    ranks of each node and the spec inside it, for "hierarchical". accumulator: "float32" or "low", for "ring".
+    residuals: what error feedback carries from call to call. times, channel and buffer are for `attach`: where to count
+    seconds, whose turn it is, and the flat tensor that the listed ones are views of.
     """
     codec, flat = codec_named(spec), Flat(checks.outputs("all_reduce", tensor), buffer)
     channel = channel or channel_of(group)
-    chosen = record.choose(algorithm, codec, flat.numel, channel.world, bool(nodes))
-    record.check(chosen, codec, channel.world, nodes)
-    checks.check_options(codec, chosen, accumulator, residuals)
-    checks.check_residuals(residuals, chosen, flat)
-    reduction, noise = reduction_of(op, channel.world), noise_of("all_reduce", codec, seed, step)
-    inside = codec_named(inner)
-    checks.check_inner(inside, chosen)
-    noise_of("all_reduce inside a node", inside, seed, step)
-
-    def job(exchange: Exchange) -> None:
-        call = Call(flat.x, codec, exchange, flat.lengths, reduction, noise, residuals, accumulator, nodes, inside)
-        call.times = times or call.times
-        record.run(chosen, call)
-
-    more: dict[str, object] = {"algorithm": chosen, "op": str(reduction), "segments": flat.lengths}
-    more["seed"] = noise.seed if codec.stochastic or inside.stochastic else None
-    more |= {"nodes": nodes, "inner": str(inside)}
-    signature = _signature("all_reduce", codec, flat, **more, accumulator=accumulator)
-    owed = [] if residuals is None else [residuals.first, residuals.second]
-    return _run(channel, signature, job, flat, async_op, owed)
+    options: dict[str, Any] = {"algorithm": algorithm, "seed": seed, "nodes": nodes, "inner": inner}
+    options |= {"accumulator": accumulator, "feedback": residuals is not None}
+    kind = AllReduce.of(codec, flat.lengths, flat.dtype, channel.world, op, **options)
+    checks.check_residuals(residuals, codec, kind.algorithm, flat)
+    path = call_path("all_reduce", codec, step)
+    call_path("all_reduce inside a node", kind.inner, step)
+    return _outcome(kind.start(channel, flat, path, residuals, times), async_op)
 
 
 def reduce_scatter(
@@ -154,12 +204,17 @@ def reduce_scatter(
     checks.expect("reduce_scatter", target, lengths[channel.rank])
     noise, reduction = noise_of("reduce_scatter", codec, seed, step), reduction_of(op, channel.world)
 
-    def job(exchange: Exchange) -> None:
-        call = Call(flat.x, codec, exchange, lengths, reduction, noise)
-        store(target.x, primitives.reduce_scatter(call, segment_ranges(lengths), record.scales(call)))
+    signature = _signature("reduce_scatter", codec, flat.numel, flat.dtype, segments=lengths, op=str(reduction))
+    run = partial(_run_reduce_scatter, target, flat, codec, lengths, reduction, noise)
+    return _outcome(channel.submit(signature, run, [*target.memory, *flat.memory], waits=False), async_op)
 
-    signature = _signature("reduce_scatter", codec, flat, segments=lengths, op=str(reduction))
-    return _run(channel, signature, job, target, async_op, flat.memory)
+
+def _run_reduce_scatter(
+    target: Flat, flat: Flat, codec: Codec, lengths: list[int], reduction: Reduction, noise: Noise, exchange: Exchange
+) -> None:
+    call = Call(flat.x, codec, exchange, lengths, reduction, noise)
+    store(target.x, primitives.reduce_scatter(call, segment_ranges(lengths), record.scales(call)))
+    target.write_back()
 
 
 def all_gather(
@@ -179,12 +234,17 @@ def all_gather(
     checks.expect("all_gather", source, lengths[channel.rank])
     noise = noise_of("all_gather", codec, seed, step)
 
-    def job(exchange: Exchange) -> None:
-        call = Call(flat.x, codec, exchange, lengths, noise=noise)
-        primitives.all_gather(call, segment_ranges(lengths), source.x)
+    signature = _signature("all_gather", codec, flat.numel, flat.dtype, segments=lengths)
+    run = partial(_run_all_gather, flat, source, codec, lengths, noise)
+    return _outcome(channel.submit(signature, run, [*flat.memory, *source.memory], waits=False), async_op)
 
-    signature = _signature("all_gather", codec, flat, segments=lengths)
-    return _run(channel, signature, job, flat, async_op, source.memory)
+
+def _run_all_gather(
+    flat: Flat, source: Flat, codec: Codec, lengths: list[int], noise: Noise, exchange: Exchange
+) -> None:
+    call = Call(flat.x, codec, exchange, lengths, noise=noise)
+    primitives.all_gather(call, segment_ranges(lengths), source.x)
+    flat.write_back()
 
 
 def all_to_all(
@@ -207,14 +267,25 @@ def all_to_all(
     leaving = split_sizes("all_to_all", source, isinstance(input, Tensor), input_split_sizes, world)
     noise = noise_of("all_to_all", codec, seed, step)
 
-    def job(exchange: Exchange) -> None:
-        sending = Call(source.x, codec, exchange, leaving, noise=noise)
-        receiving = Call(target.x, codec, exchange, arriving, noise=noise)
-        primitives.all_to_all(sending, receiving)
+    # the sizes may differ from rank to rank and from call to call: all ranks compare them each time, on the host
+    signature = _signature("all_to_all", codec, None, source.dtype)
+    run = partial(_run_all_to_all, target, source, codec, arriving, leaving, noise)
+    return _outcome(channel.submit(signature, run, [*target.memory, *source.memory]), async_op)
 
-    # the sizes may differ from rank to rank and from call to call: phases.all_to_all compares them each time
-    signature = _signature("all_to_all", codec, source, numel=None)
-    return _run(channel, signature, job, target, async_op, source.memory)
+
+def _run_all_to_all(
+    target: Flat,
+    source: Flat,
+    codec: Codec,
+    arriving: list[int],
+    leaving: list[int],
+    noise: Noise,
+    exchange: Exchange,
+) -> None:
+    sending = Call(source.x, codec, exchange, leaving, noise=noise)
+    receiving = Call(target.x, codec, exchange, arriving, noise=noise)
+    primitives.all_to_all(sending, receiving)
+    target.write_back()
 
 
 def broadcast(
@@ -234,10 +305,14 @@ def broadcast(
     root = checks.group_rank("broadcast", channel, group, src, group_src)
     noise = noise_of("broadcast", codec, seed, step)
 
-    def job(exchange: Exchange) -> None:
-        primitives.broadcast(Call(flat.x, codec, exchange, flat.lengths, noise=noise), root)
+    signature = _signature("broadcast", codec, flat.numel, flat.dtype, segments=flat.lengths, src=root)
+    run = partial(_run_broadcast, flat, codec, noise, root)
+    return _outcome(channel.submit(signature, run, flat.memory, waits=False), async_op)
 
-    return _run(channel, _signature("broadcast", codec, flat, segments=flat.lengths, src=root), job, flat, async_op)
+
+def _run_broadcast(flat: Flat, codec: Codec, noise: Noise, root: int, exchange: Exchange) -> None:
+    primitives.broadcast(Call(flat.x, codec, exchange, flat.lengths, noise=noise), root)
+    flat.write_back()
 
 
 def send(
@@ -286,14 +361,14 @@ def isend(
     peer, noise = checks.peer_rank("send", channel, group, dst, group_dst), noise_of("send", codec, seed, step)
     p2p.check_tag(tag)
     coder = Coder(codec, flat.lengths, flat.dtype)
-    lane = lane_of(channel.transport, flat.device)
-    wire, there = lane.to_host(p2p.outgoing(coder, flat.x, noise.derive(channel.rank, 0, peer, tag)))
+    stream = channel.stream_on(flat.device)
+    wire, copied = stream.to_host(p2p.encode_message(coder, flat.x, noise.derive(channel.rank, 0, peer, tag)))
 
-    def job() -> int:
-        lane.hold(there)
+    def run() -> int:
+        stream.synchronize(copied)
         return p2p.send(channel.transport, coder, wire, peer, tag)
 
-    return channel.lines.start(("send", peer, tag), job, Work())
+    return channel.lines.start(("send", peer, tag), run, Work())
 
 
 def irecv(
@@ -310,16 +385,15 @@ def irecv(
     channel = channel_of(group)
     peer = checks.peer_rank("recv", channel, group, src, group_src)
     p2p.check_tag(tag)
-    coder, whole = Coder(codec, flat.lengths, flat.dtype), (0, flat.numel)
-    lane = lane_of(channel.transport, flat.device)
-    visit, inference = Visit(lane, flat.memory), torch.is_inference_mode_enabled()
+    coder, stream = Coder(codec, flat.lengths, flat.dtype), channel.stream_on(flat.device)
+    scope, inference = StreamScope(stream, flat.memory), torch.is_inference_mode_enabled()
 
-    def job() -> int:
-        wire = lane.pinned(coder.nbytes(whole))
+    def run() -> int:
+        wire = stream.pinned(coder.nbytes((0, flat.numel)))
         sent = p2p.receive(channel.transport, coder, wire, peer, tag)
-        with torch.inference_mode(inference), visit.working():
-            coder.decode(wire.to(lane.device, non_blocking=True), whole, flat.x)
+        with torch.inference_mode(inference), scope.on_side_stream():
+            coder.decode(wire.to(stream.device, non_blocking=True), (0, flat.numel), flat.x)
             flat.write_back()
         return sent
 
-    return channel.lines.start(("recv", peer, tag), job, Work(visit))
+    return channel.lines.start(("recv", peer, tag), run, Work(scope))

@@ -20,11 +20,12 @@ from narrowcast.kernels.plain import check_plain, shares_places
 
 Tensors = Tensor | Sequence[Tensor]
 Spec = str | Codec
+AS_IS = codec_named("as-is")
 
 
 def inputs(what: str, tensors: Tensors, like: Tensors = ()) -> list[Tensor]:
     """As a list. `like` are the other tensors of the call, which must have the same type."""
-    listed, others = _listed(what, tensors), _listed(what, like)
+    listed, others = _as_list(what, tensors), _as_list(what, like)
     for tensor in listed:
         if tensor.dtype not in FLOATS:
             raise TypeError(
@@ -52,7 +53,7 @@ def outputs(what: str, tensors: Tensors, like: Tensors = ()) -> list[Tensor]:
     return listed
 
 
-def _listed(what: str, tensors: Tensors) -> list[Tensor]:
+def _as_list(what: str, tensors: Tensors) -> list[Tensor]:
     if isinstance(tensors, Tensor):
         return [tensors]
     listed = list(tensors) if isinstance(tensors, Sequence) else [tensors]
@@ -74,45 +75,55 @@ def plain_codec(what: str, spec: Spec) -> Codec:
     return codec
 
 
-def check_options(codec: Codec, algorithm: str, accumulator: str, residuals: Residuals | None) -> None:
+def check_algorithm(
+    name: str,
+    codec: Codec,
+    world: int,
+    nodes: Sequence[Sequence[int]] | None = None,
+    *,
+    inner: Codec = AS_IS,
+    accumulator: str = "float32",
+    feedback: bool = False,
+) -> None:
+    """Refuse what an algorithm cannot do: all that it demands of a call, in one place. feedback: it has residuals."""
+    record.check(name, codec, world, nodes)
     if accumulator not in ("float32", "low"):
         raise ValueError(f"all_reduce: accumulator={accumulator!r}; take 'float32' or 'low'")
-    if accumulator == "low" and algorithm != "ring":
-        raise ValueError(f"all_reduce: accumulator='low' is for 'ring'; {algorithm!r} always adds in float32")
-    if (residuals is not None or codec.feedback) and algorithm not in record.WITH_FEEDBACK:
+    if accumulator == "low" and name != "ring":
+        raise ValueError(f"all_reduce: accumulator='low' is for 'ring'; {name!r} always adds in float32")
+    if (feedback or codec.feedback) and name not in record.WITH_FEEDBACK:
         allowed = ", ".join(record.WITH_FEEDBACK)
-        raise ValueError(f"all_reduce: error feedback goes with {allowed}; got {algorithm!r}")
-    if codec.feedback and residuals is None:
-        raise ValueError(f"all_reduce with {codec}: +ef needs residuals=, which keeps what is owed from call to call")
+        raise ValueError(f"all_reduce: error feedback goes with {allowed}; got {name!r}")
+    if inner.feedback:
+        raise ValueError(f"all_reduce: inner={inner}; there is no error feedback inside a node, leave out +ef")
+    if name != "hierarchical" and inner != AS_IS:
+        raise ValueError(
+            f"all_reduce: inner={inner} is the spec inside a node, and {name!r} knows no nodes; "
+            "give nodes=, or leave out inner="
+        )
 
 
-def check_residuals(residuals: Residuals | None, algorithm: str, flat: Flat) -> None:
-    """They have one place for each value."""
+def check_residuals(residuals: Residuals | None, codec: Codec, algorithm: str, flat: Flat) -> None:
+    """They are there where the codec needs them, and have one place for each value."""
     if residuals is None:
+        if codec.feedback:
+            raise ValueError(
+                f"all_reduce with {codec}: +ef needs residuals=, which keep from call to call what is lost"
+            )
         return
-    for name, owed in (("first", residuals.first), ("second", residuals.second)):
+    for name, residual in (("first", residuals.first), ("second", residuals.second)):
         is_needed = name == "first" or algorithm == "two_shot"
-        if owed.numel() == 0 and not is_needed:
+        if residual.numel() == 0 and not is_needed:
             continue
-        is_flat = owed.dim() == 1 and owed.is_contiguous() and owed.dtype == torch.float32
-        if not is_flat or owed.numel() != flat.numel or owed.device != flat.device:
+        is_flat = residual.dim() == 1 and residual.is_contiguous() and residual.dtype == torch.float32
+        if not is_flat or residual.numel() != flat.numel or residual.device != flat.device:
             raise ValueError(
                 f"all_reduce: residuals.{name} must be {flat.numel} float32 values in one row on {flat.device} for "
-                f"{algorithm!r}, got {owed.dtype} of shape {list(owed.shape)} on {owed.device}; "
+                f"{algorithm!r}, got {residual.dtype} of shape {list(residual.shape)} on {residual.device}; "
                 f"make it with Residuals.zeros({flat.numel}, device=...)"
             )
     if not (residuals.unit > 0 and math.isfinite(residuals.unit)):
-        raise ValueError(f"all_reduce: residuals.unit={residuals.unit}; what is owed is kept in units above 0")
-
-
-def check_inner(inner: Codec, algorithm: str) -> None:
-    if inner.feedback:
-        raise ValueError(f"all_reduce: inner={inner}; there is no error feedback inside a node, leave out +ef")
-    if algorithm != "hierarchical" and str(inner) != "as-is":
-        raise ValueError(
-            f"all_reduce: inner={inner} is the spec inside a node, and {algorithm!r} knows no nodes; "
-            "give nodes=, or leave out inner="
-        )
+        raise ValueError(f"all_reduce: residuals.unit={residuals.unit}; residuals are kept in units above 0")
 
 
 def peer_rank(what: str, channel: Channel, group: dist.ProcessGroup | None, rank: int | None, own: int | None) -> int:

@@ -6,6 +6,7 @@ import hashlib
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from narrowcast.collectives.runtime import agreement
 from narrowcast.collectives.runtime.agreement import DisagreementError
 from narrowcast.collectives.segments import Coder
-from narrowcast.collectives.transports.torch import Transport
+from narrowcast.collectives.transports.base import Transport
 from narrowcast.collectives.work import Work
 from narrowcast.kernels.noise import Noise
 
@@ -39,7 +40,7 @@ def _tags(tag: int) -> tuple[int, int, int]:
     return first, first + 1, first + 2
 
 
-def outgoing(coder: Coder, x: Tensor, noise: Noise) -> Tensor:
+def encode_message(coder: Coder, x: Tensor, noise: Noise) -> Tensor:
     """The bytes of a message."""
     whole = (0, x.numel())
     wire = torch.empty(coder.nbytes(whole), dtype=torch.uint8, device=x.device)
@@ -88,16 +89,22 @@ Line = tuple[str, int, int]
 """The direction, the peer and the tag of messages that keep their order."""
 
 
+class MessageOwner(Protocol):
+    """A channel, as its messages between two ranks see it."""
+
+    def refusal(self) -> BaseException | None:
+        """Why no message can be sent any more, if so."""
+
+    def fail_message(self, error: BaseException) -> BaseException:
+        """A message ended in this, which is no disagreement; returns what its waiter is to see."""
+
+
 class Lines:
     """Messages under way. Each has a thread of its own: only those of one line wait for each other."""
 
-    def __init__(
-        self, failed: Callable[[BaseException], BaseException], refusal: Callable[[], BaseException | None]
-    ) -> None:
-        """failed: told what a message ended in, but for a disagreement; returns what its waiter is to see. refusal: why
-        no message can be sent any more, if so.
-        """
-        self._failed, self._refusal, self._lock = failed, refusal, threading.Lock()
+    def __init__(self, channel: MessageOwner) -> None:
+        """channel: by a weak reference, since it holds us; a message holds it by its job."""
+        self._channel, self._lock = channel, threading.Lock()
         self._last: dict[Line, Work] = {}
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
@@ -112,7 +119,7 @@ class Lines:
         """Run `job`, which returns how many bytes it sent, after the line's messages before it."""
         with self._lock:
             task = (line, self._last.get(line), job, work)
-            thread = threading.Thread(target=self._run, args=task, name="narrowcast-point", daemon=True)
+            thread = threading.Thread(target=self._run, args=task, name="narrowcast-p2p", daemon=True)
             thread.start()
             self._threads.add(thread)
             self._last[line] = work
@@ -129,11 +136,11 @@ class Lines:
 
     def _attempt(self, job: Callable[[], int], work: Work) -> BaseException | None:
         try:
-            refusal = self._refusal()
+            refusal = self._channel.refusal()
             if refusal is None:
                 work.sent_bytes = job()
         except DisagreementError as disagreement:  # found before values travelled: the next message may come
             return disagreement
-        except BaseException as found:  # noqa: BLE001  it belongs to whoever waits
-            return self._failed(found)
+        except BaseException as error:  # noqa: BLE001  it belongs to whoever waits
+            return self._channel.fail_message(error)
         return refusal

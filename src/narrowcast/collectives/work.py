@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
 
-from narrowcast.collectives.runtime.streams import Visit
+from narrowcast.collectives.runtime.streams import StreamScope
 
 
 class Work:
@@ -17,8 +17,8 @@ class Work:
     call has been given to the device.
     """
 
-    def __init__(self, visit: Visit | None = None) -> None:
-        self._visit = visit
+    def __init__(self, scope: StreamScope | None = None) -> None:
+        self.scope = scope
         self.over = threading.Event()
         """Set when the channel has done with it. Whoever waits for that alone keeps no tensor alive."""
         self._error: BaseException | None = None
@@ -27,7 +27,7 @@ class Work:
         self.sent_bytes = 0
 
     def is_completed(self) -> bool:
-        return self.over.is_set() and (self._visit is None or self._visit.is_over())
+        return self.over.is_set() and (self.scope is None or self.scope.is_over())
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until done; raises the error of the call. May be called any number of times."""
@@ -35,8 +35,8 @@ class Work:
             raise TimeoutError(f"collective: not done after {timeout}; it goes on, wait again or give up the group")
         if self._error is not None:
             raise self._error
-        if self._visit is not None:
-            self._visit.join()
+        if self.scope is not None:
+            self.scope.join()
         return True
 
     def join(self) -> None:
@@ -47,7 +47,7 @@ class Work:
         return self._error
 
     def then(self, callback: Callable[[Work], None]) -> None:
-        """Call back from the worker thread when done, or now. The current stream is then the one of the work.
+        """Call back when done, from the thread that did the work, or now. The current stream is then that of the work.
 
         What a callback raises goes to `threading.excepthook`: it is nobody else's fault, neither the call's nor that of
         the callbacks after it.
@@ -60,14 +60,14 @@ class Work:
 
     def _call(self, callback: Callable[[Work], None]) -> None:
         try:
-            with nullcontext() if self._visit is None else self._visit.lane.current():
+            with nullcontext() if self.scope is None else self.scope.stream.current():
                 callback(self)
         except BaseException as error:
             # in the main thread it is the user's, and not from the callback
             if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 raise
-            told = (type(error), error, error.__traceback__, threading.current_thread())
-            threading.excepthook(threading.ExceptHookArgs(told))
+            report = (type(error), error, error.__traceback__, threading.current_thread())
+            threading.excepthook(threading.ExceptHookArgs(report))
 
     def complete(self, error: BaseException | None = None) -> None:
         """For the channel: mark as done and call back."""

@@ -7,6 +7,9 @@ from narrowcast.parallel import overlap as overlap
 from narrowcast.parallel import policy as policy
 from narrowcast.parallel import wires as wires
 from narrowcast.parallel.attach import attach as attach
+from narrowcast.parallel.ddp.buckets import assign_buckets as assign_buckets
+from narrowcast.parallel.ddp.buckets import first_buckets as first_buckets
+from narrowcast.parallel.ddp.buckets import rebuilt_buckets as rebuilt_buckets
 from narrowcast.parallel.ddp.hook import DDPState as DDPState
 from narrowcast.parallel.ddp.hook import ddp_hook as ddp_hook
 from narrowcast.parallel.handle import Handle as Handle

@@ -21,7 +21,7 @@ from narrowcast.collectives.transports.torch import TorchTransport
 from narrowcast.parallel import overlap
 from narrowcast.parallel.clock import Clock
 from narrowcast.parallel.ddp.handle import DDPHandle, ModelHook, check_parameters, model_of, register
-from narrowcast.parallel.ddp.hook import Bucket, DDPState, Done, failed, plain
+from narrowcast.parallel.ddp.hook import Bucket, DDPState, Done, failed_future, plain_all_reduce
 from narrowcast.parallel.handle import Handle
 from narrowcast.parallel.policy import AS_IS, CodecChoice
 from narrowcast.parallel.ranks import propagate_errors
@@ -62,7 +62,7 @@ class BucketTimes:
         if bucket.is_last():
             self.steps.append((self.began, self.buckets))
             self.began, self.buckets, self.step = None, [], self.step + 1
-        return plain(bucket.buffer(), self.group)
+        return plain_all_reduce(bucket.buffer(), self.group)
 
     @property
     def done(self) -> bool:
@@ -172,7 +172,7 @@ class AutoState:
         try:
             self._decide(hook)
         except Exception as error:  # noqa: BLE001  raised here it would leave the DDP model unusable
-            return failed(bucket, error)
+            return failed_future(bucket, error)
         return hook.reduce(bucket)
 
     def _decide(self, hook: ModelHook) -> None:

@@ -15,7 +15,6 @@ from narrowcast.collectives.api import all_reduce
 from narrowcast.collectives.residuals import Residuals
 from narrowcast.collectives.runtime.channel import Channel
 from narrowcast.collectives.runtime.messages import Exchange
-from narrowcast.collectives.runtime.submit import submit
 from narrowcast.parallel.seeds import made_before, seed_of
 
 SMALL_VALUES, LARGE_VALUES = 1 << 18, 1 << 22
@@ -53,7 +52,7 @@ def probe(channel: Channel, codecs: Iterable[Codec], device: torch.device) -> Pr
     """Collective, with values on `device`. All ranks take the slowest rank's time, so that they decide alike."""
     found: list[float] = []
     used = [torch.empty(0, device=device)]
-    submit(channel, {"version": "1", "call": "probe"}, lambda exchange: _plain(exchange, found), used).wait()
+    channel.submit({"version": "1", "call": "probe"}, lambda exchange: _plain(exchange, found), used).wait()
     if len(found) == 1:
         return Probe(found[0])
     measured = {codec: _through(channel, codec, device) for codec in codecs}
@@ -69,7 +68,7 @@ def _plain(exchange: Exchange, found: list[float]) -> None:
 
 
 def _sum_seconds(exchange: Exchange, values: int) -> float:
-    x = torch.ones(values, device=exchange.lane.device)
+    x = torch.ones(values, device=exchange.stream.device)
     _settle(x)
     start = time.perf_counter()
     exchange.all_sum_(x)

@@ -1,4 +1,4 @@
-"""DDP's bucket rule, and which calls `attach` makes for a bucket."""
+"""When DDP's buckets are ready, and which calls `attach` makes for a bucket."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import torch
+
 from narrowcast.codecs import codec as codec_named
+from narrowcast.parallel.ddp import buckets as ddp
 from narrowcast.parallel.policy import MIN_VALUES
 from narrowcast.predict.model import TensorTime
 
-FIRST_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
-"""DDP's caps: a small first bucket, so that communication starts early, then 25 MiB."""
+BUCKET_BYTES = ddp.BUCKET_BYTES
 
 
 @dataclass(frozen=True)
@@ -27,21 +29,15 @@ class Bucket:
 @lru_cache(maxsize=256)
 def buckets(
     tensors: tuple[TensorTime, ...],
-    first_bytes: int = FIRST_BYTES,
+    first_bytes: int = ddp.FIRST_BYTES,
     bucket_bytes: int = BUCKET_BYTES,
     value_bytes: int = 4,
     min_values: int = MIN_VALUES,
 ) -> tuple[Bucket, ...]:
-    """Tensors in the order in which they get ready; a bucket is closed once it has reached its cap."""
-    found: list[Bucket] = []
-    held: list[TensorTime] = []
-    for tensor in tensors:
-        held.append(tensor)
-        cap = bucket_bytes if found else first_bytes
-        if sum(t.numel for t in held) * value_bytes >= cap:
-            found.append(_closed(held, min_values))
-            held = []
-    return (*found, *([_closed(held, min_values)] if held else []))
+    """The buckets that DDP makes of tensors in the order in which they get ready."""
+    gradients = [torch.empty(t.numel * value_bytes, dtype=torch.uint8, device="meta") for t in tensors]
+    assigned = ddp.assign_buckets(gradients, [first_bytes, bucket_bytes])
+    return tuple(_closed([tensors[number] for number in bucket], min_values) for bucket in assigned)
 
 
 def _closed(held: Sequence[TensorTime], min_values: int) -> Bucket:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.collectives.algorithms.context import Call, take
-from narrowcast.collectives.runtime.post import Incoming
+from narrowcast.collectives.runtime.messages import Incoming
 from narrowcast.collectives.segments import Coder, Owed, Range, split
 
 FIRST, SECOND = 0, 1

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
-from narrowcast.collectives.transports.torch import Transport, TransportError
+from narrowcast.collectives.transports.base import Transport, TransportError
 
 VERSION = "2"
 """Of the messages: ranks with another one are told apart before anything is sent."""
@@ -22,7 +22,8 @@ class DisagreementError(RuntimeError):
     """Ranks called different things."""
 
 
-def written(signature: Signature) -> str:
+def to_text(signature: Signature) -> str:
+    """As ranks compare it."""
     return json.dumps(signature, sort_keys=True, default=str)
 
 
@@ -36,12 +37,12 @@ def read(text: str) -> dict[str, object]:
     if len(text) > LONGEST:
         raise ValueError(f"it is {len(text)} characters long, and no more than {LONGEST} are read")
     try:
-        found = json.loads(text)
+        fields = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is not JSON: {text[:80]!r}") from error
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         raise ValueError(f"it is no object: {text[:80]!r}")
-    return found
+    return fields
 
 
 def agree(transport: Transport, text: str) -> None:
@@ -51,40 +52,42 @@ def agree(transport: Transport, text: str) -> None:
     except (TransportError, TimeoutError) as error:
         raise type(error)(f"{name_of(text)}, which every rank has to call: {error}") from error
     if len(set(texts)) > 1:
-        found = {rank: _readable(theirs) for rank, theirs in enumerate(texts)}
+        signatures = {rank: _read_or_quote(theirs) for rank, theirs in enumerate(texts)}
         raise DisagreementError(
-            f"ranks disagree about this call, so nothing was sent; {differences(found)}. Make all ranks call the same."
+            f"ranks disagree about this call, so nothing was sent; {differences(signatures)}. "
+            "Make all ranks call the same."
         )
 
 
-def _readable(text: str) -> dict[str, object]:
+def _read_or_quote(text: str) -> dict[str, object]:
     try:
         return read(text)
     except ValueError:
         return {"call": text[:80]}
 
 
-def parted(calls: Mapping[int, str]) -> DisagreementError:
+def different_calls(calls: Mapping[int, str]) -> DisagreementError:
     """The error of ranks that are in different calls of one channel, by rank, where all must be in the same."""
-    found = {rank: _readable(text) for rank, text in calls.items()}
-    names = sorted({str(call.get("call")) for call in found.values()})
+    signatures = {rank: _read_or_quote(text) for rank, text in calls.items()}
+    names = sorted({str(call.get("call")) for call in signatures.values()})
     rule = f" Collective: {' and '.join(names)}; every rank has to call each." if len(names) > 1 else ""
     return DisagreementError(
-        f"ranks were in different calls; {differences(found)}. Make all ranks call the same, in the same order.{rule}"
+        f"ranks were in different calls; {differences(signatures)}. "
+        f"Make all ranks call the same, in the same order.{rule}"
     )
 
 
 def differences(signatures: Mapping[int, dict[str, object]]) -> str:
     """Which ranks differ from the most common call, and in what."""
-    common = json.loads(Counter(written(s) for s in signatures.values()).most_common(1)[0][0])
+    common = json.loads(Counter(to_text(s) for s in signatures.values()).most_common(1)[0][0])
     lines = []
     for rank, signature in signatures.items():
         different = [f for f in sorted(set(common) | set(signature)) if signature.get(f) != common.get(f)]
         if "call" in different:  # then the rest means something else
             different = ["call"]
         if different:
-            told = (f"{f}={_cut(signature.get(f))} (others {_cut(common.get(f))})" for f in different)
-            lines.append(f"rank {rank}: {', '.join(told)}")
+            shown = (f"{f}={_cut(signature.get(f))} (others {_cut(common.get(f))})" for f in different)
+            lines.append(f"rank {rank}: {', '.join(shown)}")
     return "; ".join(lines)
 
 
@@ -121,7 +124,7 @@ class Failure:
         read(str(note["text"]))
         return cls(**{field.name: note[field.name] for field in fields(cls)})  # type: ignore[arg-type]
 
-    def written(self) -> str:
+    def to_text(self) -> str:
         return json.dumps(asdict(self))
 
     @property
@@ -129,24 +132,24 @@ class Failure:
         return next(iter(self.error.splitlines()), "an error without a text")[:400]
 
 
-def explained(error: BaseException, notes: Mapping[int, str]) -> BaseException:
+def explain(error: BaseException, notes: Mapping[int, str]) -> BaseException:
     """An error of the transport, with what the other ranks say about it: a connection that closed tells nothing."""
-    noted = {rank: _noted(note) for rank, note in notes.items()}
-    failures = {rank: found for rank, found in noted.items() if isinstance(found, Failure)}
+    read_notes = {rank: _read_note(note) for rank, note in notes.items()}
+    failures = {rank: note for rank, note in read_notes.items() if isinstance(note, Failure)}
     guilty = [f"rank {rank} failed with {f.brief}" for rank, f in failures.items() if f.own]
-    unread = {rank: found for rank, found in noted.items() if isinstance(found, str)}
+    unread = {rank: why for rank, why in read_notes.items() if isinstance(why, str)}
     guilty += [f"rank {rank} left a note that cannot be read: {why}" for rank, why in unread.items()]
     if guilty:
         return RuntimeError(f"{'; '.join(guilty)} (this rank saw: {error})")
     last = max((f.call for f in failures.values()), default=0)
     calls = {rank: f.text for rank, f in failures.items() if f.call == last}
     if len(set(calls.values())) > 1:
-        return DisagreementError(f"{parted(calls)} (this rank saw: {error})")
-    told = (f"rank {rank}: {f.brief}" for rank, f in failures.items() if f.error.startswith(DisagreementError.__name__))
-    return next((DisagreementError(text) for text in told), error)
+        return DisagreementError(f"{different_calls(calls)} (this rank saw: {error})")
+    disagreements = ((r, f) for r, f in failures.items() if f.error.startswith(DisagreementError.__name__))
+    return next((DisagreementError(f"rank {rank}: {failure.brief}") for rank, failure in disagreements), error)
 
 
-def _noted(note: str) -> Failure | str:
+def _read_note(note: str) -> Failure | str:
     """A note, or why it is none."""
     try:
         return Failure.read(note)

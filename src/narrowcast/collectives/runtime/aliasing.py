@@ -14,14 +14,14 @@ were made outside of torch have one each.
 
 def extents(tensors: Iterable[Tensor]) -> Extents:
     """The memory of these tensors. What lies between the parts of a storage counts as used."""
-    found: dict[int, tuple[int, int]] = {}
+    spans: dict[int, tuple[int, int]] = {}
     for tensor in tensors:
         if tensor.numel():
             storage, low = tensor.untyped_storage().data_ptr(), tensor.data_ptr()
             high = low + _reach(tensor) * tensor.itemsize
-            begin, end = found.get(storage, (low, high))
-            found[storage] = min(begin, low), max(end, high)
-    return sorted(found.values())
+            begin, end = spans.get(storage, (low, high))
+            spans[storage] = min(begin, low), max(end, high)
+    return sorted(spans.values())
 
 
 def _reach(tensor: Tensor) -> int:

@@ -1,4 +1,9 @@
-"""A channel: one group's own transport, and threads that start its calls in order, so that all ranks agree on it."""
+"""A channel: one group's own transport, on which calls begin in one order, so that all ranks agree on it.
+
+A call is `submit`ted with its signature, which all ranks compare the first time, and with a function of an `Exchange`,
+which is run when it is the call's turn: by a thread of the channel, since the host has to wait for messages; or by the
+caller itself where the device's backend does all the waiting.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +15,25 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from narrowcast.collectives.p2p import Lines
-from narrowcast.collectives.runtime.agreement import DisagreementError, Failure, Signature, agree, explained, written
+from narrowcast.collectives.runtime import agreement
+from narrowcast.collectives.runtime.agreement import DisagreementError, Failure, Signature
 from narrowcast.collectives.runtime.aliasing import Extents, extents, overlap
-from narrowcast.collectives.runtime.groups import check_group
 from narrowcast.collectives.runtime.messages import Exchange
-from narrowcast.collectives.runtime.watchdog import REMEMBERED, Begun, Lookout
-from narrowcast.collectives.transports.torch import TorchTransport, Transport
+from narrowcast.collectives.runtime.streams import HOST, DeviceStream, StreamScope, Way
+from narrowcast.collectives.runtime.watchdog import REMEMBERED, StartedCall, Watchdog
+from narrowcast.collectives.transports.base import Transport
+from narrowcast.collectives.transports.torch import TorchTransport, check_group
 from narrowcast.collectives.work import Work
-
-Job = Callable[[Exchange], None]
-
 
 THREADS = 2
 """One call ends while the next begins."""
@@ -37,29 +43,38 @@ class BrokenChannelError(RuntimeError):
     """An earlier call failed, so ranks may be out of step."""
 
 
-Queue = queue.SimpleQueue["_Item | None"]
-
-
 @dataclass
-class _Item:
+class ChannelCall:
+    """A call that was submitted: what ranks compare, what it does, and what it uses."""
+
     channel: Channel
     """Alive as long as one of its calls is: the threads themselves do not hold it."""
     text: str
-    job: Job
+    run: Callable[[Exchange], None]
     work: Work
     uses: Extents
+    stream: DeviceStream
+    inference: bool
+    """Inference mode is each thread's own: what the caller may write, the channel's thread must be allowed to."""
+    turn: threading.Semaphore | None = None
+    """The right to send, where a thread of the channel has it for this call."""
 
-
-class _Turn:
-    """The right to send, which a call gives on once: when all is sent, or at its end."""
-
-    def __init__(self, turn: threading.Semaphore) -> None:
-        self._turn: threading.Semaphore | None = turn
-
-    def end(self) -> None:
-        turn, self._turn = self._turn, None
+    def end_turn(self) -> None:
+        """Give on the right to send, once: when all is sent, or at the call's end."""
+        turn, self.turn = self.turn, None
         if turn is not None:
             turn.release()
+
+    def perform(self, exchange: Exchange) -> None:
+        """In whatever thread has the turn."""
+        mode = torch.inference_mode() if self.inference else nullcontext()
+        stream = self.work.scope.on_side_stream() if self.work.scope else nullcontext()
+        with mode, stream:
+            self.run(exchange)
+        self.work.sent_bytes = exchange.sent_bytes
+
+
+CallQueue = queue.SimpleQueue[ChannelCall | None]
 
 
 class Channel:
@@ -73,18 +88,21 @@ class Channel:
     """
 
     def __init__(self, transport: Transport) -> None:
-        self.transport = transport
-        self.lines = Lines(_weakly(self._give_up_message), _weakly(self._refusal))
+        self.transport, self.rank, self.world = transport, transport.rank, transport.world
+        self.lines = Lines(weakref.proxy(self))
         """Messages from rank to rank, which have no place among the calls."""
+        self.streams: dict[torch.device, DeviceStream] = {HOST.device: HOST}
         self._calls = 0
         self._kinds: dict[str, int] = {}
         self._broken: BaseException | None = None
-        self.begun: deque[Begun] = deque(maxlen=REMEMBERED)
-        """The last calls, for the lookout."""
+        self.started: deque[StartedCall] = deque(maxlen=REMEMBERED)
+        """The last calls, for the watchdog."""
         self._parted: DisagreementError | None = None
-        self._queue: Queue = queue.SimpleQueue()
+        self._queue: CallQueue = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._starting = threading.Lock()
+        self._submitting = threading.Lock()
+        self._queued = 0
+        """Calls that were given to the threads and are not over."""
         self._turn = threading.Semaphore()
         """Held by the thread whose call may still send."""
         self._underway: list[tuple[threading.Event, Extents]] = []
@@ -96,46 +114,69 @@ class Channel:
         # where the process ends first, _at_exit sees to it
         weakref.finalize(self, _let_go, self._queue, transport).atexit = False
 
-    @property
-    def rank(self) -> int:
-        return self.transport.rank
+    def submit(
+        self,
+        signature: Signature | str,
+        run: Callable[[Exchange], None],
+        tensors: Sequence[Tensor] = (),
+        *,
+        waits: bool = True,
+    ) -> Work:
+        """Run `run` after everything submitted before; every rank must submit the same in the same order.
 
-    @property
-    def world(self) -> int:
-        return self.transport.world
-
-    def submit(self, signature: Signature, job: Job, work: Work | None = None, tensors: Sequence[Tensor] = ()) -> Work:
-        """Run `job` after everything submitted before; every rank must submit the same in the same order.
-
-        tensors: what it reads and writes of memory that other calls may use.
+        signature: a mapping, or its text. tensors: all that the call reads and writes of memory that others may use;
+        they are on one device. What it reads has been given to the current stream there; what it writes is there for
+        any stream that waited for the work. waits=False: where the transport carries the device's memory nothing in
+        `run` makes the host wait for other ranks, so that the caller itself may run it.
         """
-        work = work or Work()
-        item = _Item(self, written(signature), job, work, extents(tensors))
-        with self._starting:
-            if not self._threads:
-                self._threads = self._started()
-            self._queue.put(item)
+        text = signature if isinstance(signature, str) else agreement.to_text(signature)
+        stream = self.stream_on(tensors[0].device) if tensors else HOST
+        work = Work(None if stream is HOST else StreamScope(stream, tensors))
+        call = ChannelCall(self, text, run, work, extents(tensors), stream, torch.is_inference_mode_enabled())
+        with self._submitting:
+            # behind calls of the threads it waits for its turn there; and what is new is agreed on there: that takes
+            # the other ranks, which may do something else first
+            if waits or stream.way is not Way.ROUNDS or self._queued or text not in self._kinds:
+                self._start_threads()
+                self._queued += 1
+                self._queue.put(call)
+                return work
+            # no thread has a call under way, and the device's backend keeps the order of those before
+            with _no_autocast(stream.device.type):
+                error = self._run(call)
+        work.complete(error)
+        if error is not None and not isinstance(error, Exception):
+            raise error  # an interrupt is for this thread
         return work
+
+    def stream_on(self, device: torch.device) -> DeviceStream:
+        """The stream of this channel's calls on a device; a side stream is made at the first one."""
+        stream = self.streams.get(device)
+        if stream is None:
+            way = Way.ROUNDS if self.transport.carries(device) else Way.STAGED
+            stream = self.streams[device] = DeviceStream(device, way, torch.cuda.Stream(device))
+        return stream
 
     def called(self, name: str) -> Channel:
         """This channel, for calls that are part of another one: `name` stands for them where ranks disagree."""
-        return cast(Channel, _Called(self, name))
+        return cast(Channel, _NamedChannel(self, name))
 
-    def _started(self) -> list[threading.Thread]:
+    def _start_threads(self) -> None:
+        if self._threads:
+            return
         count = THREADS if self.transport.shared_by_threads else 1
         task: dict[str, Any] = {"target": _loop, "args": (self._queue, self._turn), "daemon": True}
-        made = [threading.Thread(name="narrowcast-channel", **task) for _ in range(count)]
-        for thread in made:
+        self._threads = [threading.Thread(name="narrowcast-channel", **task) for _ in range(count)]
+        for thread in self._threads:
             thread.start()
-        _LOOKOUT.start()
-        return made
+        _WATCHDOG.start()
 
     def gather(self, mine: Tensor, call: str = "gather") -> list[Tensor]:
         """Everyone's small tensor, by rank: same type and size everywhere. call: what it is in errors."""
-        found: list[Tensor] = []
+        everyones: list[Tensor] = []
         signature = {"call": call, "numel": mine.numel(), "dtype": str(mine.dtype)}
-        self.submit(signature, lambda exchange: found.extend(exchange.gather(mine, 0)), tensors=[mine]).wait()
-        return found
+        self.submit(signature, lambda exchange: everyones.extend(exchange.gather(mine, 0)), [mine]).wait()
+        return everyones
 
     def fail(self, error: BaseException) -> None:
         """For a caller that cannot make the call that the others make: they hear of it at once, unless they know."""
@@ -143,87 +184,88 @@ class Channel:
         with self._failing:
             if self._broken is None:
                 self._broken = error
-                self._notes = self.transport.give_up(failure.written())
+                self._notes = self.transport.give_up(failure.to_text())
 
     def part(self, error: DisagreementError) -> None:
-        """For the lookout: another rank is in another call, and nothing of ours will come to its end."""
+        """For the watchdog: another rank is in another call, and nothing of ours will come to its end."""
         self._parted = error
         self.transport.interrupt()
 
-    def do(self, item: _Item) -> None:
+    def do(self, call: ChannelCall) -> None:
         """In one of the threads, which has the turn. Whatever happens, the work comes to its end."""
-        turn = _Turn(self._turn)
+        call.turn = self._turn
         try:
-            self._await_memory(item)
-            error = self._run(item, turn)
-        except BaseException as found:  # noqa: BLE001  it belongs to whoever waits
-            error = self._broken = self._broken or found
+            self._await_memory(call)
+            error = self._run(call)
+        except BaseException as fault:  # noqa: BLE001  it belongs to whoever waits
+            error = self._broken = self._broken or fault
         finally:
-            turn.end()
-        item.work.complete(error)
+            call.end_turn()
+        with self._submitting:
+            self._queued -= 1
+        call.work.complete(error)
 
-    def _await_memory(self, item: _Item) -> None:
+    def _await_memory(self, call: ChannelCall) -> None:
         """Wait for the calls before that may still write what this one uses. They have all sent, and need no turn."""
         for over, uses in self._underway:
-            if overlap(uses, item.uses):
+            if overlap(uses, call.uses):
                 over.wait()
         self._underway = [(over, uses) for over, uses in self._underway if not over.is_set()]
-        self._underway.append((item.work.over, item.uses))
+        self._underway.append((call.work.over, call.uses))
 
-    def _run(self, item: _Item, turn: _Turn) -> BaseException | None:
+    def _run(self, call: ChannelCall) -> BaseException | None:
         """Run one call; None, or what went wrong. A disagreement, found before anything moved, leaves us usable."""
-        refusal = self._refusal()
+        refusal = self.refusal()
         if refusal is not None:
             return refusal
         self._calls += 1
-        number = self._calls
-        begun = Begun(number, item.text, item.work.over, time.monotonic())
-        self.begun.append(begun)
+        started = StartedCall(self._calls, call.text, call.work.over, time.monotonic())
+        self.started.append(started)
         try:
-            if item.text not in self._kinds:
-                agree(self.transport, item.text)
+            if call.text not in self._kinds:
+                agreement.agree(self.transport, call.text)
                 # agreements happen in the same order everywhere, so a kind has one number on all ranks
-                self._kinds[item.text] = len(self._kinds)
-            exchange = Exchange(self.transport, number, self._kinds[item.text], pass_on=turn.end)
-            item.job(exchange)
+                self._kinds[call.text] = len(self._kinds)
+            kind = self._kinds[call.text]
+            call.perform(Exchange(self.transport, started.number, kind, call.stream, pass_on=call.end_turn))
         except DisagreementError as error:
-            # told: who differs at this number goes on
+            # all ranks have heard of it: who differs at this number goes on
             with contextlib.suppress(ValueError):
-                self.begun.remove(begun)
+                self.started.remove(started)
             return error
         except BaseException as error:  # noqa: BLE001  whatever it is, it belongs to the caller
-            return self._give_up(number, item.text, error)
-        item.work.sent_bytes = exchange.sent_bytes
+            return self._give_up(started.number, call.text, error)
         return None
 
-    def _refusal(self) -> BaseException | None:
+    def refusal(self) -> BaseException | None:
         """Why nothing can be called any more, if so."""
         if self._broken is None:
             return None
         return BrokenChannelError(f"an earlier collective failed ({self._broken}); make a new group and attach again")
 
-    def _give_up_message(self, error: BaseException) -> BaseException:
+    def fail_message(self, error: BaseException) -> BaseException:
+        """A message between two ranks ended in this; what its waiter is to see."""
         return self._give_up(0, "{}", error)
 
     def _give_up(self, number: int, text: str, error: BaseException) -> BaseException:
         """Let the peers know at once, since they would wait for their timeout otherwise; find out what they saw."""
-        found = self._parted or error
-        failure = Failure.of(number, text, found)
-        self._broken = self._broken or found
+        named_error = self._parted or error
+        failure = Failure.of(number, text, named_error)
+        self._broken = self._broken or named_error
         try:
             with self._failing:  # of two calls under way the first to fail speaks for both
                 if self._notes is None:
-                    self._notes = self.transport.give_up(failure.written())
+                    self._notes = self.transport.give_up(failure.to_text())
             if not failure.own:
-                told = explained(error, self._notes)
-                found = told if told is not error else found
+                explanation = agreement.explain(error, self._notes)
+                named_error = explanation if explanation is not error else named_error
         except BaseException as fault:  # noqa: BLE001  what went wrong first says more
-            found.__context__ = fault
-        if found is not error:
-            found.__cause__ = error
+            named_error.__context__ = fault
+        if named_error is not error:
+            named_error.__cause__ = error
             if self._broken is error:
-                self._broken = found
-        return found
+                self._broken = named_error
+        return named_error
 
     def close(self, timeout: timedelta = timedelta(seconds=5)) -> None:
         """End the threads and the transport; calls that are queued still run, for so long."""
@@ -234,14 +276,14 @@ class Channel:
 
     def stop(self) -> list[threading.Thread]:
         """Ask the threads to end after what is queued; which those are."""
-        with self._starting:
+        with self._submitting:
             calls, self._threads = self._threads, []
             for _ in calls:
                 self._queue.put(None)
         return [*calls, *self.lines.threads()]
 
 
-class _Called:
+class _NamedChannel:
     """A channel whose calls have another name: all else is the channel's own."""
 
     def __init__(self, channel: Channel, name: str) -> None:
@@ -250,23 +292,25 @@ class _Called:
     def __getattr__(self, attribute: str) -> object:
         return getattr(self._channel, attribute)
 
-    def submit(self, signature: Signature, *args: Any, **kwargs: Any) -> Work:
+    def submit(self, signature: Signature | str, *args: Any, **kwargs: Any) -> Work:
+        if isinstance(signature, str):
+            signature = agreement.read(signature)
         return self._channel.submit({**signature, "call": self._name}, *args, **kwargs)
 
 
-def _loop(calls: Queue, turn: threading.Semaphore) -> None:
+def _loop(calls: CallQueue, turn: threading.Semaphore) -> None:
     """A thread of a channel: one call after another."""
     while True:
         turn.acquire()
-        item = calls.get()
-        if item is None:
+        call = calls.get()
+        if call is None:
             turn.release()
             return
-        item.channel.do(item)
-        del item  # and with it the tensors of the call, and the channel, which may be nobody else's any more
+        call.channel.do(call)
+        del call  # and with it the tensors of the call, and the channel, which may be nobody else's any more
 
 
-def _let_go(calls: Queue, transport: Transport) -> None:
+def _let_go(calls: CallQueue, transport: Transport) -> None:
     """A channel is gone. This may run in any thread, between any two steps of it: no lock is taken, nobody waited for.
     No call is under way, since calls hold their channel.
     """
@@ -276,34 +320,27 @@ def _let_go(calls: Queue, transport: Transport) -> None:
         transport.close()
 
 
-def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method whose object is not kept alive. Whoever calls it holds that by other means, as a message its channel."""
-    found = weakref.WeakMethod(method)
-
-    def call(*args: object) -> Any:
-        bound = found()
-        assert bound is not None
-        return bound(*args)
-
-    return call
+def _no_autocast(device: str) -> AbstractContextManager[object]:
+    """As it is in a thread of the channel: what the caller casts its own computation to changes no bit of a call."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def _end_threads(channels: Sequence[Channel], seconds: float) -> None:
     """Let calls under way come to their end for so long, and then interrupt them."""
     threads, until = {channel: channel.stop() for channel in channels}, time.monotonic() + seconds
-    stuck = [channel for channel in channels if not _ended(threads[channel], until)]
+    stuck = [channel for channel in channels if not _join_threads(threads[channel], until)]
     for channel in stuck:
         channel.transport.interrupt()
     until = time.monotonic() + LAST_WORDS
     for channel in stuck:
-        _ended(threads[channel], until)
+        _join_threads(threads[channel], until)
 
 
 LAST_WORDS = 3.0
 """Seconds for a thread that was interrupted to tell the other ranks, through a store that may be gone."""
 
 
-def _ended(threads: Sequence[threading.Thread], until: float) -> bool:
+def _join_threads(threads: Sequence[threading.Thread], until: float) -> bool:
     """Whether they have all ended by then."""
     # whoever is called back when a call is over may close its channel
     others = [thread for thread in threads if thread is not threading.current_thread()]
@@ -321,7 +358,7 @@ def _open_channels() -> list[Channel]:
         return list(_OPEN)
 
 
-_LOOKOUT = Lookout(_open_channels)
+_WATCHDOG = Watchdog(_open_channels)
 
 EXIT_GRACE = 2.0
 """Seconds that a process which ends gives to the calls that nobody waited for."""
@@ -330,7 +367,7 @@ EXIT_GRACE = 2.0
 @atexit.register
 def _at_exit() -> None:
     """A thread that comes back from a backend while the interpreter is taken down would end the process by SIGABRT."""
-    _LOOKOUT.stop()
+    _WATCHDOG.stop()
     _end_threads(_open_channels(), EXIT_GRACE)
 
 
@@ -357,7 +394,7 @@ def channel_of(group: dist.ProcessGroup | None) -> Channel:
     with _LOOKING:
         making = _MAKING.setdefault(chosen, threading.Lock())
     with making:
-        found = _CHANNELS.get(chosen)
-        if found is None:
-            found = _CHANNELS[chosen] = Channel(TorchTransport(chosen))
-    return found
+        channel = _CHANNELS.get(chosen)
+        if channel is None:
+            channel = _CHANNELS[chosen] = Channel(TorchTransport(chosen))
+    return channel

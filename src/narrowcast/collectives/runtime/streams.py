@@ -9,17 +9,11 @@ through pinned host memory: the bytes of the wire, never the values.
 from __future__ import annotations
 
 import enum
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
-
-from narrowcast.collectives.transports.torch import Transport
-
-Mark = torch.cuda.Event
-"""A point in the work of a stream."""
 
 
 class Way(enum.Enum):
@@ -30,110 +24,89 @@ class Way(enum.Enum):
     STAGED = "through pinned host memory"
 
 
-class Lane:
-    """The calls of one channel on one device. All waiting between streams is here."""
+class DeviceStream:
+    """The calls of one channel on one device, and their side stream there. All waiting between streams is here."""
 
-    def __init__(self, device: torch.device, way: Way, stream: torch.cuda.Stream | None = None) -> None:
-        self.device, self.way, self.stream = device, way, stream
-
-    def wire(self, nbytes: int) -> Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+    def __init__(self, device: torch.device, way: Way, side: torch.cuda.Stream | None = None) -> None:
+        self.device, self.way, self.side = device, way, side
 
     def pinned(self, nbytes: int) -> Tensor:
         """Host memory that the device copies to and from by itself."""
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.stream is not None)
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.side is not None)
 
     def current(self) -> AbstractContextManager[object]:
         """Work goes to the side stream."""
-        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+        return nullcontext() if self.side is None else torch.cuda.stream(self.side)
 
-    def mark(self) -> Mark | None:
+    def record(self) -> torch.cuda.Event | None:
         """What the current stream of this thread has been given so far."""
-        if self.stream is None:
-            return None
-        return torch.cuda.current_stream(self.device).record_event()
+        return None if self.side is None else torch.cuda.current_stream(self.device).record_event()
 
-    def lend(self, tensors: Iterable[Tensor]) -> None:
+    def keep(self, tensors: Iterable[Tensor]) -> None:
         """The side stream uses these: their memory is not given to others before it is done, whoever lets go of it."""
-        if self.stream is not None:
+        if self.side is not None:
             for tensor in tensors:
-                tensor.record_stream(self.stream)
+                tensor.record_stream(self.side)
 
-    def follow(self, caller: Mark | None) -> None:
+    def follow(self, caller: torch.cuda.Event | None) -> None:
         """The side stream waits for what the caller gave its stream before the call."""
-        if self.stream is not None and caller is not None:
-            self.stream.wait_event(caller)
+        if self.side is not None and caller is not None:
+            self.side.wait_event(caller)
 
-    def join(self, done: Mark | None) -> None:
+    def join(self, done: torch.cuda.Event | None) -> None:
         """The current stream of this thread waits for what the side stream did."""
         if done is not None:
             torch.cuda.current_stream(self.device).wait_event(done)
 
-    def hold(self, copied: Mark | None) -> None:
+    def synchronize(self, copied: torch.cuda.Event | None) -> None:
         """This thread waits: the host is about to read what the device wrote."""
         if copied is not None:
             copied.synchronize()
 
-    def to_host(self, values: Tensor) -> tuple[Tensor, Mark | None]:
+    def to_host(self, values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
         """A pinned copy, and when it is there; on the host the tensor itself."""
         if self is HOST:
             return values, None
-        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=self.stream is not None)
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=self.side is not None)
         host.copy_(values, non_blocking=True)
-        return host, self.mark()
+        return host, self.record()
 
-    def let(self, reduce: Callable[[Tensor], None], values: Tensor) -> None:
-        """Let the backend reduce in place."""
+    def reduce_in_place(self, reduce: Callable[[Tensor], None], values: Tensor) -> None:
+        """Let the backend reduce, where the values are or in a copy on the host."""
         if self.way is not Way.STAGED:
             reduce(values)
             return
         host, copied = self.to_host(values)
-        self.hold(copied)
+        self.synchronize(copied)
         reduce(host)
         values.copy_(host, non_blocking=True)
 
 
-HOST = Lane(torch.device("cpu"), Way.PLAIN)
+HOST = DeviceStream(torch.device("cpu"), Way.PLAIN)
 
 
-class Visit:
-    """One call on a lane: there from the caller's stream, and back."""
+class StreamScope:
+    """One call on a side stream: there from the caller's stream, and back."""
 
-    def __init__(self, lane: Lane, tensors: Iterable[Tensor]) -> None:
+    def __init__(self, stream: DeviceStream, tensors: Iterable[Tensor]) -> None:
         """In the caller's thread, when everything that the call reads has been given to the caller's stream."""
-        self.lane, self._ready = lane, lane.mark()
-        self._done: Mark | None = None
-        lane.lend(tensors)
+        self.stream, self._ready = stream, stream.record()
+        self._done: torch.cuda.Event | None = None
+        stream.keep(tensors)
 
     @contextmanager
-    def working(self) -> Iterator[None]:
+    def on_side_stream(self) -> Iterator[None]:
         """In the thread that does the work."""
-        with self.lane.current():
-            self.lane.follow(self._ready)
+        with self.stream.current():
+            self.stream.follow(self._ready)
             try:
                 yield
             finally:
-                self._done = self.lane.mark()
+                self._done = self.stream.record()
 
     def join(self) -> None:
-        self.lane.join(self._done)
+        """The caller's stream waits for the call."""
+        self.stream.join(self._done)
 
     def is_over(self) -> bool:
         return self._done is None or self._done.query()
-
-
-LANES: weakref.WeakKeyDictionary[Transport, dict[torch.device, Lane]] = weakref.WeakKeyDictionary()
-"""Of each transport, so of each channel."""
-
-
-def lane_of(transport: Transport, device: torch.device) -> Lane:
-    """The lane of a channel's calls on a device; a stream is made at the first one."""
-    known = LANES.setdefault(transport, {})
-    if device not in known:
-        known[device] = HOST if device.type == "cpu" else _on_device(transport, device)
-    return known[device]
-
-
-def _on_device(transport: Transport, device: torch.device) -> Lane:
-    way = Way.ROUNDS if transport.carries(device) else Way.STAGED
-    return Lane(device, way, torch.cuda.Stream(device))

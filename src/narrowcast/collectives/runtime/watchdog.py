@@ -7,7 +7,6 @@ signatures in the same order everywhere, so that neither will ever come to the o
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import threading
 import time
@@ -17,8 +16,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from narrowcast.collectives.runtime.agreement import DisagreementError, Failure, parted
-from narrowcast.collectives.transports.torch import Transport
+from narrowcast.collectives.runtime.agreement import DisagreementError, Failure, different_calls, name_of
+from narrowcast.collectives.transports.base import Transport
 
 log = logging.getLogger("narrowcast")
 
@@ -26,62 +25,61 @@ PATIENCE, EVERY = 2.0, 0.5
 """Seconds after which a call is looked after, and between two looks."""
 REMEMBERED = 64
 """Calls whose signatures are kept, so that a rank that went on can still tell another that it is in the wrong one."""
+BY_HAND = ("state_dict", "check_ranks")
+"""What users call themselves, and easily on one rank alone."""
 
 
-@dataclass(frozen=True)
-class Begun:
+@dataclass
+class StartedCall:
     """A call that a channel began."""
 
     number: int
     text: str
     over: threading.Event
     since: float
+    warned: bool = False
+    """Whether the user has been told that it waits: once a call, whatever other channels do."""
 
 
-class Watched(Protocol):
+class WatchedChannel(Protocol):
     """A channel, as much of it as is looked at."""
 
     transport: Transport
-    begun: deque[Begun]
+    started: deque[StartedCall]
 
     def part(self, error: DisagreementError) -> None:
         """End what is under way with this error."""
 
 
-def look(channel: Watched) -> None:
+def look(channel: WatchedChannel) -> None:
     """Where the first call under way takes long: leave in which one we are, and part where a peer is in another."""
-    begun = list(channel.begun)
-    waiting = next((one for one in begun if not one.over.is_set()), None)
+    started = list(channel.started)
+    waiting = next((call for call in started if not call.over.is_set()), None)
     if waiting is None or time.monotonic() - waiting.since < PATIENCE:
         return
     place = Failure(waiting.number, waiting.text, "", own=False)
-    ours = {one.number: one.text for one in begun}
-    for rank, note in channel.transport.tell(place.written()).items():
+    ours = {call.number: call.text for call in started}
+    for rank, note in channel.transport.tell(place.to_text()).items():
         with contextlib.suppress(ValueError):
             theirs = Failure.read(note)
             if ours.get(theirs.call, theirs.text) != theirs.text:
-                channel.part(parted({channel.transport.rank: ours[theirs.call], rank: theirs.text}))
+                channel.part(different_calls({channel.transport.rank: ours[theirs.call], rank: theirs.text}))
                 return
-    _say_that_it_waits(waiting)
+    _warn_once(waiting)
 
 
-def _say_that_it_waits(call: Begun) -> None:
-    """Ranks that are missed may be late, or in a collective of torch's: nobody can tell, so the user is told once."""
-    name = json.loads(call.text).get("call")
-    if name in BY_HAND and call.number not in _SAID:
-        _SAID.append(call.number)
+def _warn_once(call: StartedCall) -> None:
+    """Ranks that are missed may be late, or in a collective of torch's: nobody can tell, so the user is told."""
+    name = name_of(call.text)
+    if name in BY_HAND and not call.warned:
+        call.warned = True
         log.warning("%s waits for other ranks: it is collective, so call it on every rank", name)
 
 
-BY_HAND = ("state_dict", "check_ranks")
-"""What users call themselves, and easily on one rank alone."""
-_SAID: deque[int] = deque(maxlen=64)
-
-
-class Lookout:
+class Watchdog:
     """The thread of a process that looks. It starts with the first channel that has calls."""
 
-    def __init__(self, channels: Callable[[], Iterable[Watched]]) -> None:
+    def __init__(self, channels: Callable[[], Iterable[WatchedChannel]]) -> None:
         self._channels, self._lock, self._end = channels, threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
         self._deaf: weakref.WeakSet[Transport] = weakref.WeakSet()
@@ -92,7 +90,7 @@ class Lookout:
             # after a fork the child has the object and not the thread
             if self._thread is None or not self._thread.is_alive():
                 self._end.clear()
-                self._thread = threading.Thread(target=self._run, name="narrowcast-lookout", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="narrowcast-watchdog", daemon=True)
                 self._thread.start()
 
     def stop(self) -> None:
@@ -110,7 +108,7 @@ class Lookout:
             if channel.transport not in self._deaf:
                 self._look(channel)
 
-    def _look(self, channel: Watched) -> None:
+    def _look(self, channel: WatchedChannel) -> None:
         try:
             look(channel)
         except Exception:  # noqa: BLE001  a store that is gone: the call itself ends by its timeout

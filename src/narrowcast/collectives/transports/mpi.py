@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.collectives.runtime.channel import Channel
-from narrowcast.collectives.transports.torch import Parcel, Pending, underway
+from narrowcast.collectives.transports.base import Parcel, Pending, backend_errors
 
 
 class _Request:
@@ -17,7 +17,7 @@ class _Request:
         self._request, self._buffer = request, buffer
 
     def wait(self) -> None:
-        with underway:
+        with backend_errors:
             self._request.Wait()
 
 
@@ -36,11 +36,11 @@ class MpiTransport:
         self._limit = int(limit)
 
     def isend(self, wire: Tensor, peer: int, tag: int) -> Pending:
-        with underway:
+        with backend_errors:
             return _Request(self._comm.Isend([wire.numpy(), self._mpi.BYTE], dest=peer, tag=tag % self._limit), wire)
 
     def irecv(self, wire: Tensor, peer: int, tag: int) -> Pending:
-        with underway:
+        with backend_errors:
             return _Request(self._comm.Irecv([wire.numpy(), self._mpi.BYTE], source=peer, tag=tag % self._limit), wire)
 
     def carries(self, device: torch.device) -> bool:
@@ -58,15 +58,15 @@ class MpiTransport:
     def _reduce(self, values: Tensor, op: Any) -> None:
         # MPI has no bfloat16 and float16 sums: add those in float32
         wide = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
-        with underway:
+        with backend_errors:
             self._comm.Allreduce(self._mpi.IN_PLACE, wide.numpy(), op=op)
         if wide is not values:
             values.copy_(wide)
 
     def share(self, text: str) -> list[str]:
-        with underway:
-            found: list[str] = self._comm.allgather(text)
-        return found
+        with backend_errors:
+            texts: list[str] = self._comm.allgather(text)
+        return texts
 
     def tell(self, place: str) -> dict[int, str]:
         return {}  # MPI has no place for it

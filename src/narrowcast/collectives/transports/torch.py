@@ -1,7 +1,4 @@
-"""How bytes get from rank to rank: point-to-point messages, and a few small exact reductions.
-
-Algorithms speak to a `Transport` only, so the same code runs on torch.distributed, on MPI and in one process.
-"""
+"""torch.distributed as a transport: Gloo for host memory, NCCL for that of a device."""
 
 from __future__ import annotations
 
@@ -11,41 +8,13 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from narrowcast.collectives.runtime.groups import check_group, group_timeout, has_nccl
-
-
-class TransportError(RuntimeError):
-    """A message did not get through: the fault is the connection's or a peer's, not that of whoever waited for it."""
-
-
-class _Underway:
-    """What a backend raises in here is the transport's: everything else that a call raises is its own fault.
-
-    A class, since it stands around every message, and a generator costs several times as much.
-    """
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if isinstance(error, RuntimeError) and not isinstance(error, TransportError):
-            raise TransportError(str(error)) from error
-
-
-underway = _Underway()
-
-
-class Pending(Protocol):
-    """A message under way."""
-
-    def wait(self) -> object:
-        """Block until it has arrived or left; call it once. Raises TransportError where it does not."""
+from narrowcast.collectives.transports.base import Parcel, Pending, TransportError, backend_errors
 
 
 class Message:
@@ -55,60 +24,10 @@ class Message:
         self._work = work
 
     def wait(self) -> None:
-        with underway:
+        try:
             self._work.wait()
-
-
-Parcel = tuple[Tensor, int]
-"""A wire, and the rank that it goes to or comes from."""
-
-
-class Transport(Protocol):
-    """A rank's view of its peers. Messages of one tag between two ranks arrive in order."""
-
-    rank: int
-    world: int
-    shared_by_threads: bool
-    """Whether two threads may use it at a time."""
-
-    def isend(self, wire: Tensor, peer: int, tag: int) -> Pending:
-        """Send a contiguous uint8 tensor; it must not change before `wait` returned."""
-
-    def irecv(self, wire: Tensor, peer: int, tag: int) -> Pending:
-        """Receive exactly `wire.numel()` bytes."""
-
-    def carries(self, device: torch.device) -> bool:
-        """Whether `swap`, `max_` and `sum_` take memory of this device."""
-
-    def swap(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
-        """Send and receive device memory, all at once; to `wait` is to let the current stream wait.
-
-        Rounds happen one after another, after what the current stream has been given. There are no tags: messages
-        between two ranks match by their order.
-        """
-
-    def max_(self, values: Tensor) -> None:
-        """Replace each int32 by its maximum over all ranks."""
-
-    def sum_(self, values: Tensor) -> None:
-        """Replace each value by its sum over all ranks, added by the backend in its own order."""
-
-    def share(self, text: str) -> list[str]:
-        """Everyone's text, by rank; before any other traffic of the call."""
-
-    def tell(self, place: str) -> dict[int, str]:
-        """Leave word of where this rank is, and return where others said that they were, by rank."""
-
-    def close(self) -> None:
-        """Be done; peers that still wait for us find out at once where the transport can tell them."""
-
-    def interrupt(self) -> None:
-        """Let whoever waits in a thread of this process raise TransportError, where the transport can; then it is of
-        no use any more.
-        """
-
-    def give_up(self, note: str) -> dict[int, str]:
-        """After a failure: close, leave a note for the others, and return what they left, by rank; takes a moment."""
+        except RuntimeError as error:
+            raise TransportError(str(error)) from error
 
 
 class TorchTransport:
@@ -126,7 +45,7 @@ class TorchTransport:
         chosen = group or dist.group.WORLD
         assert chosen is not None
         check_group(chosen)
-        self._timeout = timeout or group_timeout(group)
+        self._timeout = timeout or _group_timeout(group)
         self.rank, self.world = dist.get_rank(chosen), dist.get_world_size(chosen)
         # attaching is collective, so all ranks count alike
         number = _MADE[chosen] = _MADE.get(chosen, 0) + 1
@@ -134,19 +53,25 @@ class TorchTransport:
         # to meet is to wait, and with us whoever else uses the connection
         meeting = dist.PrefixStore(prefix, _connection(chosen, store, "meeting"))  # type: ignore[attr-defined]
         self._backend: Any = dist.ProcessGroupGloo(meeting, self.rank, self.world, self._timeout)
-        self._has_nccl, self._meeting = has_nccl(chosen), meeting
+        self._has_nccl, self._meeting = _has_nccl(chosen), meeting
         self._carrier: Any = None
         self._store: Any = dist.PrefixStore(prefix, _connection(chosen, store, "notes"))  # type: ignore[attr-defined]
         self._shared, self._asked = 0, 0
 
     def isend(self, wire: Tensor, peer: int, tag: int) -> Pending:
         TorchTransport.messages += 1
-        with underway:
-            return Message(self._open().send([wire], peer, tag))
+        backend = self._open()
+        try:
+            return Message(backend.send([wire], peer, tag))
+        except RuntimeError as error:
+            raise TransportError(str(error)) from error
 
     def irecv(self, wire: Tensor, peer: int, tag: int) -> Pending:
-        with underway:
-            return Message(self._open().recv([wire], peer, tag))
+        backend = self._open()
+        try:
+            return Message(backend.recv([wire], peer, tag))
+        except RuntimeError as error:
+            raise TransportError(str(error)) from error
 
     def carries(self, device: torch.device) -> bool:
         return device.type == "cuda" and self._has_nccl
@@ -162,7 +87,7 @@ class TorchTransport:
         return self._carrier
 
     def swap(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
-        with underway:
+        with backend_errors:
             backend = self._nccl()
             backend._start_coalescing()
             for wire, peer in receives:
@@ -180,14 +105,14 @@ class TorchTransport:
     def _reduce(self, values: Tensor, op: Any) -> None:
         options = dist.AllreduceOptions()
         options.reduceOp = op
-        with underway:
+        with backend_errors:
             backend = self._nccl() if values.is_cuda else self._open()
             backend.allreduce([values], options).wait()
 
     def share(self, text: str) -> list[str]:
         number, self._shared = self._shared, self._shared + 1
-        with underway:
-            return bounded(lambda: self._share(number, text), self._timeout.total_seconds() + STORE_GRACE)
+        with backend_errors:
+            return ask_within(lambda: self._share(number, text), self._timeout.total_seconds() + STORE_GRACE)
 
     def _share(self, number: int, text: str) -> list[str]:
         self._store.set(f"call/{number}/{self.rank}", text)
@@ -206,12 +131,12 @@ class TorchTransport:
                 probe_at = time.monotonic() + PROBE_EVERY
             time.sleep(pause)
             pause = min(1.5 * pause, 0.05)
-        found = [self._read(key) for key in keys]
+        texts = [self._read(key) for key in keys]
         # whoever is here has read all of the time before
         if number:
             with contextlib.suppress(RuntimeError):  # a store that cannot is a store that grows
                 self._store.delete_key(f"call/{number - 1}/{self.rank}")
-        return found
+        return texts
 
     def _read(self, key: str) -> str:
         return str(self._store.get(key).decode(errors="replace"))
@@ -227,8 +152,8 @@ class TorchTransport:
             }
             return {peer: self._read(key) for peer, key in others.items() if self._store.check([key])}
 
-        with underway:
-            return bounded(ask, STORE_GRACE)
+        with backend_errors:
+            return ask_within(ask, STORE_GRACE)
 
     def _probe(self, missing: Sequence[int]) -> None:
         """Raise where a connection has closed: the store knows nothing of a rank that died."""
@@ -263,13 +188,13 @@ class TorchTransport:
         notes: dict[int, str] = {}
         # the store may be gone, or its host may be stopped: then nobody can tell anything
         with contextlib.suppress(RuntimeError, TimeoutError):
-            bounded(lambda: self._leave(note), STORE_GRACE)
+            ask_within(lambda: self._leave(note), STORE_GRACE)
         if self._carrier is not None:
             self._carrier.abort()  # peers may never come
             self._carrier = None
         self.close()
         with contextlib.suppress(RuntimeError, TimeoutError):
-            bounded(lambda: self._collect(notes, time.monotonic() + NOTES_WAIT), STORE_GRACE)
+            ask_within(lambda: self._collect(notes, time.monotonic() + NOTES_WAIT), STORE_GRACE)
         return dict(notes)
 
     def _leave(self, note: str) -> None:
@@ -286,7 +211,7 @@ class TorchTransport:
 
 GAVE_UP = "gave up"
 PROBE, NEVER = (1 << 30) + 3, (1 << 30) + 7
-"""Tags that no message has: those of calls are below 2^30, and `point` leaves out every fourth. Nobody sends NEVER."""
+"""Tags that no message has: those of calls are below 2^30, and `p2p` leaves out every fourth. Nobody sends NEVER."""
 PROBE_EVERY = 0.25
 """Seconds between two looks at the connections of ranks that are missed."""
 NOTES_WAIT = 0.5
@@ -296,17 +221,17 @@ ASKED_AT_ONCE = 16
 STORE_GRACE = 1.0
 """Seconds for a few words with the store. Where its host is stopped it never answers, and it knows no timeout."""
 
-Found = TypeVar("Found")
+Answer = TypeVar("Answer")
 
 
-def bounded(ask: Callable[[], Found], seconds: float) -> Found:
+def ask_within(ask: Callable[[], Answer], seconds: float) -> Answer:
     """What `ask` returns, or TimeoutError after so many seconds; its thread is then left behind."""
-    found: list[Found] = []
+    answers: list[Answer] = []
     errors: list[Exception] = []
 
     def run() -> None:
         try:
-            found.append(ask())
+            answers.append(ask())
         except Exception as error:  # noqa: BLE001  raised where the answer is waited for
             errors.append(error)
 
@@ -315,9 +240,9 @@ def bounded(ask: Callable[[], Found], seconds: float) -> Found:
     asking.join(seconds)
     if errors:
         raise errors[0]
-    if not found:
+    if not answers:
         raise TimeoutError(f"the group's store did not answer within {seconds:g} s")
-    return found[0]
+    return answers[0]
 
 
 def _connection(group: dist.ProcessGroup, store: Any, use: str) -> Any:
@@ -337,43 +262,31 @@ _MADE: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictio
 """How many transports were made on each group: it names their keys in the store."""
 
 
-class Subset:
-    """Some ranks of a transport, renumbered from 0: the nodes or the members of a node in a hierarchy."""
+def check_group(group: dist.ProcessGroup) -> None:
+    """Refuse one that was destroyed: whoever still holds it could go on, on connections that nobody closes."""
+    if group not in dist.distributed_c10d._world.pg_map:
+        raise ValueError("collectives: the group was destroyed (destroy_process_group); make a new one")
 
-    def __init__(self, whole: Transport, ranks: Sequence[int]) -> None:
-        self._whole, self._ranks = whole, list(ranks)
-        self.rank, self.world = self._ranks.index(whole.rank), len(self._ranks)
-        self.shared_by_threads = whole.shared_by_threads
 
-    def isend(self, wire: Tensor, peer: int, tag: int) -> Pending:
-        return self._whole.isend(wire, self._ranks[peer], tag)
+def _group_timeout(group: dist.ProcessGroup | None) -> timedelta:
+    """The timeout of a user's group: ours takes it over."""
+    chosen = group or dist.group.WORLD
+    for device in ("cpu", "cuda"):
+        try:
+            timeout = chosen._get_backend(torch.device(device)).options._timeout  # type: ignore[union-attr]
+        except (RuntimeError, AttributeError):
+            continue
+        if isinstance(timeout, timedelta):
+            return timeout
+    return timedelta(minutes=30)
 
-    def irecv(self, wire: Tensor, peer: int, tag: int) -> Pending:
-        return self._whole.irecv(wire, self._ranks[peer], tag)
 
-    def carries(self, device: torch.device) -> bool:
-        return self._whole.carries(device)
-
-    def swap(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
-        return self._whole.swap(*([(wire, self._ranks[peer]) for wire, peer in part] for part in (sends, receives)))
-
-    def max_(self, values: Tensor) -> None:
-        raise NotImplementedError("a subset of ranks has no reductions of its own")
-
-    def sum_(self, values: Tensor) -> None:
-        raise NotImplementedError("a subset of ranks has no reductions of its own")
-
-    def share(self, text: str) -> list[str]:
-        raise NotImplementedError("agreement is made by the whole group")
-
-    def tell(self, place: str) -> dict[int, str]:
-        raise NotImplementedError("agreement is made by the whole group")
-
-    def close(self) -> None:
-        self._whole.close()
-
-    def interrupt(self) -> None:
-        self._whole.interrupt()
-
-    def give_up(self, note: str) -> dict[int, str]:
-        return self._whole.give_up(note)
+def _has_nccl(group: dist.ProcessGroup) -> bool:
+    """Whether NCCL moves the CUDA tensors of a group."""
+    if not torch.cuda.is_available() or not dist.is_nccl_available():
+        return False
+    try:
+        backend = group._get_backend(torch.device("cuda"))
+    except RuntimeError:  # none for CUDA tensors
+        return False
+    return isinstance(backend, dist.ProcessGroupNCCL)

@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from narrowcast.codecs import ErrorReport
 from narrowcast.collectives.api import all_reduce
 from narrowcast.collectives.runtime.channel import Channel
-from narrowcast.parallel.ddp import layout, mixed_precision, strides, torch_parts
-from narrowcast.parallel.ddp.hook import Bucket, DDPState, plain
+from narrowcast.parallel.ddp import buckets, mixed_precision, torch_parts
+from narrowcast.parallel.ddp.hook import Bucket, DDPState, plain_all_reduce
 from narrowcast.parallel.handle import GONE, Handle, StateReference, check_strict
 from narrowcast.parallel.ranks import digest, ranks_that_differ
 from narrowcast.parallel.residuals import check_saved
@@ -42,7 +42,7 @@ class ModelHook:
     def reduce(self, bucket: Bucket) -> torch.futures.Future[Tensor]:
         if self.state is not None:
             return self.state.reduce(bucket)
-        return plain(bucket.buffer(), self._group)
+        return plain_all_reduce(bucket.buffer(), self._group)
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         """A copy of a model, in memory or in a file, has none: it is a model that nobody attached to."""
@@ -107,7 +107,7 @@ class DDPHandle(Handle):
         state = self._state
         residuals = state.residuals.by_parameter()
         mean = {
-            name: strides.like(residuals[name], p).to(p.device, copy=True, memory_format=torch.contiguous_format)
+            name: buckets.view_like(residuals[name], p).to(p.device, copy=True, memory_format=torch.contiguous_format)
             for name, p in state.reduced.items()
             if name in residuals
         }
@@ -117,7 +117,7 @@ class DDPHandle(Handle):
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         known = self._state.reduced
         check_saved(state, {name: parameter.shape for name, parameter in known.items()})
-        self._state.residuals.load({name: strides.flat(saved, known[name]) for name, saved in state.items()})
+        self._state.residuals.load({name: buckets.flat_copy(saved, known[name]) for name, saved in state.items()})
 
     def detach(self) -> None:
         """DDP keeps our hook; a later attach uses it again."""
@@ -163,7 +163,7 @@ def _notes(model: DistributedDataParallel) -> list[str]:
 def attach_ddp(model: DistributedDataParallel, gradients: object, strict: bool, **options: Any) -> Handle:
     """`attach` for DDP. options: those of `DDPState`."""
     torch_parts.check(model)
-    layout.check_group(model, options["group"])
+    buckets.check_group(model, options["group"])
     hook = _free_hook(model)
 
     def make(model: DistributedDataParallel, chosen: object) -> DDPState:

@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,15 +16,15 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from narrowcast.codecs import Codec, error_report
-from narrowcast.collectives.algorithms import record
-from narrowcast.collectives.api import all_reduce
+from narrowcast.collectives.api import AllReduce, all_reduce
+from narrowcast.collectives.flat import Flat
 from narrowcast.collectives.runtime.channel import Channel
 from narrowcast.collectives.segments import Times
 from narrowcast.collectives.transports.torch import TorchTransport
 from narrowcast.collectives.work import Work
 from narrowcast.kernels.ops import FLOATS
 from narrowcast.parallel import policy, scaling
-from narrowcast.parallel.ddp import layout, torch_parts
+from narrowcast.parallel.ddp import buckets, torch_parts
 from narrowcast.parallel.policy import Watch
 from narrowcast.parallel.private import in_autograd
 from narrowcast.parallel.probe import probe
@@ -38,15 +39,22 @@ Done = torch.futures.Future[Tensor]
 CALL = "all_reduce of gradients"
 ASIDE_VALUES = 1 << 18
 """More than this takes so long on the wire that its latency no longer matters."""
+Grouped = list[tuple["BucketGroup", list[Tensor]]]
+"""The groups of a bucket, each with its gradients."""
 
 
 @dataclass(frozen=True)
-class Group:
-    """The gradients of a bucket that travel with one codec."""
+class BucketGroup:
+    """The gradients of a bucket that travel with one codec: what their calls have in common, at whatever step."""
 
     codec: Codec
     names: tuple[str, ...]
-    gradients: tuple[Tensor, ...]
+    numel: int
+    kind: AllReduce
+    plain_bytes: int
+    """What a plain all-reduce would send."""
+    compressed: int
+    """Values that travel in fewer bits than their own type has."""
 
 
 class DDPState:
@@ -67,18 +75,21 @@ class DDPState:
     ) -> None:
         policy.check(gradients)
         torch_parts.check_state(model)
-        self.group = layout.check_group(model, group)
+        self.group = buckets.check_group(model, group)
         self.policy, self.nodes, self.algorithm = gradients, nodes, algorithm
         self.min_values, self.seed, self.step = min_values, model_seed(seed, self.group), 0
-        self.parameters = {name: p for name, p in layout.reduced(model) if p.requires_grad}
         # those that are frozen now, too: DDP reduces what was trainable when it was made
-        self.reduced = dict(layout.reduced(model))
+        self.reduced = dict(buckets.reduced_parameters(model))
+        self.parameters = {name: p for name, p in self.reduced.items() if p.requires_grad}
         self.names = {id(p): name for name, p in self.reduced.items()}
-        self._ignored = layout.ignored(model)
-        self._sparse = _with_sparse_gradients(model.module)
+        self._ignored = buckets.ignored_parameters(model)
+        self._sparse = buckets.sparse_parameters(model.module)
+        self._choices: dict[str, policy.CodecChoice] = {}
+        """Those of a policy that is one codec at every step."""
+        self._groups: dict[tuple[torch.dtype, Codec, tuple[str, ...]], BucketGroup] = {}
         self.channel = Channel(TorchTransport(self.group))
         self._aside = self._second_channel()
-        self._unused = layout.unused(model, self.names)
+        self._unused = buckets.unused_parameters(model, self.names)
         self.residuals = self._new_residuals(scaler)
         self.stats, self.sample_every = Stats(), sample_every
         try:
@@ -91,24 +102,26 @@ class DDPState:
             self.close()
             raise
         # weakly: the reducer, in which no garbage collector looks, holds the hook, and that this state
-        self._share, self._watch = _LiveShare(weakref.ref(model), self.channel), Watch(gradients, min_values)
+        self._share, watch = _LiveShare(weakref.ref(model), self.channel), Watch(gradients, min_values)
+        self._watch = watch if watch.active else None
 
     def _check_algorithm(self) -> None:
         """Refuse now what the first backward pass would stumble over."""
-        world = dist.get_world_size(self.group)
         for name, parameter in self.parameters.items():
             codec = self.choice(name, parameter).codec
-            chosen = record.choose(self.algorithm, codec, parameter.numel(), world, bool(self.nodes))
-            record.check(chosen, codec, world, self.nodes)
-            if codec.feedback and chosen not in record.WITH_FEEDBACK:
-                allowed = ", ".join(record.WITH_FEEDBACK)
-                raise ValueError(f"attach: {name} has {codec}; error feedback goes with {allowed}, not with {chosen}")
+            try:
+                self._kind(codec, [parameter.numel()], parameter.dtype)
+            except ValueError as error:
+                raise ValueError(f"attach with {codec} for {name}: {error}") from error
+
+    def _kind(self, codec: Codec, lengths: Sequence[int], dtype: torch.dtype) -> AllReduce:
+        options: dict[str, Any] = {"algorithm": self.algorithm, "nodes": self.nodes, "seed": self.seed}
+        return AllReduce.of(codec, lengths, dtype, self.channel.world, dist.ReduceOp.AVG, **options)
 
     def _new_residuals(self, scaler: torch.amp.GradScaler | None) -> ModelResiduals:
         parameters = self.reduced
-        discarded = None if self._unused is None else self._unused.discarded
-        watched = scaling.watch_scaler(scaler, lambda: parameters)
-        return ModelResiduals(self.channel.world, watched, discarded=discarded)
+        discarded = None if self._unused is None else self._unused.discarded_names
+        return ModelResiduals(self.channel.world, scaling.watch_scaler(scaler, lambda: parameters), discarded=discarded)
 
     def _second_channel(self) -> Channel:
         """For what need not wait in line. Two on one device would be two connections of its backend that race there."""
@@ -117,10 +130,16 @@ class DDPState:
             return self.channel
         return Channel(TorchTransport(self.group))
 
-    # ---- what travels how --------------------------------------------------------------------------------------------
-
     def choice(self, name: str, parameter: Tensor) -> policy.CodecChoice:
         """The codec of one parameter's gradient at this step."""
+        choice = self._choices.get(name)
+        if choice is None:
+            choice = self._choose(name, parameter)
+            if isinstance(self.policy, str | Codec):
+                self._choices[name] = choice
+        return choice
+
+    def _choose(self, name: str, parameter: Tensor) -> policy.CodecChoice:
         if name in self._sparse:
             return policy.CodecChoice(policy.AS_IS, "has sparse gradients, which DDP's own all-reduce adds")
         if parameter.dtype not in FLOATS:
@@ -132,19 +151,16 @@ class DDPState:
         return policy.TensorInfo(name, tuple(parameter.shape), parameter.dtype)
 
     def rows(self) -> list[TensorRow]:
-        found = []
-        for name, parameter in self.parameters.items():
-            choice = self.choice(name, parameter)
-            found.append(TensorRow.of(name, parameter.numel(), choice, parameter.dtype))
-        return found
+        """Every parameter: its wire, or why it stays as it is."""
+        return [TensorRow.of(name, p.numel(), self.choice(name, p), p.dtype) for name, p in self.parameters.items()]
 
     def warnings(self) -> list[str]:
         """What the policy misses, and where compression is likely to lose on this link."""
-        found = [*self._ignored, *map(policy.no_match, self.unmatched())]
+        warnings = [*self._ignored, *map(policy.no_match, self.unmatched())]
         if self.probe is None:
-            return [*found, "one rank: nothing travels, and nothing is rounded"]
+            return [*warnings, "one rank: nothing travels, and nothing is rounded"]
         notes = (self.probe.note(codec, values) for codec, values in self.lossy().items())
-        return found + [text for text in notes if text is not None]
+        return warnings + [text for text in notes if text is not None]
 
     def unmatched(self) -> list[str]:
         """The patterns of the policy that match no parameter."""
@@ -159,78 +175,88 @@ class DDPState:
                 values[codec] = values.get(codec, 0) + parameter.numel()
         return values
 
-    def groups(self, bucket: Bucket) -> list[Group]:
-        """The gradients of a bucket by codec, in the order in which a codec first appears."""
-        by_codec: dict[Codec, list[tuple[str, Tensor]]] = {}
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            name = self.names[id(parameter)]
-            by_codec.setdefault(self.choice(name, parameter).codec, []).append((name, gradient))
-        return [
-            Group(codec, tuple(name for name, _ in pairs), tuple(gradient for _, gradient in pairs))
-            for codec, pairs in by_codec.items()
-        ]
-
-    # ---- the hook ----------------------------------------------------------------------------------------------------
-
     def reduce(self, bucket: Bucket) -> Done:
         """Start the all-reduce of a bucket and return at once; the future gets the bucket's buffer."""
-        future = _future(bucket.buffer())
         try:
-            started = self._start_bucket(bucket, future)
+            started = self._start(bucket)
         except Exception as error:  # noqa: BLE001  raised here it would leave the DDP model unusable
             for channel in {self.channel, self._aside}:
                 channel.fail(error)
-            _settle(future, bucket.buffer(), error)
-            started = future
+            started = _future(bucket.buffer())
+            _settle(started, bucket.buffer(), error)
         if bucket.is_last():
             self.step += 1
             self.stats.steps += 1
         # through then(): an error keeps its own text
         return started.then(lambda done: done.value())
 
-    def _start_bucket(self, bucket: Bucket, future: Done) -> Done:
-        buffer = bucket.buffer()
+    def _start(self, bucket: Bucket) -> Done:
+        buffer, parameters = bucket.buffer(), bucket.parameters()
         if bucket.index() == 0:
-            self.residuals.begin_step()
-            self._share.begin_step()
-            self._decide()
+            self._begin_step()
         if self._unused is not None:
-            self._unused.see(bucket.parameters())
+            self._unused.see(parameters)
         # complex gradients lie in a real buffer, of which bucket.gradients() shows but half
-        if buffer.is_sparse or buffer.dtype not in FLOATS or any(p.is_complex() for p in bucket.parameters()):
+        if buffer.is_sparse or buffer.dtype not in FLOATS or any(p.is_complex() for p in parameters):
             return self._start_plain(buffer)
-        groups, rescale, step = self.groups(bucket), self._share.rescale, self.step
-        self._show(groups, step, "local")
-
-        def settle(works: list[Work], error: BaseException | None) -> None:
-            if error is None:
-                for work in works:
-                    work.wait()  # done, all of them: what follows comes after them on the device, too
-                rescale(buffer)
-                error = self._watch.guarded(lambda: self._show(groups, step, "mean"))
-            _settle(future, buffer, error)
-
+        groups = self._group_gradients(parameters, bucket.gradients(), buffer.dtype)
+        self.show(groups, self.step, "local")
         if self.sample_every and self.step % self.sample_every == 0:
             self._sample(groups)
-        pending = _Pending(len(groups), settle)
-        for number, group in enumerate(groups):
-            self._start(group, buffer, pending, (self.step, bucket.index(), number))
-        return future
+        reduction = _BucketReduction(self, buffer, groups, self._share.rescale)
+        for number, (group, gradients) in enumerate(groups):
+            times, began = Times(), time.perf_counter()
+            # small tensors that stay as they are go aside: in line with the others each would add its latency
+            channel = self._aside if group.codec.lossless and group.numel <= ASIDE_VALUES else self.channel
+            residuals = self.residuals.residuals(group.names, gradients) if group.codec.feedback else None
+            flat, call = Flat(gradients, _shared_buffer(gradients, buffer)), (self.step, bucket.index(), number)
+            work = group.kind.start(channel, flat, call, residuals, times)
+            work.then(partial(reduction.on_arrival, group, times, began))
+        return reduction.future
 
-    def _show(self, groups: list[Group], step: int, at: str) -> None:
+    def _begin_step(self) -> None:
+        self.residuals.begin_step()
+        self._share.begin_step()
+        if self._watch is not None:
+            # what the last step showed, added over the ranks, before the first choice of this one
+            self._watch.decide(self.step - 1, self._add, self.channel.world)
+
+    def _add(self, numbers: Tensor) -> Tensor:
+        all_reduce(numbers, "as-is", algorithm="one_shot", channel=self.channel)
+        return numbers
+
+    def _group_gradients(self, parameters: list[Tensor], gradients: list[Tensor], dtype: torch.dtype) -> Grouped:
+        """The gradients of a bucket by codec, in the order in which a codec first appears."""
+        by_codec: dict[Codec, tuple[list[str], list[Tensor]]] = {}
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            name = self.names[id(parameter)]
+            names, members = by_codec.setdefault(self.choice(name, parameter).codec, ([], []))
+            names.append(name)
+            members.append(gradient)
+        return [
+            (self._bucket_group(codec, tuple(names), members, dtype), members)
+            for codec, (names, members) in by_codec.items()
+        ]
+
+    def _bucket_group(
+        self, codec: Codec, names: tuple[str, ...], gradients: list[Tensor], dtype: torch.dtype
+    ) -> BucketGroup:
+        group = self._groups.get((dtype, codec, names))
+        if group is None:
+            lengths, world = [gradient.numel() for gradient in gradients], self.channel.world
+            numel = sum(lengths)
+            plain_bytes = 2 * (world - 1) * numel * dtype.itemsize // world
+            compressed = numel if world > 1 and is_compressed(codec, dtype) else 0
+            group = BucketGroup(codec, names, numel, self._kind(codec, lengths, dtype), plain_bytes, compressed)
+            self._groups[dtype, codec, names] = group
+        return group
+
+    def show(self, groups: Grouped, step: int, at: str) -> None:
         """Let the policies that watch see the gradients, before the exchange (`local`) or after it (`mean`)."""
-        for group in groups if self._watch.active else ():
-            for name, gradient in zip(group.names, group.gradients, strict=True):
-                self._watch.look(self._info(name), gradient, step, at)
-
-    def _decide(self) -> None:
-        """Before a step's first choice: what the last one showed, added over the ranks."""
-
-        def add(numbers: Tensor) -> Tensor:
-            all_reduce(numbers, "as-is", algorithm="one_shot", channel=self.channel)
-            return numbers
-
-        self._watch.decide(self.step - 1, add, self.channel.world)
+        if self._watch is not None:
+            for group, gradients in groups:
+                for name, gradient in zip(group.names, gradients, strict=True):
+                    self._watch.look(self._info(name), gradient, step, at)
 
     def _start_plain(self, buffer: Tensor) -> Done:
         """What codecs do not take goes the way that DDP itself would send it."""
@@ -239,44 +265,12 @@ class DDPState:
             size = 2 * (world - 1) * buffer.numel() * buffer.element_size() // world
             self.stats.count(CALL, buffer.numel(), size, size, Times(), 0.0, compressed=0)
         rescale = self._share.rescale
-        return plain(buffer, self.group).then(lambda done: rescale(done.value()))
+        return plain_all_reduce(buffer, self.group).then(lambda done: rescale(done.value()))
 
-    def _start(self, group: Group, buffer: Tensor, pending: _Pending, call: tuple[int, ...]) -> None:
-        times, began = Times(), time.perf_counter()
-        numel = sum(gradient.numel() for gradient in group.gradients)
-        work = all_reduce(
-            group.gradients,
-            group.codec,
-            op=dist.ReduceOp.AVG,
-            async_op=True,
-            algorithm=self.algorithm,
-            step=call,
-            seed=self.seed,
-            nodes=self.nodes,
-            residuals=self.residuals.residuals(group.names, group.gradients) if group.codec.feedback else None,
-            times=times,
-            channel=self._lane(group.codec, numel),
-            buffer=_adjacent(group.gradients, buffer),
-        )
-        assert work is not None
-        plain_bytes = 2 * (self.channel.world - 1) * numel * buffer.element_size() // self.channel.world
-        compressed = numel if self.channel.world > 1 and is_compressed(group.codec, buffer.dtype) else 0
-
-        def count(done: Work) -> None:
-            seconds = time.perf_counter() - began
-            self.stats.count(CALL, numel, done.sent_bytes, plain_bytes, times, seconds, compressed=compressed)
-            pending.arrived(done)
-
-        work.then(count)
-
-    def _lane(self, codec: Codec, numel: int) -> Channel:
-        """Small tensors that stay as they are go aside: in line with the others each would add its latency."""
-        return self._aside if codec.lossless and numel <= ASIDE_VALUES else self.channel
-
-    def _sample(self, groups: list[Group]) -> None:
+    def _sample(self, groups: Grouped) -> None:
         """What the codecs would lose on these gradients, tensor by tensor; it takes time, so it is off by default."""
-        for group in groups:
-            for name, gradient in zip(group.names, group.gradients, strict=True):
+        for group, gradients in groups:
+            for name, gradient in zip(group.names, gradients, strict=True):
                 if not group.codec.lossless:
                     seed = seed_of(f"sample {self.seed} {self.channel.rank} {name}")
                     self.stats.sampled[name] = error_report(gradient, group.codec, seed=seed, stream=self.step)
@@ -302,7 +296,7 @@ class _LiveShare:
         """Count the ranks that are in a backward pass; the channel does this before the buckets."""
         model = self._model()
         self._count = None
-        if model is not None and torch_parts.divides_by_live_ranks(model):
+        if model is not None and model._join_config.enable and torch_parts.divides_by_live_ranks(model):
             # a rank without inputs calls the hook from outside of autograd, to keep the others company
             self._count = torch.tensor([float(in_autograd())])
             options: dict[str, Any] = {"async_op": True, "algorithm": "one_shot", "channel": self._channel}
@@ -322,24 +316,39 @@ class _LiveShare:
         return rescale
 
 
-class _Pending:
-    """Counts the groups of a bucket down, then calls back once, with their works and the first error."""
+class _BucketReduction:
+    """A bucket under way: when the last of its groups is over, DDP's future gets the buffer, or the first error."""
 
-    def __init__(self, count: int, done: Callable[[list[Work], BaseException | None], None]) -> None:
-        self._count, self._done = count, done
+    def __init__(self, state: DDPState, buffer: Tensor, groups: Grouped, rescale: Callable[[Tensor], Tensor]) -> None:
+        self._state, self._buffer, self._groups, self._rescale = state, buffer, groups, rescale
+        self._step, self.future = state.step, _future(buffer)
         self._works: list[Work] = []
         self._lock = threading.Lock()
 
-    def arrived(self, work: Work) -> None:
+    def on_arrival(self, group: BucketGroup, times: Times, began: float, work: Work) -> None:
+        """A group is over, whatever came of it. In whatever thread that was done."""
+        stats, seconds = self._state.stats, time.perf_counter() - began
+        compressed = group.compressed
+        stats.count(CALL, group.numel, work.sent_bytes, group.plain_bytes, times, seconds, compressed=compressed)
         with self._lock:
             self._works.append(work)
-            last = len(self._works) == self._count
-        if last:
-            errors = (work.exception() for work in self._works)
-            self._done(self._works, next((error for error in errors if error is not None), None))
+            is_last = len(self._works) == len(self._groups)
+        if is_last:
+            _settle(self.future, self._buffer, self._finish())
+
+    def _finish(self) -> BaseException | None:
+        """What DDP expects in the buffer; or what went wrong."""
+        try:
+            for work in self._works:
+                work.wait()  # done, all of them: what follows comes after them on the device, too
+            self._rescale(self._buffer)
+            self._state.show(self._groups, self._step, "mean")
+        except BaseException as error:  # noqa: BLE001  DDP's future carries it, whosever it is
+            return error
+        return None
 
 
-def _adjacent(gradients: Sequence[Tensor], buffer: Tensor) -> Tensor | None:
+def _shared_buffer(gradients: Sequence[Tensor], buffer: Tensor) -> Tensor | None:
     """The part of a bucket's buffer that these gradients fill without a gap, so that nothing is copied; or None."""
     start = at = gradients[0].storage_offset()
     for gradient in gradients:
@@ -365,28 +374,18 @@ def _settle(future: Any, buffer: Tensor, error: BaseException | None) -> None:
         future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
 
-def failed(bucket: Bucket, error: BaseException) -> Done:
+def failed_future(bucket: Bucket, error: BaseException) -> Done:
     """What a hook returns that could not even start; through then(), so that the error keeps its own text."""
     future = _future(bucket.buffer())
     _settle(future, bucket.buffer(), error)
     return future.then(lambda done: done.value())
 
 
-def plain(buffer: Tensor, group: dist.ProcessGroup | None) -> Done:
+def plain_all_reduce(buffer: Tensor, group: dist.ProcessGroup | None) -> Done:
     """What DDP does without a hook: the mean over its group."""
     buffer.div_(dist.get_world_size(group))
     future: Any = dist.all_reduce(buffer, group=group, async_op=True).get_future()
     return future.then(lambda done: done.value()[0])
-
-
-def _with_sparse_gradients(module: torch.nn.Module) -> set[str]:
-    """The parameters whose gradients are sparse, found as DDP finds them."""
-    return {
-        f"{prefix}.{name}".removeprefix(".")
-        for prefix, part in module.named_modules()
-        if isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag) and part.sparse
-        for name, _ in part.named_parameters(recurse=False)
-    }
 
 
 def ddp_hook(state: DDPState, bucket: Bucket) -> Done:

@@ -20,6 +20,8 @@ MIXED = ("reducer._run_allreduce_hook",)
 """What it needs where the model has mixed precision; "reducer" is what that one's hook asks for, too."""
 MIXED_STATE = ("ddp_weakref",)
 """Of the state of mixed precision's hook."""
+BUCKETS = ("_compute_bucket_assignment_by_size",)
+"""Of torch.distributed: what simulations and predictions need, to have the buckets that DDP has."""
 
 
 def check_state(model: DistributedDataParallel) -> None:

@@ -15,7 +15,6 @@ from narrowcast.collectives.algorithms.one_shot import store
 from narrowcast.collectives.api import all_reduce, reduction_of
 from narrowcast.collectives.runtime import agreement
 from narrowcast.collectives.runtime.messages import Exchange
-from narrowcast.collectives.runtime.submit import submit
 from narrowcast.collectives.segments import Times, segment_ranges
 from narrowcast.collectives.work import Work
 from narrowcast.kernels.noise import Noise
@@ -155,7 +154,7 @@ class Gradients(_Comm, ReduceScatter):
         signature = self._signature("reduce_scatter", plan, names, op=str(reduction), between=between)
         kept = [] if residuals is None else [residuals.first]
         # FSDP's own stream is the current one here: it waits, and this thread only until the device has the work
-        work = submit(state.channel, signature, job, [x, total, *kept])
+        work = state.channel.submit(signature, job, [x, total, *kept], waits=False)
         work.wait()
         count(work)
 
@@ -188,7 +187,7 @@ class Parameters(_Comm, AllGather):
         plain = (world - 1) * own.numel() * own.element_size()
         values, compressed = own.numel() * world, _compressed_in(plan)
         count = self._count(PARAMETER, "all_gather of parameters", values, plain, plan.times, compressed)
-        work = submit(self.state.channel, self._signature("all_gather", plan, names), job, [own, out])
+        work = self.state.channel.submit(self._signature("all_gather", plan, names), job, [own, out], waits=False)
         work.then(count)
         return Gathering(work, self.state)
 

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._distributed_c10d import _DEFAULT_FIRST_BUCKET_BYTES, _compute_bucket_assignment_by_size
 
 from narrowcast.codecs import Codec
 from narrowcast.codecs.report import SLACK
 from narrowcast.collectives.segments import segment_ranges
 from narrowcast.kernels.ops import FLOATS
 from narrowcast.parallel import policy
-from narrowcast.parallel.ddp import strides
+from narrowcast.parallel.ddp import buckets
 from narrowcast.parallel.policy import Watch
 from narrowcast.parallel.stats import TensorRow
 from narrowcast.simulate.world.stack import stacked
 from narrowcast.simulate.world.world import World
-
-MIB = 1 << 20
-BUCKET_CAP_MB = 25
 
 
 @dataclass(frozen=True)
@@ -45,7 +40,7 @@ class StackedGroup:
 
     def views(self, row: Tensor) -> list[Tensor]:
         """A flat row as tensors like the parameters: in the order of their memory (channels last, say), as in DDP."""
-        return [strides.like(part, p) for part, p in zip(row.split(self.lengths), self.likes, strict=True)]
+        return [buckets.view_like(part, p) for part, p in zip(row.split(self.lengths), self.likes, strict=True)]
 
 
 Planned = tuple[Codec, tuple[str, ...]]
@@ -62,11 +57,11 @@ class GradientExchange:
         self.world, self.policy, self.min_values = world, gradients, min_values
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.watch = WorldWatch(gradients, world.n, min_values)
-        self._limits = _limits(bucket_cap_mb)
+        self._bucket_cap_mb = bucket_cap_mb
         self._check_dtypes()
         self.ready: list[str] = []
         """The parameters in the order in which their gradients first became ready; DDP rebuilds its buckets by it."""
-        self.buckets = self._first_buckets()
+        self.buckets = self._named(buckets.first_buckets(list(self.parameters.values())))
         self.groups: list[StackedGroup] = []
         self._layout: object = None
         self._storage: dict[torch.dtype, Tensor] = {}
@@ -94,22 +89,18 @@ class GradientExchange:
             rows.append(TensorRow.of(name, parameter.numel(), choice, parameter.dtype))
         return rows
 
-    def _first_buckets(self) -> list[list[str]]:
-        """Before DDP knows in which order gradients become ready, all go in one bucket (one for each dtype)."""
-        return self._assign(list(self.parameters), [sys.maxsize])[::-1]
-
-    def _assign(self, names: Sequence[str], limits: list[int], indices: Sequence[int] = ()) -> list[list[str]]:
-        tensors: list[Tensor] = [self.parameters[name] for name in names]
-        every = list(self.parameters)
-        dense = [False] * len(every)
-        buckets, _ = _compute_bucket_assignment_by_size(tensors, limits, dense, list(indices))
-        return [[every[i] for i in bucket] for bucket in buckets]
+    def _named(self, numbers: Sequence[Sequence[int]]) -> list[list[str]]:
+        names = list(self.parameters)
+        return [[names[number] for number in bucket] for bucket in numbers]
 
     def rebuild(self, ready: Sequence[str]) -> None:
         """As DDP does once, after the first backward pass; what had no gradient comes last."""
         self.ready = list(ready) + [name for name in self.parameters if name not in set(ready)]
         place = {name: index for index, name in enumerate(self.parameters)}
-        self.buckets = self._assign(self.ready, self._limits, [place[name] for name in self.ready])
+        order = [place[name] for name in self.ready]
+        rebuilt = buckets.rebuilt_buckets(list(self.parameters.values()), order, self._bucket_cap_mb)
+        self.buckets = self._named(rebuilt)
+
 
     def begin_step(self, step: int) -> None:
         """Lay the buffer out for the codecs of this step."""
@@ -191,13 +182,6 @@ class GradientExchange:
         for name, row_Wn, part in zip(group.names, rows, means, strict=True):
             self.watch.local(self._info(name), list(row_Wn), step)
             self.watch.mean(self._info(name), part, step)
-
-
-def _limits(bucket_cap_mb: float | None) -> list[int]:
-    cap = int((BUCKET_CAP_MB if bucket_cap_mb is None else bucket_cap_mb) * MIB)
-    return [_DEFAULT_FIRST_BUCKET_BYTES if bucket_cap_mb is None else cap, cap]
-
-
 class WorldWatch:
     """One policy object that stands for those of all ranks, which decide alike."""
 

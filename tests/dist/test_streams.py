@@ -1,0 +1,214 @@
+"""Wires on a device, without one: ranks as threads, a late transport, and calls that the caller itself posts.
+
+There are no streams on a CPU, but rounds have their order and their lateness, and staged wires their copies. The same
+cases run on a GPU, behind sleeping streams: tests/gpu/check_streams.py.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+from dist.test_channel import LONG, Alone, Faulty, threads_of_channels
+from gpu import late_cases as cases
+from gpu.late_ranks import run
+from torch import Tensor
+
+import narrowcast as nc
+from narrowcast.collectives.algorithms import two_shot
+from narrowcast.collectives.runtime.channel import BrokenChannelError, Channel
+from narrowcast.collectives.runtime.messages import Exchange
+from narrowcast.collectives.runtime.streams import DeviceStream, Way
+
+CPU = torch.device("cpu")
+N = 6003
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(two_shot, "CHUNK_BYTES", cases.SMALL_CHUNKS)
+
+
+def same(found: list[list[Tensor]], wanted: list[list[Tensor]]) -> bool:
+    return all(
+        torch.equal(a, b) for one, other in zip(found, wanted, strict=True) for a, b in zip(one, other, strict=True)
+    )
+
+
+@pytest.mark.parametrize("way", [Way.ROUNDS, Way.STAGED])
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("spec", cases.SPECS)
+def test_the_way_of_the_wires_changes_no_bit(spec: str, world: int, way: Way) -> None:
+    for algorithm in cases.ALGORITHMS:
+        job = cases.all_reduces(spec, algorithm, N, CPU)
+        assert same(run(world, CPU, way, job), run(world, CPU, Way.PLAIN, job)), algorithm
+
+
+@pytest.mark.parametrize("way", [Way.ROUNDS, Way.STAGED])
+@pytest.mark.parametrize("algorithm, spec", cases.BY_BACKEND)
+def test_sums_of_the_backend_take_the_same_ways(algorithm: str, spec: str, way: Way) -> None:
+    job = cases.all_reduces(spec, algorithm, N, CPU)
+    assert same(run(4, CPU, way, job), run(4, CPU, Way.PLAIN, job))
+
+
+@pytest.mark.parametrize("way", [Way.ROUNDS, Way.STAGED])
+@pytest.mark.parametrize("spec", cases.SPECS)
+def test_parts_of_an_all_reduce_and_what_fsdp_calls_take_the_same_ways(spec: str, way: Way) -> None:
+    job = cases.others(spec, 1001, CPU)
+    assert same(run(3, CPU, way, job), run(3, CPU, Way.PLAIN, job))
+
+
+@pytest.mark.parametrize("n", [0, 1, 100, 2000])
+def test_rounds_of_ranks_without_a_shard_stay_in_order(n: int) -> None:
+    """Where a tensor is so small that some shards or chunks are empty, ranks skip messages, each other ones."""
+    for algorithm in cases.ALGORITHMS:
+        job = cases.all_reduces("int8/256", algorithm, max(n, 3), CPU)
+        assert same(run(4, CPU, Way.ROUNDS, job), run(4, CPU, Way.PLAIN, job)), algorithm
+
+
+def test_rounds_out_of_the_order_of_sending_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device's backend would wait for ever: some ranks do one round first, others another."""
+    monkeypatch.setattr(two_shot, "second_index", lambda c: 100 + c)
+    with pytest.raises((AssertionError, RuntimeError), match=r"a round that has started|another rank gave up"):
+        run(2, CPU, Way.ROUNDS, cases.all_reduces("int8/256", "two_shot", N, CPU))
+
+
+def test_a_round_that_is_not_waited_for_is_noticed() -> None:
+    job = cases.all_reduces("int8/256", "two_shot", N, CPU)
+    assert not same(run(2, CPU, Way.ROUNDS, job, careful=False), run(2, CPU, Way.PLAIN, job))
+
+
+def channel_with(way: Way, transport: Alone | None = None) -> Channel:
+    """One rank, whose transport carries the memory of the processor as that of a device would be."""
+    channel = Channel(transport or Alone())
+    channel.streams[CPU] = DeviceStream(CPU, way)
+    return channel
+
+
+def runner_of(channel: Channel, call: str, waits: bool = False) -> str:
+    """Whose thread runs a call: "caller" or "channel"."""
+    names: list[str] = []
+    tensors = [torch.ones(3)]
+    work = channel.submit({"call": call}, lambda _: names.append(threading.current_thread().name), tensors, waits=waits)
+    work.wait(LONG)
+    return "channel" if names == ["narrowcast-channel"] else "caller"
+
+
+def test_what_the_device_carries_is_posted_by_the_caller_once_ranks_have_agreed_on_it() -> None:
+    channel = channel_with(Way.ROUNDS)
+    assert [runner_of(channel, "a") for _ in range(3)] == ["channel", "caller", "caller"]
+    assert [runner_of(channel, "b") for _ in range(2)] == ["channel", "caller"]
+    assert runner_of(channel, "a") == "caller"
+    assert [runner_of(channel, "waits", waits=True) for _ in range(2)] == ["channel", "channel"]
+    channel.close()
+
+
+@pytest.mark.parametrize("way", [Way.PLAIN, Way.STAGED])
+def test_where_the_host_moves_the_bytes_the_channels_threads_do_it(way: Way) -> None:
+    channel = channel_with(way)
+    assert [runner_of(channel, "a") for _ in range(3)] == ["channel"] * 3
+    channel.close()
+
+
+def test_behind_a_call_of_the_threads_a_call_keeps_its_place() -> None:
+    channel, go, order = channel_with(Way.ROUNDS), threading.Event(), list[str]()
+    runner_of(channel, "a")
+
+    def slow(_: Exchange) -> None:
+        assert go.wait(LONG.total_seconds())
+        order.append("slow")
+
+    works = [
+        channel.submit({"call": "slow"}, slow),
+        channel.submit({"call": "a"}, lambda _: order.append("a"), [torch.ones(3)], waits=False),
+    ]
+    assert order == [], "submit returns at once"
+    go.set()
+    for work in works:
+        work.wait(LONG)
+    assert order == ["slow", "a"]
+    assert runner_of(channel, "a") == "caller"
+    channel.close()
+
+
+def test_a_callback_comes_from_the_caller_who_posted_and_may_close_the_channel() -> None:
+    channel, threads = channel_with(Way.ROUNDS), list[str]()
+    runner_of(channel, "a")
+    work = channel.submit({"call": "a"}, lambda _: None, [torch.ones(3)], waits=False)
+    assert work.is_completed()
+    work.then(lambda _: threads.append(threading.current_thread().name))
+    work.then(lambda _: channel.close())
+    assert threads == [threading.current_thread().name]
+    with pytest.raises(BrokenChannelError, match="closed"):
+        channel.submit({"call": "a"}, lambda _: None, [torch.ones(3)], waits=False).wait(LONG)
+    assert threads_of_channels() == 0
+
+
+@pytest.mark.parametrize("giving_up", [False, True])
+def test_an_error_of_a_call_that_the_caller_posted_is_the_works_and_ends_the_channel(giving_up: bool) -> None:
+    channel = channel_with(Way.ROUNDS, Faulty("giving up" if giving_up else "", OSError("no store")))
+    runner_of(channel, "a")
+
+    def fail(_: Exchange) -> None:
+        raise ValueError("mine")
+
+    work = channel.submit({"call": "a"}, fail, [torch.ones(3)], waits=False)
+    with pytest.raises(ValueError, match="mine"):
+        work.wait(LONG)
+    with pytest.raises(BrokenChannelError, match="earlier collective failed"):
+        channel.submit({"call": "a"}, lambda _: None, [torch.ones(3)], waits=False).wait(LONG)
+    channel.close()
+
+
+def test_an_interrupt_while_the_caller_posts_is_raised_there() -> None:
+    channel = channel_with(Way.ROUNDS)
+    runner_of(channel, "a")
+
+    def interrupted(_: Exchange) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        channel.submit({"call": "a"}, interrupted, [torch.ones(3)], waits=False)
+    channel.close()
+
+
+def test_what_the_caller_posts_runs_as_in_a_thread_of_the_channel() -> None:
+    """Autocast is off, so that no bit depends on who runs a call; inference mode is the caller's."""
+    channel, seen = channel_with(Way.ROUNDS), list[tuple[bool, bool]]()
+
+    def look(_: Exchange) -> None:
+        seen.append((torch.is_autocast_enabled("cpu"), torch.is_inference_mode_enabled()))
+
+    for inference in (False, True):
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16), torch.inference_mode(inference):
+                channel.submit({"call": "a"}, look, [torch.ones(3)], waits=False).wait(LONG)
+    channel.close()
+    assert seen == [(False, False)] * 2 + [(False, True)] * 2
+
+
+def mixture(rank: int, channel: Channel) -> list[Tensor]:
+    """Calls that callers post between calls of the threads, and ranks that are late by turns."""
+    results, works = list[Tensor](), []
+    for number in range(12):
+        if number % 4 == rank:
+            time.sleep(0.01)
+        x = cases.values(500, rank, number)
+        results.append(x)
+        works.append(nc.all_reduce(x, "int8/256", async_op=True, algorithm="two_shot", channel=channel))
+        if number % 3 == 2:
+            results += channel.gather(cases.values(5, rank, number))
+        if number % 5 == 4:
+            for work in works:
+                work.wait()
+    for work in works:
+        work.wait()
+    return cases.bits(results)
+
+
+def test_calls_of_callers_and_of_threads_keep_one_order_on_all_ranks() -> None:
+    expected = run(3, CPU, Way.PLAIN, mixture)
+    for _ in range(3):
+        assert same(run(3, CPU, Way.ROUNDS, mixture), expected)
