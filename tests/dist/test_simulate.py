@@ -114,7 +114,7 @@ def check(pool: Pool, world: int, cases: list[Case]) -> None:
 def check_owed(case: Case, simulated: World, ranks: list[tuple[list[bytes], bytes, bytes]]) -> None:
     names = tuple(str(i) for i in range(len(SEGMENTS[case.segments])))
     lengths = [torch.Size(shape).numel() for shape in SEGMENTS[case.segments]]
-    owed = simulated.memory.residuals(names, lengths, torch.device("cpu"))
+    owed = simulated.residuals.of_group(names, lengths, torch.device("cpu"))
     second = torch.zeros_like(owed.first_Wn)
     for owner, (low, high) in owed.owners:
         second[owner, low:high] = owed.second_n[low:high]

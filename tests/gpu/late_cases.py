@@ -59,7 +59,7 @@ def bits(tensors: list[Tensor]) -> list[Tensor]:
 
 def all_reduces(spec: str, algorithm: str, n: int, device: torch.device, seed: int = 0) -> Job:
     """Some steps with other values each; by turns a tensor and a list of them."""
-    codec = nc.codec(spec if algorithm in record.WITH_FEEDBACK else spec.removesuffix("+ef"))
+    codec = nc.codec(spec if record.ALGORITHMS[algorithm].residual_shots else spec.removesuffix("+ef"))
 
     def job(rank: int, channel: Channel) -> list[Tensor]:
         found, owed = [], Residuals.zeros(n, device=device) if codec.feedback else None

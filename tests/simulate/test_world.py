@@ -253,7 +253,7 @@ def test_the_exact_state_goes_on_with_the_same_bits_and_the_mean_with_another_nu
     spec = "int4/128+sr+ef"
     whole, first, second = World(4, spec=spec), World(4, spec=spec), World(4, spec=spec)
     after_steps(first, range(3))
-    second.memory.load_exact(first.memory.exact())
+    second.residuals.load_exact(first.residuals.exact())
     assert torch.equal(after_steps(second, range(3, 6)), after_steps(whole, range(6)))
     mean = first.state_dict()
     for n in (2, 4, 7):
@@ -264,7 +264,7 @@ def test_the_exact_state_goes_on_with_the_same_bits_and_the_mean_with_another_nu
         sent = other.all_reduce(workers(n, 600, seed=9), "avg", step=9)[0].double()
         assert float((sent + other.state_dict()["0"].double() - before).abs().max()) < 1e-4
     with pytest.raises(ValueError, match="the state is of 4 workers, here are 3"):
-        World(3, spec=spec).memory.load_exact(first.memory.exact())
+        World(3, spec=spec).residuals.load_exact(first.residuals.exact())
 
 
 def test_a_world_of_one_pays_what_it_owes_at_once() -> None:

@@ -77,11 +77,10 @@ def plain_codec(what: str, spec: Spec) -> Codec:
 def check_options(codec: Codec, algorithm: str, accumulator: str, residuals: Residuals | None) -> None:
     if accumulator not in ("float32", "low"):
         raise ValueError(f"all_reduce: accumulator={accumulator!r}; take 'float32' or 'low'")
-    if accumulator == "low" and algorithm != "ring":
-        raise ValueError(f"all_reduce: accumulator='low' is for 'ring'; {algorithm!r} always adds in float32")
-    if (residuals is not None or codec.feedback) and algorithm not in record.WITH_FEEDBACK:
-        allowed = ", ".join(record.WITH_FEEDBACK)
-        raise ValueError(f"all_reduce: error feedback goes with {allowed}; got {algorithm!r}")
+    if accumulator == "low":
+        record.check_accumulator(algorithm, "all_reduce: accumulator", "adds in float32")
+    if residuals is not None:
+        record.check_feedback(algorithm)
     if codec.feedback and residuals is None:
         raise ValueError(f"all_reduce with {codec}: +ef needs residuals=, which keeps what is owed from call to call")
 
@@ -91,7 +90,7 @@ def check_residuals(residuals: Residuals | None, algorithm: str, flat: Flat) -> 
     if residuals is None:
         return
     for name, owed in (("first", residuals.first), ("second", residuals.second)):
-        is_needed = name == "first" or algorithm == "two_shot"
+        is_needed = name == "first" or record.ALGORITHMS[algorithm].residual_shots == 2
         if owed.numel() == 0 and not is_needed:
             continue
         is_flat = owed.dim() == 1 and owed.is_contiguous() and owed.dtype == torch.float32
@@ -108,7 +107,7 @@ def check_residuals(residuals: Residuals | None, algorithm: str, flat: Flat) -> 
 def check_inner(inner: Codec, algorithm: str) -> None:
     if inner.feedback:
         raise ValueError(f"all_reduce: inner={inner}; there is no error feedback inside a node, leave out +ef")
-    if algorithm != "hierarchical" and str(inner) != "as-is":
+    if not record.ALGORITHMS[algorithm].takes_nodes and str(inner) != "as-is":
         raise ValueError(
             f"all_reduce: inner={inner} is the spec inside a node, and {algorithm!r} knows no nodes; "
             "give nodes=, or leave out inner="

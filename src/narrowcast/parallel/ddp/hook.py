@@ -99,10 +99,7 @@ class DDPState:
         for name, parameter in self.parameters.items():
             codec = self.choice(name, parameter).codec
             chosen = record.choose(self.algorithm, codec, parameter.numel(), world, bool(self.nodes))
-            record.check(chosen, codec, world, self.nodes)
-            if codec.feedback and chosen not in record.WITH_FEEDBACK:
-                allowed = ", ".join(record.WITH_FEEDBACK)
-                raise ValueError(f"attach: {name} has {codec}; error feedback goes with {allowed}, not with {chosen}")
+            record.check(chosen, codec, world, self.nodes, f"attach: {name}")
 
     def _new_memory(self, scaler: torch.amp.GradScaler | None) -> Memory:
         parameters = self.reduced

@@ -364,7 +364,7 @@ class _Saver:
             "step": run.step,
             "model": run.model.state_dict(),
             "optimizer": run.optimizer.state_dict(),
-            "residuals": run.world.memory.exact(),
+            "residuals": run.world.residuals.exact(),
             "ready": run.exchange.ready,
             "policy": run.exchange.watch.state_dict(),
             "log": run.log.records,
@@ -380,7 +380,7 @@ class _Saver:
         run = self._run
         run.model.load_state_dict(found["model"])
         run.optimizer.load_state_dict(found["optimizer"])
-        run.world.memory.load_exact(found["residuals"])
+        run.world.residuals.load_exact(found["residuals"])
         if found["ready"]:
             run.exchange.rebuild(found["ready"])
         run.exchange.watch.load_state_dict(found["policy"])
