@@ -235,6 +235,20 @@ def tree(s: Setting, xs: list[Tensor]) -> Tensor:
     return out
 
 
+def doubling(s: Setting, xs: list[Tensor]) -> Tensor:
+    whole, scales, held = (0, s.numel), s.scales(xs), list(xs)
+    rounds = int(math.log2(len(xs)))
+    for k in range(rounds):
+        sent = []
+        for rank, total in enumerate(held):
+            first = rank - rank % 2**k
+            sent.append(s.passage(total, whole, first, k, scales[rank] if k == 0 or s.aps else None))
+        held = [sent[rank] + sent[rank ^ 2**k] for rank in range(len(xs))]
+    assert all(torch.equal(total.nan_to_num(), held[0].nan_to_num()) for total in held)
+    s.sent = [rounds * s.nbytes(whole)] * len(xs)
+    return stored(s.finish(held[0]), s.dtype)
+
+
 def hierarchical(s: Setting, xs: list[Tensor]) -> Tensor:
     assert s.nodes
     inner = Setting(nc.codec(s.inner), s.segments, s.dtype, s.seed, s.step)
@@ -301,6 +315,7 @@ EMULATED: dict[str, Callable[[Setting, list[Tensor]], Tensor]] = {
     "two_shot": two_shot,
     "ring": ring,
     "tree": tree,
+    "doubling": doubling,
     "hierarchical": hierarchical,
     "shared_scale": shared_scale,
     "native": native,

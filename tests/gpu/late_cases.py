@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from dist.algorithms import flat_names
 from gpu import late_ranks
 from gpu.late_ranks import Job
 from torch import Tensor
@@ -21,7 +22,7 @@ from narrowcast.parallel.fsdp.sharded_rows import Rows
 from narrowcast.parallel.fsdp.sharded_rows import all_gather as rows_all_gather
 from narrowcast.parallel.fsdp.sharded_rows import reduce_scatter as rows_reduce_scatter
 
-ALGORITHMS = ("two_shot", "one_shot", "ring", "tree", "hierarchical")
+ALGORITHMS = (*flat_names(4), "hierarchical")
 SPECS = ("int8/256", "int4/128+sr+ef", "e5m2+aps", "dtree8", "mxfp4")
 BY_BACKEND = (("shared_scale", "int8/256"), ("native", "bf16"))
 """Sums that the backend itself does."""
