@@ -121,8 +121,8 @@ class Costs:
 
     def _curve(self, name: str, points: tuple[tuple[float, ...], ...]) -> Curve:
         if self.fixed:
-            made = curve.measured(points, 0, self.generator(name))
-            return Curve(made.bytes_K, made.seconds_DK.expand(self.draws + 1, -1))
+            fixed = curve.measured(points, 0, self.generator(name))
+            return Curve(fixed.bytes_K, fixed.seconds_DK.expand(self.draws + 1, -1))
         return curve.measured(points, self.draws, self.generator(name))
 
     def _level(self, number: int, level: Level) -> Link:
@@ -132,8 +132,8 @@ class Costs:
                 continue
             factor = volume(table.name, table.ranks)
             points = tuple((row[0] * factor, *row[1:]) for row in table.points)
-            made = self._curve(f"level{number}.{table.name}", points)
-            tables[table.name] = (made, self._known_steps(number, table))
+            timed = self._curve(f"level{number}.{table.name}", points)
+            tables[table.name] = (timed, self._known_steps(number, table))
         gbit_D = torch.tensor([level.bandwidth_gbit], dtype=torch.float64)
         return Link(level, self._spread(f"level{number}", level.spread), tables, gbit_D)
 
@@ -145,13 +145,13 @@ class Costs:
         shape = (table.ranks, 1) if within else (1, table.ranks)
         return placement(self.cluster, *shape, table.ranks).backend_steps
 
-    def wire_seconds(self, made: Cost, wire: str, values_N: Tensor) -> Tensor:
+    def wire_seconds(self, cost: Cost, wire: str, values_N: Tensor) -> Tensor:
         """Seconds of all stages, [D, N]."""
-        key = ("wire", made, wire, tuple(values_N.tolist()))
+        key = ("wire", cost, wire, tuple(values_N.tolist()))
         if key not in self._cache:
             total = torch.zeros(self.draws + 1, len(values_N), dtype=torch.float64)
             sizes = {name: _sizes(name, values_N) for name in (wire, "fp32")}
-            for stage in made.stages:
+            for stage in cost.stages:
                 total = total + self._stage_seconds(stage, sizes["fp32" if stage.as_is else wire])
             self._cache[key] = total
         return self._cache[key]
@@ -164,15 +164,15 @@ class Costs:
             moving = moving.maximum(self.levels[0].moving(stage.kind, size_N * stage.own))
         return moving + link.latency(stage.steps)
 
-    def codec_seconds(self, made: Cost, wire: str, values_N: Tensor, busy: bool = True) -> Tensor:
+    def codec_seconds(self, cost: Cost, wire: str, values_N: Tensor, busy: bool = True) -> Tensor:
         """Seconds that a rank encodes and decodes, [D, N]."""
-        if made.encodes == 0 and not _casts(wire):
+        if cost.encodes == 0 and not _casts(wire):
             return torch.zeros(self.draws + 1, len(values_N), dtype=torch.float64)
-        key = ("codec", made, wire, tuple(values_N.tolist()), busy)
+        key = ("codec", cost, wire, tuple(values_N.tolist()), busy)
         if key not in self._cache:
             encode, decode, slower = self.codec(wire)
-            part = values_N * made.codec_share
-            passes = (made.encodes, made.decodes) if made.encodes else (1.0, 1.0)
+            part = values_N * cost.codec_share
+            passes = (cost.encodes, cost.decodes) if cost.encodes else (1.0, 1.0)
             total = encode(part) * passes[0] + decode(part) * passes[1]
             self._cache[key] = total * (slower if busy else 1.0) * self.device_D[:, None]
         return self._cache[key]
@@ -184,14 +184,14 @@ class Costs:
         return self._codecs[wire]
 
     def _codec(self, wire: str) -> tuple[Curve, Curve, float]:
-        found = {speed.wire: speed for speed in self.cluster.codecs}
-        if not found:
+        speeds = {speed.wire: speed for speed in self.cluster.codecs}
+        if not speeds:
             return self._with_feedback(wire, *self._from_memory(wire))
-        if wire in found:
-            return self._with_feedback(wire, *self._timed(found[wire]))
+        if wire in speeds:
+            return self._with_feedback(wire, *self._timed(speeds[wire]))
         # a wire that was not measured runs like the measured one with the nearest number of bits
-        plain = [speed for name, speed in found.items() if not codec_named(name).feedback and name != "fp32"]
-        near = min(plain or found.values(), key=lambda speed: abs(_bits(speed.wire) - _bits(wire)))
+        plain = [speed for name, speed in speeds.items() if not codec_named(name).feedback and name != "fp32"]
+        near = min(plain or speeds.values(), key=lambda speed: abs(_bits(speed.wire) - _bits(wire)))
         return self._with_feedback(wire, *self._timed(near))
 
     def _timed(self, speed: CodecSpeed) -> tuple[Curve, Curve, float]:
@@ -218,46 +218,47 @@ class Costs:
         seconds = device.launch_us / 1e6 + values * (4 + _bits(wire) / 8) / (device.memory_gbyte * 1e9)
         knots = torch.tensor([2.0**k for k in range(10, 31, 2)], dtype=torch.float64)
         times = device.launch_us / 1e6 + knots * (seconds[1] - seconds[0]) / (values[1] - values[0])
-        made = Curve(knots, times.expand(self.draws + 1, -1))
-        return made, made, 1.0
+        both = Curve(knots, times.expand(self.draws + 1, -1))
+        return both, both, 1.0
 
     def seconds(self, algorithm: str, wire: str, values_N: Tensor, world: int) -> tuple[Tensor, Tensor]:
         """The duration of each call, and the codec's part in it, [D, N] each; one call after the other."""
-        made = plan(algorithm, self.cluster, world)
-        composed, code = self._composed(made, wire, values_N, world)
-        return torch.maximum(composed + self._excess(made, wire, values_N), 0.3 * composed), code
+        cost = plan(algorithm, self.cluster, world)
+        composed, code = self._composed(cost, wire, values_N, world)
+        return torch.maximum(composed + self._excess(cost, wire, values_N), 0.3 * composed), code
 
     def inner_seconds(self, algorithm: str, wire: str, values_N: Tensor, world: int) -> Tensor:
         """The part of each call inside nodes, for calls that also leave them, [D, N]."""
-        made = plan(algorithm, self.cluster, world)
-        inner = tuple(stage for stage in made.stages if stage.level == 0)
-        return self.wire_seconds(replace(made, stages=inner if len(inner) < len(made.stages) else ()), wire, values_N)
+        cost = plan(algorithm, self.cluster, world)
+        inner = tuple(stage for stage in cost.stages if stage.level == 0)
+        return self.wire_seconds(replace(cost, stages=inner if len(inner) < len(cost.stages) else ()), wire, values_N)
 
-    def _composed(self, made: Cost, wire: str, values_N: Tensor, world: int) -> tuple[Tensor, Tensor]:
+    def _composed(self, cost: Cost, wire: str, values_N: Tensor, world: int) -> tuple[Tensor, Tensor]:
         """From the link and the codec: in chunks one hides under the other."""
-        travel, code = self.wire_seconds(made, wire, values_N), self.codec_seconds(made, wire, values_N)
-        chunks = _chunks(wire, values_N, world) if made.chunked else torch.ones_like(values_N)
+        travel, code = self.wire_seconds(cost, wire, values_N), self.codec_seconds(cost, wire, values_N)
+        chunks = _chunks(wire, values_N, world) if cost.chunked else torch.ones_like(values_N)
         return torch.maximum(travel, code) + torch.minimum(travel, code) / chunks, code
 
-    def _excess(self, made: Cost, wire: str, values_N: Tensor) -> Tensor:
+    def _excess(self, cost: Cost, wire: str, values_N: Tensor) -> Tensor:
         """Seconds by which whole calls with this wire took longer than their parts, where `probe` timed both, [D, N].
 
         It is work of the processor (buffers, threads, sums), so it depends neither on the link nor on the ranks.
         """
-        stage = made.stages[-1]
+        stage = cost.stages[-1]
         tables = [t for t in self.cluster.levels[stage.level].tables if t.name == stage.kind]
         # +ef and +sr change the codec's time, not what happens around it
-        found = [t for t in tables if t.wire == wire] or [t for t in tables if t.wire == wire.partition("+")[0]]
-        if wire == "fp32" or not made.encodes or len(made.stages) > 1 or not found:
+        timed = [t for t in tables if t.wire == wire] or [t for t in tables if t.wire == wire.partition("+")[0]]
+        if wire == "fp32" or not cost.encodes or len(cost.stages) > 1 or not timed:
             return torch.zeros(1, 1, dtype=torch.float64)
-        key = ("excess", found[0], tuple(values_N.tolist()))
+        key = ("excess", timed[0], tuple(values_N.tolist()))
         if key not in self._cache:
-            self._cache[key] = self._as_measured._excess_of(found[0], stage, values_N)
+            self._cache[key] = self._as_measured._excess_of(timed[0], stage, values_N)
         return self._cache[key]
 
     def _excess_of(self, table: Table, stage: Stage, values_N: Tensor) -> Tensor:
         sent, rounds = volume("two_shot", table.ranks), steps("two_shot", table.ranks)
-        there = Cost((replace(stage, sent=sent, steps=rounds, own=None),), 1 + 1 / table.ranks, 2.0, 2, chunked=True)
+        call = ALGORITHMS["two_shot"].cost(Placement(table.ranks, 1, table.ranks))
+        there = replace(call, stages=(replace(stage, sent=sent, steps=rounds, own=None),))
         # beyond the sizes that were timed it grows in proportion
         timed_N = values_N.clamp(table.points[0][0] / 4, table.points[-1][0] / 4)
         parts, _ = self._composed(there, table.wire, timed_N, table.ranks)
