@@ -1,4 +1,4 @@
-"""Write the tables of docs/formats.md and docs/codecs.md from the registries; `--check` says whether they are true.
+"""Write the tables of formats, codecs and algorithms from the registries; `--check` says whether docs/ has them.
 
 A page holds `<!-- generated: NAME -->` and `<!-- end -->`; what stands between the two is replaced.
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from narrowcast.codecs import all_specs, codec
+from narrowcast.collectives.algorithms.record import ALGORITHMS, Algorithm
 from narrowcast.formats import Format, all_formats, families
 
 DOCS = Path(__file__).parent
@@ -57,10 +58,22 @@ def codec_table() -> str:
     return _table(columns, map(_codec_row, all_specs()))
 
 
+def _algorithm_row(one: Algorithm) -> list[str]:
+    feedback = "yes" if one.residual_shots else ""
+    return [f"`{one.name}`", one.summary, one.bytes_sent, one.roundings, one.order.value, one.phases, feedback]
+
+
+def algorithm_table() -> str:
+    """Every all-reduce algorithm."""
+    columns = "name", "how", "bytes sent by each rank", "roundings", "order of the sum", "noise phases", "`+ef`"
+    return _table(columns, map(_algorithm_row, ALGORITHMS.values()))
+
+
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "families": ("formats.md", family_table),
     "formats": ("formats.md", format_table),
     "codecs": ("codecs.md", codec_table),
+    "algorithms": ("collectives.md", algorithm_table),
 }
 
 

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 GENERATOR = Path(__file__).parents[1] / "docs" / "generate.py"
-TABLES = ("families", "formats", "codecs")
+TABLES = ("families", "formats", "codecs", "algorithms")
 
 
 @pytest.fixture(scope="module")

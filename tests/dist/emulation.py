@@ -1,5 +1,7 @@
 """The all-reduce algorithms once more, all ranks in one process, written from their docstrings and nothing else.
 
+An algorithm that is not written here is that of the simulator, its second writing in its own file.
+
 W letters: xs holds one flat tensor a rank. A "passage" is encode and decode: what the other side gets to see.
 """
 
@@ -128,18 +130,18 @@ class Setting:
 
     def aps_scales(self, xs: list[Tensor]) -> Scales:
         """papers.md 2.2: M = max ceil(log2(N * |g|)), s = ub - M; a value on the wire is its code times 2 ** -s."""
-        found: list[Tensor | None] = []
+        scales: list[Tensor | None] = []
         for low, high in self.ranges:
             finite = torch.cat([x[low:high].double() for x in xs])
             finite = finite[finite.isfinite() & (finite.abs() >= 2.0**-100)].abs()
             if not finite.numel():
-                found.append(torch.zeros(1))
+                scales.append(torch.zeros(1))
                 continue
             agreed = math.ceil(math.log2(float(finite.max()) * len(xs)))
             least, largest = self.codec.plan.exponents
             upper = math.floor(math.log2(self.codec.format.max))
-            found.append(torch.tensor([2.0 ** min(max(agreed - upper, least), largest)]))
-        return found
+            scales.append(torch.tensor([2.0 ** min(max(agreed - upper, least), largest)]))
+        return scales
 
 
 def stored(total: Tensor, dtype: torch.dtype) -> Tensor:
@@ -233,6 +235,20 @@ def tree(s: Setting, xs: list[Tensor]) -> Tensor:
     return out
 
 
+def doubling(s: Setting, xs: list[Tensor]) -> Tensor:
+    whole, scales, held = (0, s.numel), s.scales(xs), list(xs)
+    rounds = int(math.log2(len(xs)))
+    for k in range(rounds):
+        sent = []
+        for rank, total in enumerate(held):
+            first = rank - rank % 2**k
+            sent.append(s.passage(total, whole, first, k, scales[rank] if k == 0 or s.aps else None))
+        held = [sent[rank] + sent[rank ^ 2**k] for rank in range(len(xs))]
+    assert all(torch.equal(total.nan_to_num(), held[0].nan_to_num()) for total in held)
+    s.sent = [rounds * s.nbytes(whole)] * len(xs)
+    return stored(s.finish(held[0]), s.dtype)
+
+
 def hierarchical(s: Setting, xs: list[Tensor]) -> Tensor:
     assert s.nodes
     inner = Setting(nc.codec(s.inner), s.segments, s.dtype, s.seed, s.step)
@@ -299,10 +315,20 @@ EMULATED: dict[str, Callable[[Setting, list[Tensor]], Tensor]] = {
     "two_shot": two_shot,
     "ring": ring,
     "tree": tree,
+    "doubling": doubling,
     "hierarchical": hierarchical,
     "shared_scale": shared_scale,
     "native": native,
 }
+
+
+def simulated(name: str, s: Setting, xs: list[Tensor]) -> Tensor:
+    accumulate = "low" if s.low else "fp32"
+    options = {"nodes": s.nodes, "inner": s.inner, "accumulate": accumulate, "seed": s.seed}
+    world = nc.simulate.World(len(xs), name, s.codec, **options)
+    s.sent = world.sent_bytes(s.segments, s.dtype)
+    op = s.multiply if s.divide == 1 else "avg"
+    return world.all_reduce(torch.stack(xs), op, step=s.step, segments=s.segments)[0]
 
 
 def all_reduce(name: str, s: Setting, xs: list[Tensor]) -> Tensor:
@@ -310,6 +336,8 @@ def all_reduce(name: str, s: Setting, xs: list[Tensor]) -> Tensor:
     if len(xs) == 1 or not s.numel:
         s.sent = [0] * len(xs)
         return stored(s.finish(xs[0].float()), s.dtype)
+    if name not in EMULATED:
+        return simulated(name, s, xs)
     out = EMULATED[name](s, xs)
     if s.aps:
         s.sent = [bytes_ + 4 * (len(xs) - 1) * len(s.segments) for bytes_ in s.sent]

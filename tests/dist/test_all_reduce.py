@@ -10,10 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from dist import emulation
+from dist.algorithms import flat_names, nodes_of
 from dist.pool import WORLDS, Pool
 from torch import Tensor
 
 import narrowcast as nc
+from narrowcast.collectives.algorithms.record import ALGORITHMS, Order
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OPS = ("sum", "avg", "premul")
@@ -148,19 +150,9 @@ def rotated(algorithm: str, codecs: tuple[str, ...], every: int, **more: object)
     return cases
 
 
-def flat_nodes(world: int, size: int) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(range(first, first + size)) for first in range(0, world, size))
-
-
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "ring"])
+@pytest.mark.parametrize("algorithm, world", [(name, world) for world in WORLDS for name in flat_names(world)])
 def test_every_rank_holds_exactly_the_bits_of_the_emulation(pool: Pool, algorithm: str, world: int) -> None:
     check(pool, world, rotated(algorithm, CODECS, every=2 if world in (3, 4) and algorithm == "two_shot" else 4))
-
-
-@pytest.mark.parametrize("world", [w for w in WORLDS if not w & (w - 1)])
-def test_tree_holds_exactly_the_bits_of_the_emulation(pool: Pool, world: int) -> None:
-    check(pool, world, rotated("tree", CODECS, every=4))
 
 
 @pytest.mark.parametrize("nodes", [((0, 1), (2, 3)), ((3, 1), (0, 2)), ((0,), (1,), (2,), (3,)), ((0, 1, 2, 3),)])
@@ -173,7 +165,7 @@ def test_hierarchical_holds_exactly_the_bits_of_the_emulation(
 
 @pytest.mark.parametrize("world, size", [(1, 1), (2, 2), (8, 4), (8, 2)])
 def test_hierarchical_works_in_other_worlds(pool: Pool, world: int, size: int) -> None:
-    check(pool, world, rotated("hierarchical", CODECS, every=9, nodes=flat_nodes(world, size), inner="bf16"))
+    check(pool, world, rotated("hierarchical", CODECS, every=9, nodes=nodes_of(world, size), inner="bf16"))
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -191,7 +183,7 @@ def test_native_is_exact_where_every_order_of_the_sum_is(pool: Pool, world: int)
     check(pool, world, rotated("native", ("as-is", "fp32", "bf16"), every=1, exact=True))
 
 
-@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot"])
+@pytest.mark.parametrize("algorithm", [name for name in flat_names(4) if ALGORITHMS[name].order is Order.RANKS])
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_lossless_codec_gives_exactly_the_rank_order_sum(pool: Pool, algorithm: str, world: int) -> None:
     cases = [Case(spec, shape, torch.float32, "sum", algorithm) for spec in ("as-is", "fp32") for shape in SHAPES]
@@ -229,7 +221,7 @@ def repeated(group: dist.ProcessGroup, cases: list[Case]) -> bool:
 
 
 def test_a_call_repeated_gives_the_same_bits(pool: Pool) -> None:
-    cases = [Case(spec, "segments", torch.float32, "avg", name) for spec in CODECS for name in ("two_shot", "ring")]
+    cases = [Case(spec, "segments", torch.float32, "avg", name) for spec in CODECS for name in flat_names(3)]
     assert pool.run(3, repeated, cases) == [True] * 3
 
 

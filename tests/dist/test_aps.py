@@ -12,8 +12,8 @@ from torch import Tensor
 
 import narrowcast as nc
 from narrowcast.collectives.aps import agreed_scales
-from narrowcast.collectives.algorithms.context import Call
 from narrowcast.collectives.runtime.messages import Exchange
+from narrowcast.collectives.segments import Coder
 from narrowcast.collectives.transports.torch import TorchTransport
 
 UPPER = {"e5m2+aps": 15, "e4m3+aps": 7, "e3m0+aps": 3}
@@ -26,7 +26,7 @@ def scales_of(group: dist.ProcessGroup, spec: str, ranks: list[list[Tensor]]) ->
     exchange = Exchange(TorchTransport(group), 0)
     lengths = [t.numel() for t in tensors]
     x = torch.cat(tensors)
-    found = agreed_scales(Call(x, nc.codec(spec), exchange, lengths), x)
+    found = agreed_scales(Coder(nc.codec(spec), lengths, x.dtype), exchange, x)
     return [float(scale) for scale in found]
 
 

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
+from dist.algorithms import options, specs_for, with_feedback
 from dist.models import bits, loss, mlp, wrapped
 from dist.pool import Pool
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ import narrowcast as nc
 from narrowcast.codecs.base import Law
 from narrowcast.codecs.registry import all_specs
 from narrowcast.collectives import Residuals
+from narrowcast.collectives.algorithms.record import ALGORITHMS
 
 BLOCKS = (
     "int8/64",
@@ -40,15 +42,15 @@ EF = (
 
 def poisoned(group: dist.ProcessGroup, algorithm: str, bad: float) -> list[tuple[list[int], bool, bool]]:
     """One bad value on rank 1 in block 3 of 8: which blocks are non-finite; are others untouched; is the next call?"""
-    rank, found = dist.get_rank(group), []
-    for spec in BLOCKS:
+    rank, world, found = dist.get_rank(group), dist.get_world_size(group), []
+    for spec in specs_for(algorithm, BLOCKS, world):
         n, block = 8 * 64, nc.codec(spec).block
         clean = torch.randn(n, generator=torch.Generator().manual_seed(rank))
         x, y, z = clean.clone(), clean.clone(), clean.clone()
         if rank == 1:
             x[3 * 64 + 5] = bad
         for tensor in (x, y, z):
-            nc.all_reduce(tensor, spec, group=group, algorithm=algorithm, step=1)
+            nc.all_reduce(tensor, spec, group=group, algorithm=algorithm, step=1, **options(algorithm, world))
         wrong = ~x.isfinite()
         hit = sorted({int(i) // block for i in wrong.nonzero()})
         assert not bool(x[3 * 64 + 5].isfinite()), spec
@@ -56,41 +58,41 @@ def poisoned(group: dist.ProcessGroup, algorithm: str, bad: float) -> list[tuple
     return found
 
 
-ALGORITHMS = {"native": ("as-is", "fp32", "bf16", "fp16"), "shared_scale": ("int8/64",)}
 OPS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist._make_nccl_premul_sum(3.0))
 
 
 def too_large(group: dist.ProcessGroup, algorithm: str) -> list[str]:
     """Calls that bring something back that is not finite of values that are; or finite of one that was not."""
-    found = []
-    for spec in ALGORITHMS.get(algorithm, ("as-is", "fp32", "int8/64", "e5m2+aps", "nvfp4", "bf16")):
+    found, world = [], dist.get_world_size(group)
+    more = options(algorithm, world)
+    for spec in specs_for(algorithm, ("as-is", "fp32", "int8/64", "e5m2+aps", "nvfp4", "bf16", "fp16"), world):
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             for op in OPS:
                 x = torch.ones(128, dtype=dtype)
                 x[3], x[70] = torch.finfo(dtype).max, -torch.finfo(dtype).max
                 y = x.clone()
                 y[100] = torch.inf if dist.get_rank(group) == 1 else 1.0
-                nc.all_reduce(x, spec, op, group, algorithm=algorithm)
-                nc.all_reduce(y, spec, op, group, algorithm=algorithm)
+                nc.all_reduce(x, spec, op, group, algorithm=algorithm, **more)
+                nc.all_reduce(y, spec, op, group, algorithm=algorithm, **more)
                 if not x.isfinite().all() or y[100].isfinite():
                     found.append(f"{spec} {dtype} {op}")
     return found
 
 
-@pytest.mark.parametrize("algorithm", ["two_shot", "one_shot", "ring", "tree", "shared_scale", "native"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_finite_values_never_give_infinities_and_those_that_were_stay(pool: Pool, algorithm: str) -> None:
     for faults in pool.run(4, too_large, algorithm):
         assert faults == []
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("algorithm", ["two_shot", "one_shot", "ring", "tree"])
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if specs_for(name, BLOCKS, 4)])
 def test_non_finite_on_one_rank_is_non_finite_on_every_rank_in_that_block_only(
     pool: Pool, algorithm: str, bad: float
 ) -> None:
     found = pool.run(4, poisoned, algorithm, bad)
     assert all(rank == found[0] for rank in found)
-    for spec, (hit, untouched, clean) in zip(BLOCKS, found[0], strict=True):
+    for spec, (hit, untouched, clean) in zip(specs_for(algorithm, BLOCKS, 4), found[0], strict=True):
         assert set(hit) == {3}, spec
         assert untouched, f"{spec}: values outside the bad block changed"
         assert clean, f"{spec}: the next call is not clean"
@@ -199,7 +201,7 @@ def _owed(group: dist.ProcessGroup, first: Tensor, second: Tensor) -> Tensor:
     return both[0] / dist.get_world_size(group) + both[1]
 
 
-@pytest.mark.parametrize("algorithm", ["two_shot", "one_shot"])
+@pytest.mark.parametrize("algorithm", with_feedback())
 @pytest.mark.parametrize(
     "spec, dtype",
     [*((spec, torch.float32) for spec in EF), *((s, d) for s in EF[:2] for d in (torch.bfloat16, torch.float16))],
@@ -211,7 +213,7 @@ def test_what_was_sent_and_what_is_owed_is_what_was_wanted_over_50_steps(
     """In 16 bits, too: what the result's own type cannot hold is owed."""
     for kept, worst, total in pool.run(3, owed, spec, algorithm, 50, dtype):
         assert max(kept) > 0
-        assert (kept[1] > 0) == (algorithm == "two_shot") or spec == "bf16+ef"
+        assert (kept[1] > 0) == (ALGORITHMS[algorithm].residual_shots == 2) or spec == "bf16+ef"
         # an ulp of values of some units: of each rank's sum, of the rank-order sum, and of the residual itself
         assert worst < 16 * 2.0**-22
         assert total < 50 * 16 * 2.0**-22

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from dist.algorithms import flat_names
 from dist.models import loss, mlp, wrapped
 from dist.noise_record import Draw, recorded, shared
 from dist.pool import Crew
@@ -95,10 +96,7 @@ def activations(group: dist.ProcessGroup) -> None:
 
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
-    "two_shot": {},
-    "one_shot": {},
-    "ring": {},
-    "tree": {},
+    **{name: {} for name in flat_names(4)},
     "hierarchical": {"nodes": [[0, 1], [2, 3]], "inner": BLOCKS},
 }
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.distributed as dist
+from dist.algorithms import simulated_names, specs_for
 from dist.pool import Pool
 from torch import Tensor
 
 import narrowcast as nc
 from narrowcast.collectives import Residuals
+from narrowcast.collectives.algorithms.record import ALGORITHMS
 from narrowcast.simulate import World
 
 WORLDS = (2, 3, 4, 8)
@@ -114,7 +116,7 @@ def check(pool: Pool, world: int, cases: list[Case]) -> None:
 def check_owed(case: Case, simulated: World, ranks: list[tuple[list[bytes], bytes, bytes]]) -> None:
     names = tuple(str(i) for i in range(len(SEGMENTS[case.segments])))
     lengths = [torch.Size(shape).numel() for shape in SEGMENTS[case.segments]]
-    owed = simulated.memory.residuals(names, lengths, torch.device("cpu"))
+    owed = simulated.residuals.of_group(names, lengths, torch.device("cpu"))
     second = torch.zeros_like(owed.first_Wn)
     for owner, (low, high) in owed.owners:
         second[owner, low:high] = owed.second_n[low:high]
@@ -125,20 +127,19 @@ def check_owed(case: Case, simulated: World, ranks: list[tuple[list[bytes], byte
 
 def cases_of(world: int) -> list[Case]:
     """Every algorithm with every spec that it takes, and every kind of segments."""
-    found = []
-    names = ["two_shot", "one_shot", "ring", *(["tree"] if not world & (world - 1) else [])]
-    for name in names:
-        for spec in SPECS:
-            plain = spec if name in ("two_shot", "one_shot") else spec.removesuffix("+ef")
-            found += [Case(name, plain, segments) for segments in SEGMENTS]
-            found.append(Case(name, plain, dtype=torch.bfloat16, average=False))
-    for spec in SPECS:
-        found.append(Case("ring", spec.removesuffix("+ef"), low=True))
-        for size in [k for k in (1, 2, 4, world) if world % k == 0 and k <= world]:
-            found.append(Case("hierarchical", spec.removesuffix("+ef"), node=size))
-            found.append(Case("hierarchical", spec.removesuffix("+ef"), node=size, inner="int4/16+sr"))
-    found += [Case("shared_scale", "int8/64", segments) for segments in SEGMENTS]
-    return found
+    cases = []
+    for name in simulated_names(world):
+        sizes = [k for k in (1, 2, 4, world) if world % k == 0 and k <= world]
+        ways = [{"node": k, "inner": inner} for k in sizes for inner in ("as-is", "int4/16+sr")]
+        for spec in specs_for(name, (*SPECS, "int8/64"), world):
+            if ALGORITHMS[name].takes_nodes:
+                cases += [Case(name, spec, **way) for way in ways]
+                continue
+            cases += [Case(name, spec, segments) for segments in SEGMENTS]
+            cases.append(Case(name, spec, dtype=torch.bfloat16, average=False))
+            if ALGORITHMS[name].takes_accumulator:
+                cases.append(Case(name, spec, low=True))
+    return cases
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -148,35 +149,35 @@ def test_a_world_holds_the_bits_of_real_processes(pool: Pool, world: int) -> Non
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_non_finite_values_go_the_same_way(pool: Pool, bad: float) -> None:
-    names = ("two_shot", "one_shot", "ring", "tree")
-    cases = [
-        Case(name, spec if name in ("two_shot", "one_shot") else spec.removesuffix("+ef"), bad=bad)
-        for name in names
-        for spec in (*SPECS, "as-is", "int8/32+se8m0", "nvfp4")
-    ]
+    specs = (*SPECS, "as-is", "int8/32+se8m0", "nvfp4", "int8/64")
     check(
-        pool, 4, [*cases, Case("shared_scale", "int8/64", bad=bad), Case("hierarchical", "e5m2+aps", node=2, bad=bad)]
+        pool,
+        4,
+        [
+            Case(name, spec, bad=bad, node=2 if ALGORITHMS[name].takes_nodes else 0)
+            for name in simulated_names(4)
+            for spec in specs_for(name, specs, 4)
+        ],
     )
 
 
 @pytest.mark.parametrize("average", [False, True])
 def test_sums_that_are_too_large_are_held_in_the_same_way(pool: Pool, average: bool) -> None:
-    specs = ("as-is", "bf16+ef", "int4/128+sr+ef", "nvfp4", "int8")
-    cases = [
-        Case(name, spec if name in ("two_shot", "one_shot") else spec.removesuffix("+ef"), dtype=dtype, **options)
-        for name in ("two_shot", "one_shot", "ring", "tree")
-        for spec, dtype in zip(specs, (torch.float32, torch.bfloat16) * 3, strict=False)
-        for options in [{"average": average, "huge": True}]
-    ]
-    cases += [Case("shared_scale", "int8/64", huge=True), Case("hierarchical", "int8/64", node=2, huge=True)]
+    specs = ("as-is", "bf16+ef", "int4/128+sr+ef", "nvfp4", "int8", "int8/64")
+    cases = []
+    for name in simulated_names(4):
+        options = {"average": average, "huge": True, "node": 2 if ALGORITHMS[name].takes_nodes else 0}
+        dtypes = (torch.float32, torch.bfloat16) * 3
+        cases += [
+            Case(name, spec, dtype=dtype, **options)
+            for spec, dtype in zip(specs_for(name, specs, 4), dtypes, strict=False)
+        ]
     check(pool, 4, cases)
     for case in cases:
         workers = [case.tensors(worker, 0) for worker in range(4)]
         found = case.world(4).all_reduce(workers, "avg" if average else "sum", step=0)
         assert all(tensor.isfinite().all() for tensor in found[0]), case
 
-
-# ---- many chunks -----------------------------------------------------------------------------------------------------
 
 CHUNKED = ("e5m2+aps", "int4/128+sr+ef", "int8")
 
@@ -207,8 +208,6 @@ def test_a_large_tensor_is_cut_into_the_same_chunks(pool: Pool) -> None:
         got = World(2, "two_shot", spec).all_reduce(x, step=1, segments=[numel // 3, numel - numel // 3])
         assert bits([got[0]]) == ranks[0][number] == ranks[1][number], spec
 
-
-# ---- the other collectives -------------------------------------------------------------------------------------------
 
 PLAIN = ("e5m2+aps", "int4/128+sr", "dtree8", "mxfp4", "as-is", "nvfp4")
 

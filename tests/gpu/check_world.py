@@ -6,15 +6,16 @@ import sys
 
 import torch
 
+from narrowcast.collectives.algorithms import record
 from narrowcast.simulate import World
 
-ALGORITHMS = ("two_shot", "one_shot", "ring", "tree", "hierarchical")
+ALGORITHMS = [n for n, one in record.ALGORITHMS.items() if one.order not in (record.Order.EXACT, record.Order.BACKEND)]
 SPECS = ("e5m2+aps", "int4/128+sr+ef", "int8/256", "dtree8", "mxfp4", "as-is")
 NO_WAIT = ("e5m2+aps", "int8/256", "int4/128+sr", "as-is")
 
 
 def world(algorithm: str, spec: str) -> World:
-    plain = spec if algorithm in ("two_shot", "one_shot") else spec.removesuffix("+ef")
+    plain = spec if record.ALGORITHMS[algorithm].residual_shots else spec.removesuffix("+ef")
     return World(8, algorithm, plain, groups=4 if algorithm == "hierarchical" else None, seed=3)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from dist.algorithms import flat_names
 from gpu import late_ranks
 from gpu.late_ranks import Job
 from torch import Tensor
@@ -19,7 +20,7 @@ from narrowcast.parallel.fsdp.sharded_rows import Rows
 from narrowcast.parallel.fsdp.sharded_rows import all_gather as rows_all_gather
 from narrowcast.parallel.fsdp.sharded_rows import reduce_scatter as rows_reduce_scatter
 
-ALGORITHMS = ("two_shot", "one_shot", "ring", "tree", "hierarchical")
+ALGORITHMS = (*flat_names(4), "hierarchical")
 SPECS = ("int8/256", "int4/128+sr+ef", "e5m2+aps", "dtree8", "mxfp4")
 BY_BACKEND = (("shared_scale", "int8/256"), ("native", "bf16"))
 """Sums that the backend itself does."""
@@ -57,7 +58,7 @@ def bits(tensors: list[Tensor]) -> list[Tensor]:
 
 def all_reduces(spec: str, algorithm: str, n: int, device: torch.device, seed: int = 0) -> Job:
     """Some steps with other values each; by turns a tensor and a list of them."""
-    codec = nc.codec(spec if algorithm in record.WITH_FEEDBACK else spec.removesuffix("+ef"))
+    codec = nc.codec(spec if record.ALGORITHMS[algorithm].residual_shots else spec.removesuffix("+ef"))
 
     def job(rank: int, channel: Channel) -> list[Tensor]:
         found, owed = [], Residuals.zeros(n, device=device) if codec.feedback else None

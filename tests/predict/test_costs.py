@@ -7,7 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from dist.algorithms import takes
 
+import narrowcast as nc
+from narrowcast.collectives.algorithms import record
+from narrowcast.collectives.algorithms.record import ALGORITHMS, Setting
+from narrowcast.collectives.segments import Coder
 from narrowcast.predict import costs, curve
 from narrowcast.predict.cluster import Cluster, CodecSpeed, Device, Level, Table
 from narrowcast.predict.costs import Costs, plan
@@ -22,9 +27,6 @@ NODES = Cluster(
 
 def sizes(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
-
-
-# ---- curves ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_curve_goes_through_its_points_and_on_at_the_last_slope() -> None:
@@ -48,14 +50,13 @@ def test_versions_are_the_same_every_time() -> None:
     assert torch.equal(one.levels[0].factor_D, two.levels[0].factor_D)
 
 
-# ---- algorithms ------------------------------------------------------------------------------------------------------
-
 SENT = {
     "native": lambda world: 2 * (world - 1) / world,
     "two_shot": lambda world: 2 * (world - 1) / world,
     "ring": lambda world: 2 * (world - 1) / world,
     "tree": lambda world: 2 * (world - 1) / world,
     "one_shot": lambda world: world - 1,
+    "shared_scale": lambda world: 2 * (world - 1) / world,
 }
 """As the docstrings of the collectives state it; tests/dist counts the same bytes on real ranks."""
 
@@ -65,6 +66,24 @@ SENT = {
 def test_bytes_a_rank_are_those_of_the_collectives(algorithm: str, world: int) -> None:
     (stage,) = costs.plan(algorithm, FLAT, world).stages
     assert stage.sent == pytest.approx(SENT[algorithm](world))
+
+
+@pytest.mark.parametrize("algorithm", [name for name, one in ALGORITHMS.items() if not one.takes_nodes])
+def test_the_predictor_counts_the_bytes_that_ranks_send(algorithm: str) -> None:
+    """Where shards divide evenly; the backend's sums send one byte more to each peer."""
+    for world in (2, 4, 8):
+        spec = next(spec for spec in ("mxfp4", "int8/64", "bf16") if takes(algorithm, spec, world))
+        n = 64 * world * 5
+        (sent,) = set(record.sent_bytes(algorithm, Setting(Coder(nc.codec(spec), [n], torch.float32), world)))
+        (stage,) = costs.plan(algorithm, FLAT, world).stages
+        assert sent - stage.own * nc.codec(spec).nbytes(n) in (0, world - 1)
+
+
+def test_shared_scale_rounds_once_and_adds_twice() -> None:
+    """One sum for the scales, one for the integers; each value is encoded and decoded once."""
+    made, native = (costs.plan(name, FLAT, 4) for name in ("shared_scale", "native"))
+    assert (made.roundings, made.encodes, made.decodes) == (1, 1.0, 1.0)
+    assert made.stages[0].steps == 2 * native.stages[0].steps
 
 
 def test_hierarchical_sends_a_share_outside() -> None:

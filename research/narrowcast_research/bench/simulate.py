@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from narrowcast.bench.timing import Timing, interleaved
+from narrowcast.collectives.aps import agreed_scale_S
 from narrowcast.collectives.segments import split
-from narrowcast.simulate.world.wire import agreed_scale_S, largest_WS
+from narrowcast.simulate.world.stack import largest_WS
 from narrowcast.simulate.world.world import World
 
 SPEC = "e5m2+aps"

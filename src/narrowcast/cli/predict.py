@@ -22,7 +22,7 @@ from narrowcast.cli.options import (
     workers_of,
 )
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives.algorithms.native_sum import check_native
+from narrowcast.collectives.algorithms.record import ALGORITHMS
 from narrowcast.console import JsonPath, emit, new_table, progress
 from narrowcast.predict import advice, parallelism, report, zoo
 from narrowcast.predict import cluster as cluster_file
@@ -46,9 +46,7 @@ def predict(
         typer.Option(help="Numbers of workers, separated by commas; default 1,2,4,8,16 as far as the cluster goes."),
     ] = "",
     wires: Annotated[str, typer.Option(help="Specs, separated by commas.")] = WIRES,
-    algorithms: Annotated[
-        str, typer.Option(help="auto, native, two_shot, one_shot, ring, tree, hierarchical.")
-    ] = "auto",
+    algorithms: Annotated[str, typer.Option(help=f"auto, {', '.join(ALGORITHMS)}; separated by commas.")] = "auto",
     parallel: Annotated[str, typer.Option(help=", ".join(parallelism.MODES))] = "data",
     queues: Annotated[str, typer.Option(help="one: a call after the other; levels: a queue for each level.")] = "one",
     bandwidth: Annotated[float, typer.Option(help="Another bandwidth for the outermost link, in Gb/s.")] = 0.0,
@@ -93,9 +91,11 @@ def _setups(counts: list[int], specs: list[str], algorithms: str, queues: str) -
     ways = [way.strip() for way in algorithms.split(",")]
     if queues not in ("one", "levels"):
         raise ValueError(f"--queues: take one or levels, got {queues!r}")
-    for spec in specs if "native" in ways else ():
-        check_native(codec_named(spec))
-    return [Setup(world, spec, way, queues=queues) for world in counts for way in ways for spec in specs]
+    setups = [Setup(world, spec, way, queues=queues) for world in counts for way in ways for spec in specs]
+    for setup in setups:
+        if setup.algorithm in ALGORITHMS:
+            ALGORITHMS[setup.algorithm].check_codec(codec_named(setup.wire), setup.world)
+    return setups
 
 
 def _joins(made: Cluster, world: int) -> bool:

@@ -20,14 +20,13 @@ from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives import checks, p2p, primitives
 from narrowcast.collectives.algorithms import record
 from narrowcast.collectives.algorithms.context import Call, Reduction
-from narrowcast.collectives.algorithms.one_shot import store
 from narrowcast.collectives.flat import Flat
 from narrowcast.collectives.residuals import Residuals
 from narrowcast.collectives.runtime import agreement
 from narrowcast.collectives.runtime.channel import Channel, channel_of
 from narrowcast.collectives.runtime.messages import Exchange
 from narrowcast.collectives.runtime.streams import StreamScope
-from narrowcast.collectives.segments import Coder, Times, segment_ranges
+from narrowcast.collectives.segments import Coder, Times, segment_ranges, store
 from narrowcast.collectives.work import Work
 from narrowcast.kernels.noise import Noise
 from narrowcast.kernels.ops import check_integer, check_seed

@@ -6,36 +6,22 @@ the format)) and M = max over ranks of ceil(log2(W * largest gradient)), the sca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from narrowcast.codecs.scaled import Scaled, largest_finite
-from narrowcast.collectives.algorithms.context import Call
-from narrowcast.collectives.segments import segment_ranges
+from narrowcast.collectives.runtime.messages import Exchange
+from narrowcast.collectives.segments import Coder
 from narrowcast.kernels.plan import TINY, Plan
 
 NOTHING = -(1 << 20)
 """The exponent of a tensor without a finite value other than zero: below any real one, so that MAX ignores it."""
 
 
-def exponents(tops: Sequence[Tensor], world: int) -> Tensor:
+def exponents(top: Tensor, world: int) -> Tensor:
     """ceil(log2(world * top)) of each largest finite magnitude, as int32 where these are; exact in double."""
-    top_S = torch.stack(list(tops))
-    mantissa, power = torch.frexp(top_S.double() * world)
-    return torch.where(top_S < TINY, NOTHING, torch.where(mantissa == 0.5, power - 1, power)).int()
-
-
-def agreed_scales(call: Call, x: Tensor) -> list[Tensor | None]:
-    """The scale of each segment; a zero tensor gets scale 0.
-
-    One small MAX for all segments together. Bytes sent a rank: 4 (W-1) a segment. Nothing is read by the host.
-    """
-    assert isinstance(call.codec, Scaled)
-    found = exponents([largest_finite(x[low:high]) for low, high in segment_ranges(call.segments)], call.exchange.world)
-    call.exchange.max_(found)
-    return list(scales_of(call.codec.plan, found).view(-1, 1).unbind())
+    mantissa, power = torch.frexp(top.double() * world)
+    return torch.where(top < TINY, NOTHING, torch.where(mantissa == 0.5, power - 1, power)).int()
 
 
 def scales_of(plan: Plan, largest_S: Tensor) -> Tensor:
@@ -44,3 +30,20 @@ def scales_of(plan: Plan, largest_S: Tensor) -> Tensor:
     # by its bits: a power function may be off by one
     bits = ((largest_S - plan.top_exponent).clamp(low, high) + 127) << 23
     return torch.where(largest_S == NOTHING, 0.0, bits.view(torch.float32))
+
+
+def agreed_scales(coder: Coder, exchange: Exchange, x: Tensor) -> list[Tensor | None]:
+    """On a rank: the scale of each segment; a zero tensor gets scale 0.
+
+    One small MAX for all segments together. Bytes sent a rank: 4 (W-1) a segment. Nothing is read by the host.
+    """
+    assert isinstance(coder.codec, Scaled)
+    top_S = torch.stack([largest_finite(x[low:high]) for low, high in coder.segments])
+    largest_S = exponents(top_S, exchange.world)
+    exchange.max_(largest_S)
+    return list(scales_of(coder.codec.plan, largest_S).view(-1, 1).unbind())
+
+
+def agreed_scale_S(plan: Plan, top_WS: Tensor) -> Tensor:
+    """In one process: the same, from the largest finite magnitude of each worker's segments."""
+    return scales_of(plan, exponents(top_WS, len(top_WS)).amax(dim=0))

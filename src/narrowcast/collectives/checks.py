@@ -89,14 +89,13 @@ def check_algorithm(
     record.check(name, codec, world, nodes)
     if accumulator not in ("float32", "low"):
         raise ValueError(f"all_reduce: accumulator={accumulator!r}; take 'float32' or 'low'")
-    if accumulator == "low" and name != "ring":
-        raise ValueError(f"all_reduce: accumulator='low' is for 'ring'; {name!r} always adds in float32")
-    if (feedback or codec.feedback) and name not in record.WITH_FEEDBACK:
-        allowed = ", ".join(record.WITH_FEEDBACK)
-        raise ValueError(f"all_reduce: error feedback goes with {allowed}; got {name!r}")
+    if accumulator == "low":
+        record.check_accumulator(name, "all_reduce: accumulator", "adds in float32")
+    if feedback:
+        record.check_feedback(name)
     if inner.feedback:
         raise ValueError(f"all_reduce: inner={inner}; there is no error feedback inside a node, leave out +ef")
-    if name != "hierarchical" and inner != AS_IS:
+    if not record.ALGORITHMS[name].takes_nodes and inner != AS_IS:
         raise ValueError(
             f"all_reduce: inner={inner} is the spec inside a node, and {name!r} knows no nodes; "
             "give nodes=, or leave out inner="
@@ -112,7 +111,7 @@ def check_residuals(residuals: Residuals | None, codec: Codec, algorithm: str, f
             )
         return
     for name, residual in (("first", residuals.first), ("second", residuals.second)):
-        is_needed = name == "first" or algorithm == "two_shot"
+        is_needed = name == "first" or record.ALGORITHMS[algorithm].residual_shots == 2
         if residual.numel() == 0 and not is_needed:
             continue
         is_flat = residual.dim() == 1 and residual.is_contiguous() and residual.dtype == torch.float32

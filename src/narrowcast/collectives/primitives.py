@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from narrowcast.collectives.algorithms.context import Call, take
 from narrowcast.collectives.runtime.agreement import DisagreementError
 from narrowcast.collectives.runtime.messages import Exchange
-from narrowcast.collectives.segments import Range
+from narrowcast.collectives.segments import Range, Scales, take
+
+if TYPE_CHECKING:
+    from narrowcast.collectives.algorithms.context import Call
 
 REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, SIZES, BROADCAST = 0x1000, 0x2000, 0x2800, 0x2801, 0x3000
 """Message numbers of the phases, apart from each other and from the chunks of other algorithms."""
 
 
-def reduce_scatter(call: Call, parts: Sequence[Range], scales: list[Tensor | None] | None = None) -> Tensor:
+def reduce_scatter(call: Call, parts: Sequence[Range], scales: Scales = None) -> Tensor:
     """Send part p of `call.x` to rank p, encoded once; return the float32 sum of our part, added in rank order."""
-    exchange, coder = call.exchange, call.coder()
+    exchange, coder = call.exchange, call.coder
     mine = parts[exchange.rank]
     size = coder.nbytes(mine)
     incoming = {peer: exchange.receive(size, peer, REDUCE_SCATTER) for peer in exchange.others()}
     wires = {}
     for peer in [*exchange.others(), exchange.rank]:
-        wires[peer] = exchange.wire(coder.nbytes(parts[peer]))
-        coder.encode(take(call.x, parts[peer]), parts[peer], wires[peer], call.noise_in(0), scales)
+        wires[peer] = call.encode(take(call.x, parts[peer]), parts[peer], 0, scales)
         if peer != exchange.rank:
             exchange.send(wires[peer], peer, REDUCE_SCATTER)
     total = exchange.floats(mine[1] - mine[0])
@@ -36,13 +38,12 @@ def reduce_scatter(call: Call, parts: Sequence[Range], scales: list[Tensor | Non
     return call.reduction.finish(total)
 
 
-def all_gather(call: Call, parts: Sequence[Range], own: Tensor, scales: list[Tensor | None] | None = None) -> None:
+def all_gather(call: Call, parts: Sequence[Range], own: Tensor, scales: Scales = None) -> None:
     """Send our part `own`, encoded once, to everybody; all ranks decode every part of `call.x` from the same bytes."""
-    exchange, coder = call.exchange, call.coder()
+    exchange, coder = call.exchange, call.coder
     incoming = {p: exchange.receive(coder.nbytes(parts[p]), p, ALL_GATHER) for p in exchange.others()}
     mine = parts[exchange.rank]
-    wire = exchange.wire(coder.nbytes(mine))
-    coder.encode(own, mine, wire, call.noise_in(1), scales)
+    wire = call.encode(own, mine, 1, scales)
     for peer in exchange.others():
         exchange.send(wire, peer, ALL_GATHER)
     coder.decode(wire, mine, take(call.x, mine))
@@ -53,13 +54,12 @@ def all_gather(call: Call, parts: Sequence[Range], own: Tensor, scales: list[Ten
 
 def all_to_all(sending: Call, receiving: Call) -> None:
     """Part p of `sending.x` goes to rank p; part p of `receiving.x` comes from rank p. Our own part is encoded, too."""
-    exchange, out_coder, in_coder = sending.exchange, sending.coder(), receiving.coder()
-    leaving, arriving = out_coder.segments, in_coder.segments
+    exchange, in_coder = sending.exchange, receiving.coder
+    leaving, arriving = sending.coder.segments, in_coder.segments
     _agree_on_sizes(exchange, leaving, arriving)
     incoming = {p: exchange.receive(in_coder.nbytes(arriving[p]), p, ALL_TO_ALL) for p in exchange.others()}
     for peer in [*exchange.others(), exchange.rank]:
-        wire = exchange.wire(out_coder.nbytes(leaving[peer]))
-        out_coder.encode(take(sending.x, leaving[peer]), leaving[peer], wire, sending.noise_in(0))
+        wire = sending.encode(take(sending.x, leaving[peer]), leaving[peer], 0)
         if peer != exchange.rank:
             exchange.send(wire, peer, ALL_TO_ALL)
             continue
@@ -82,13 +82,12 @@ def _agree_on_sizes(exchange: Exchange, leaving: Sequence[Range], arriving: Sequ
 
 def broadcast(call: Call, root: int) -> None:
     """`root` encodes once and sends to everybody; all ranks, `root` too, decode the same bytes."""
-    exchange, coder, whole = call.exchange, call.coder(), (0, call.x.numel())
-    wire = exchange.wire(coder.nbytes(whole))
+    exchange, coder, whole = call.exchange, call.coder, (0, call.x.numel())
     if exchange.rank == root:
-        coder.encode(call.x, whole, wire, call.noise_in(0))
+        wire = call.encode(call.x, whole, 0)
         for peer in exchange.others():
             exchange.send(wire, peer, BROADCAST)
     else:
-        wire = exchange.receive(wire.numel(), root, BROADCAST).get()
+        wire = exchange.receive(coder.nbytes(whole), root, BROADCAST).get()
     coder.decode(wire, whole, call.x)
     exchange.finish()

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from narrowcast.collectives.segments import Owed, Range
+from narrowcast.collectives.segments import Range, Residual, take
 
 
 @dataclass
 class Residuals:
-    """What is still owed, for one flat tensor. `first` covers all of it, `second` is zero but in this rank's shard.
+    """What rounding has removed so far, for one flat tensor. `first` covers all of it, `second` this rank's shard and
+    is zero elsewhere.
 
-    Both are in units of `unit`: a loss scale, so that what is owed keeps its meaning when the scale changes.
+    Both are in units of `unit`: a loss scale, so that a residual keeps its meaning when the scale changes.
     """
 
     first: Tensor
@@ -23,38 +24,39 @@ class Residuals:
 
     @classmethod
     def zeros(cls, numel: int, shots: int = 2, device: torch.device | str | None = None) -> Residuals:
-        """Nothing owed. A call with one shot (a reduce-scatter) needs no `second`. device: that of the values."""
+        """Nothing removed yet. A call with one shot (a reduce-scatter) needs no `second`. device: of the values."""
         return cls(torch.zeros(numel, device=device), torch.zeros(numel if shots == 2 else 0, device=device))
 
+    def of(self, shot: int, part: Range) -> Residual:
+        """The residual of a part, which its encoding takes in and renews."""
+        return take(self.first if shot == 0 else self.second, part), self.unit
+
+    def added_to(self, values: Tensor, shot: int, part: Range) -> Tensor:
+        """The values of `part` and their residual, in float32: what the encoding should send."""
+        return values.float() + self.of(shot, part)[0] * self.unit
+
     def fold(self, gain: float) -> None:
-        """Let `first` owe what `second` does, for calls without a second encoding. gain: values to results."""
+        """Move `second` into `first`, for calls without a second encoding. gain: values to results."""
         if self.second.numel():
-            # where nothing is owed not even the sign of a zero changes
+            # where there is none not even the sign of a zero changes
             self.first.copy_(torch.where(self.second == 0, self.first, self.first + self.second * gain))
             self.second.zero_()
 
-    def pay(self, total: Tensor, shot: int) -> Tensor:
-        """The float32 `total` and all that is owed to it; nothing is, then, but where that is not finite."""
-        owed = self.first if shot == 0 else self.second
-        if owed.numel():
-            total = torch.where(owed == 0, total, total + owed * self.unit)
-            owed.copy_(torch.where(total.isfinite(), 0.0, owed))
+    def empty_into(self, total: Tensor, shot: int) -> Tensor:
+        """The float32 `total` with the whole residual, which is zero then, but where the sum is not finite."""
+        residual = self.first if shot == 0 else self.second
+        if residual.numel():
+            total = torch.where(residual == 0, total, total + residual * self.unit)
+            residual.copy_(torch.where(total.isfinite(), 0.0, residual))
         return total
 
     def keep(self, exact: Tensor, stored: Tensor, shot: int, part: Range, gain: float = 1.0) -> None:
-        """Owe what a result of 16 bits does not hold of the float32 one. gain: values to results, over who owes it."""
-        if stored.dtype != torch.float32:
-            owed = self._owed(shot, part)
-            lost = (exact - stored.float()) * gain / self.unit
-            owed.copy_(torch.where(lost.isfinite(), owed + lost, owed))
+        """Add what a result of 16 bits does not hold of the float32 one. gain: values to results, over who keeps it."""
+        keep_lost(self.of(shot, part)[0], exact, stored, gain, self.unit)
 
-    def owed(self, shot: int, part: Range) -> Owed:
-        """What a part's encoding takes in and renews."""
-        return self._owed(shot, part), self.unit
 
-    def wanted(self, values: Tensor, shot: int, part: Range) -> Tensor:
-        """What should be sent: the values of `part` and what is owed there, in float32."""
-        return values.float() + self._owed(shot, part) * self.unit
-
-    def _owed(self, shot: int, part: Range) -> Tensor:
-        return (self.first if shot == 0 else self.second)[part[0] : part[1]]
+def keep_lost(residual: Tensor, exact: Tensor, stored: Tensor, gain: float, unit: float) -> None:
+    """`Residuals.keep` on the residual itself: of one rank, or of many in rows."""
+    if stored.dtype != torch.float32:
+        lost = (exact - stored.float()) * gain / unit
+        residual.copy_(torch.where(lost.isfinite(), residual + lost, residual))

@@ -18,12 +18,16 @@ from torch import Tensor
 
 from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
+from narrowcast.codecs.cast import Cast
 from narrowcast.codecs.scaled import Scaled
-from narrowcast.kernels.noise import ALIGNMENT, Noise
+from narrowcast.kernels.noise import ALIGNMENT, NO_NOISE, Noise
+from narrowcast.kernels.reference.arithmetic import keeps_subnormals, plus
 
 Range = tuple[int, int]
-Owed = tuple[Tensor, float]
-"""A residual and its unit: added to what is encoded, and renewed."""
+Scales = Sequence[Tensor | None] | None
+"""One scale for each segment, for codecs with one scale for a tensor; None: each piece finds its own."""
+Residual = tuple[Tensor, float]
+"""What rounding removed before, and its unit: added to what is encoded, and renewed."""
 
 
 @dataclass
@@ -46,9 +50,20 @@ def split(whole: Range, parts: int, align: int) -> list[Range]:
     return list(pairwise(cuts))
 
 
+def take(x: Tensor, part: Range) -> Tensor:
+    return x[part[0] : part[1]]
+
+
+@keeps_subnormals
+def store(x: Tensor, total: Tensor) -> None:
+    """Write a float32 sum into x; a finite one stays finite in 16 bits."""
+    limit = torch.finfo(x.dtype).max
+    x.copy_(total if x.dtype == torch.float32 else torch.where(total.isinf(), total, total.clamp(-limit, limit)))
+
+
 def concrete(codec: Codec, dtype: torch.dtype) -> Codec:
     """`as-is` spelled out: sums are float32, so a message must say which type it carries."""
-    if str(codec) != "as-is":
+    if not isinstance(codec, Cast) or codec.name != "as-is":
         return codec
     return codec_named({torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype])
 
@@ -66,28 +81,43 @@ class Coder:
 
     def __init__(self, codec: Codec, segments: Sequence[int], dtype: torch.dtype, times: Times | None = None) -> None:
         self.times = times or Times()
-        self.codec = concrete(codec, dtype)
+        self.codec, self.dtype = concrete(codec, dtype), dtype
         self.segments = segment_ranges(segments)
         self.numel = sum(segments)
         self.whole_segments = codec.block == 0
         # blocks of 1 (plain casts) are cut at the same places as others, for whole vectors
         self.align = max(codec.block, ALIGNMENT)
+        self.shares_scales = isinstance(self.codec, Scaled) and self.codec.aps
+        """Whether all ranks encode with the same scales, so that sums may use them too (APS)."""
+        self._draws = self.codec.stochastic
+        self._sizes: dict[int, int] = {}
+        self._message = torch.empty(0, dtype=torch.uint8)
 
-    def pieces(self, part: Range) -> Iterator[tuple[int, Range]]:
-        """The parts of segments inside a range, each with its segment's number; the range itself for block codecs."""
-        begin, end = part
-        if begin >= end:
-            return
-        if not self.whole_segments:
-            yield 0, part
-            return
+    def segments_in(self, part: Range) -> Iterator[tuple[int, Range]]:
+        """The parts of segments inside a range, each with its segment's number."""
         for number, (first, last) in enumerate(self.segments):
-            low, high = max(begin, first), min(end, last)
+            low, high = max(part[0], first), min(part[1], last)
             if low < high:
                 yield number, (low, high)
 
+    def pieces(self, part: Range) -> Iterator[tuple[int, Range]]:
+        """What is encoded by itself: the parts of segments; the range as it is for block codecs."""
+        if self.whole_segments:
+            yield from self.segments_in(part)
+        elif part[0] < part[1]:
+            yield 0, part
+
     def nbytes(self, part: Range) -> int:
-        return sum(self.codec.nbytes(high - low) for _, (low, high) in self.pieces(part))
+        return sum(self._size(high - low) for _, (low, high) in self.pieces(part))
+
+    def _size(self, numel: int) -> int:
+        if numel not in self._sizes:
+            self._sizes[numel] = self.codec.nbytes(numel)
+        return self._sizes[numel]
+
+    def shards(self, parts: int) -> list[Range]:
+        """The whole tensor in one part a rank, cut where the codec allows it."""
+        return split((0, self.numel), parts, self.align)
 
     def encode(
         self,
@@ -95,15 +125,15 @@ class Coder:
         part: Range,
         wire: Tensor,
         noise: Noise,
-        scales: Sequence[Tensor | None] | None = None,
-        owed: Owed | None = None,
+        scales: Scales = None,
+        residual: Residual | None = None,
     ) -> None:
-        """Write the message of `part`; `values` and `owed` hold that part alone.
+        """Write the message of `part`; `values` and `residual` hold that part alone.
 
         noise: that of the whole tensor in this phase. scales: one for each segment.
         """
         start = time.perf_counter()
-        for piece in self._places(part, noise, scales, owed):
+        for piece in self._places(part, noise, scales, residual):
             self.codec.encode(values[piece.values], out=wire[piece.bytes], **piece.options)
         self.times.encode += time.perf_counter() - start
 
@@ -113,15 +143,15 @@ class Coder:
         part: Range,
         wire: Tensor,
         noise: Noise,
-        scales: Sequence[Tensor | None] | None = None,
-        owed: Owed | None = None,
+        scales: Scales = None,
+        residual: Residual | None = None,
         divide: float = 1.0,
         multiply: float = 1.0,
         out: Tensor | None = None,
     ) -> None:
         """Add the messages of all ranks, one a row, in their order, and write that of the sum. out: its values."""
         start = time.perf_counter()
-        for piece in self._places(part, noise, scales, owed):
+        for piece in self._places(part, noise, scales, residual):
             self.codec.reduce(
                 wires[:, piece.bytes],
                 piece.values.stop - piece.values.start,
@@ -133,15 +163,14 @@ class Coder:
             )
         self.times.decode += time.perf_counter() - start
 
-    def _places(
-        self, part: Range, noise: Noise, scales: Sequence[Tensor | None] | None, owed: Owed | None
-    ) -> Iterator[_Piece]:
+    def _places(self, part: Range, noise: Noise, scales: Scales, residual: Residual | None) -> Iterator[_Piece]:
         at = 0
         for number, (low, high) in self.pieces(part):
-            size, values = self.codec.nbytes(high - low), slice(low - part[0], high - part[0])
-            options: dict[str, Any] = {"noise": noise.part(low), "scale": scales[number] if scales else None}
-            if owed is not None:
-                options |= {"residual": owed[0][values], "unit": owed[1]}
+            size, values = self._size(high - low), slice(low - part[0], high - part[0])
+            options: dict[str, Any] = {"scale": scales[number] if scales else None}
+            options["noise"] = noise.part(low) if self._draws else NO_NOISE
+            if residual is not None:
+                options |= {"residual": residual[0][values], "unit": residual[1]}
             yield _Piece(values, slice(at, at + size), options)
             at += size
 
@@ -149,11 +178,36 @@ class Coder:
         """Read a message of `part` into `out`, which holds that part alone."""
         at, start = 0, time.perf_counter()
         for _, (low, high) in self.pieces(part):
-            size = self.codec.nbytes(high - low)
+            size = self._size(high - low)
             target = out[low - part[0] : high - part[0]]
             self.codec.decode(wire[at : at + size], high - low, out=target, accumulate=accumulate)
             at += size
         self.times.decode += time.perf_counter() - start
+
+    def is_identity(self, dtype: torch.dtype) -> bool:
+        """Whether values of a type travel as they are."""
+        return isinstance(self.codec, Cast) and self.codec.stored(dtype) == dtype
+
+    def passage(
+        self,
+        values: Tensor,
+        part: Range,
+        noise: Noise,
+        scales: Scales,
+        out: Tensor,
+        accumulate: bool = False,
+        residual: Residual | None = None,
+    ) -> None:
+        """What the other side gets to see, with nothing sent: encode and decode `values`, into `out` or added to it."""
+        if residual is None and self.is_identity(values.dtype):
+            out.copy_(plus(out, values.float()) if accumulate else values)
+            return
+        size = self.nbytes(part)
+        if self._message.numel() < size or self._message.device != values.device:
+            self._message = torch.empty(size, dtype=torch.uint8, device=values.device)
+        wire = self._message[:size]
+        self.encode(values, part, wire, noise, scales, residual)
+        self.decode(wire, part, out, accumulate)
 
     def scales(self, x: Tensor) -> list[Tensor | None] | None:
         """The scale of each segment of x, for codecs with one scale for a tensor; None for others."""

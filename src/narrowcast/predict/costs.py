@@ -5,24 +5,21 @@ Shapes: D versions of the measurements (see curve.py), N sizes.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives.algorithms.record import SMALL_BYTES
+from narrowcast.collectives.algorithms.cost import Cost, Placement, Stage, direct_steps
+from narrowcast.collectives.algorithms.record import ALGORITHMS
 from narrowcast.collectives.algorithms.two_shot import CHUNK_BYTES, MAX_CHUNKS
 from narrowcast.predict import curve
 from narrowcast.predict.buckets import nbytes
 from narrowcast.predict.cluster import Cluster, CodecSpeed, Level, Table
 from narrowcast.predict.curve import Curve
 from narrowcast.predict.links import Link
-
-MESSAGE_SHARE = 0.1
-"""What each further message of a step costs, as a share of the latency: messages to several peers go at once."""
 
 
 def volume(kind: str, ranks: int) -> float:
@@ -42,117 +39,43 @@ def volume(kind: str, ranks: int) -> float:
 
 def steps(kind: str, ranks: int) -> float:
     """Latencies in a row."""
-    messages = MESSAGE_SHARE * max(0, ranks - 2)
     return {
         "all_reduce": 2.0 * (ranks - 1),
-        "two_shot": 2.0 * (1 + messages),
-        "tree": 2.0 * math.ceil(math.log2(max(2, ranks))),
+        "two_shot": 2.0 * direct_steps(ranks),
         "reduce_scatter": float(ranks - 1),
         "all_gather": float(ranks - 1),
-        "all_to_all": 1.0 + messages,
-        "one_shot": 1.0 + messages,
+        "all_to_all": direct_steps(ranks),
         "broadcast": 1.0,
         "send": 1.0,
     }[kind]
 
 
-@dataclass(frozen=True)
-class Stage:
-    """Part of an algorithm on one level: `sent` bytes for each byte of the tensor, in `steps` latencies."""
-
-    level: int
-    kind: str
-    """Whose measured table applies."""
-    sent: float
-    steps: float
-    as_is: bool = False
-    """Travels as float32 whatever the wire."""
-    own: float | None = None
-    """What one member sends of it, through its port inside the node; None: `sent`. Between nodes `sent` is a node's."""
+def placement(cluster: Cluster, inside: int, nodes: int, world: int) -> Placement:
+    """So many ranks on each of so many nodes."""
+    inner, outer = cluster.levels[0].latency_us, cluster.levels[-1].latency_us
+    return Placement(
+        world,
+        inside,
+        nodes,
+        level=0 if nodes == 1 else len(cluster.levels) - 1,
+        inner_latency=inner / outer if outer else 1.0,
+        backend_has_trees=not cluster.device.name.startswith("cpu"),
+    )
 
 
-@dataclass(frozen=True)
-class Plan:
-    """An all-reduce: its stages, and how often each value is encoded and decoded by a rank."""
-
-    stages: tuple[Stage, ...]
-    encodes: float
-    decodes: float
-    roundings: int
-    codec_share: float = 1.0
-    """The part of the tensor that a rank encodes."""
-    chunked: bool = False
-
-
-def plan(algorithm: str, cluster: Cluster, world: int) -> Plan:
+def plan(algorithm: str, cluster: Cluster, world: int) -> Cost:
     """What an algorithm does on `world` ranks of a cluster, node by node in rank order."""
-    inside, nodes = cluster.shape(world)
-    level = cluster.level_of(world)
-    # a flat algorithm on several ranks a node sends through one network card
-    peers, own = (world - inside) * inside if level == 1 else world - 1, volume("all_reduce", world)
-    hops = _ring_steps(cluster, inside, nodes, level)
-    if algorithm == "native":
-        native = _native_steps(cluster, inside, nodes, hops)
-        return Plan((Stage(level, "all_reduce", own, native, own=own),), 0, 0, world)
-    if algorithm == "two_shot":
-        stage = Stage(level, "two_shot", 2 * peers / world, steps("two_shot", world), own=own)
-        return Plan((stage,), 1 + 1 / world, 2.0, 2, chunked=True)
-    if algorithm == "one_shot":
-        stage = Stage(level, "two_shot", float(peers), steps("one_shot", world), own=volume("one_shot", world))
-        return Plan((stage,), 1.0, float(world), 1)
-    if algorithm == "ring":
-        return Plan((Stage(level, "two_shot", own, hops, own=own),), 1.0, 2.0, world)
-    if algorithm == "tree":
-        rounds = math.ceil(math.log2(max(2, world)))
-        stage = Stage(level, "two_shot", 2 * peers / world, steps("tree", world), own=own)
-        return Plan((stage,), 1.0, 2.0, rounds + 1)
-    if algorithm == "hierarchical":
-        if len(cluster.levels) == 1:
-            raise ValueError(f"algorithm: hierarchical needs two levels, cluster {cluster.name} has one; take two_shot")
-        return _hierarchical(inside, nodes)
-    raise ValueError(
-        f"algorithm: unknown {algorithm!r}; take auto, native, two_shot, one_shot, ring, tree or hierarchical"
-    )
-
-
-def _hierarchical(inside: int, nodes: int) -> Plan:
-    within = tuple(
-        Stage(0, kind, volume(kind, inside), steps(kind, inside), as_is=True)
-        for kind in ("reduce_scatter", "all_gather")
-    )
-    # every rank sends its n/k outside, and the k of them share the node's link
-    sent = volume("two_shot", nodes)
-    between = (Stage(1, "two_shot", sent, steps("two_shot", nodes), own=sent / inside),) if nodes > 1 else ()
-    stages = (within[0], *between, within[1]) if inside > 1 else between
-    return Plan(stages, 1 + 1 / nodes, 2.0, 2, codec_share=1 / inside)
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm: unknown {algorithm!r}; take auto, {', '.join(ALGORITHMS)}")
+    if ALGORITHMS[algorithm].takes_nodes and len(cluster.levels) == 1:
+        raise ValueError(f"algorithm: {algorithm} needs two levels, cluster {cluster.name} has one; take two_shot")
+    return ALGORITHMS[algorithm].cost(placement(cluster, *cluster.shape(world), world))
 
 
 def ring_stage(kind: str, cluster: Cluster, world: int) -> Stage:
     """One collective by itself, from rank to rank: every link on the way carries the same bytes."""
     sent = volume(kind, world)
     return Stage(cluster.level_of(world), kind, sent, steps(kind, world), own=sent)
-
-
-def _inner_hop(cluster: Cluster) -> float:
-    """A hop inside a node, in latencies of the link between nodes."""
-    inner, outer = cluster.levels[0].latency_us, cluster.levels[-1].latency_us
-    return inner / outer if outer else 1.0
-
-
-def _ring_steps(cluster: Cluster, inside: int, nodes: int, level: int) -> float:
-    """A ring crosses to the next node once for each node, and goes on inside otherwise."""
-    if level == 0:
-        return steps("all_reduce", inside * nodes)
-    return 2.0 * (nodes - 1) + 2.0 * nodes * (inside - 1) * _inner_hop(cluster)
-
-
-def _native_steps(cluster: Cluster, inside: int, nodes: int, ring: float) -> float:
-    """NCCL takes a ring or a double tree, whichever has the shorter latency; Gloo has a ring."""
-    if cluster.device.name.startswith("cpu"):
-        return ring
-    chain = 2.0 * (inside - 1) * (_inner_hop(cluster) if nodes > 1 else 1.0)
-    across = 2.0 * math.ceil(math.log2(nodes)) if nodes > 1 else 0.0
-    return min(ring, chain + across)
 
 
 def resolve(algorithm: str, wire: str, cluster: Cluster, world: int) -> str:
@@ -163,9 +86,6 @@ def resolve(algorithm: str, wire: str, cluster: Cluster, world: int) -> str:
         return "native"
     inside, nodes = cluster.shape(world)
     return "hierarchical" if inside > 1 and nodes > 1 else "two_shot"
-
-
-# ---- seconds ---------------------------------------------------------------------------------------------------------
 
 
 class Costs:
@@ -201,8 +121,8 @@ class Costs:
 
     def _curve(self, name: str, points: tuple[tuple[float, ...], ...]) -> Curve:
         if self.fixed:
-            made = curve.measured(points, 0, self.generator(name))
-            return Curve(made.bytes_K, made.seconds_DK.expand(self.draws + 1, -1))
+            fixed = curve.measured(points, 0, self.generator(name))
+            return Curve(fixed.bytes_K, fixed.seconds_DK.expand(self.draws + 1, -1))
         return curve.measured(points, self.draws, self.generator(name))
 
     def _level(self, number: int, level: Level) -> Link:
@@ -212,28 +132,26 @@ class Costs:
                 continue
             factor = volume(table.name, table.ranks)
             points = tuple((row[0] * factor, *row[1:]) for row in table.points)
-            made = self._curve(f"level{number}.{table.name}", points)
-            tables[table.name] = (made, self._known_steps(number, table))
+            timed = self._curve(f"level{number}.{table.name}", points)
+            tables[table.name] = (timed, self._known_steps(number, table))
         gbit_D = torch.tensor([level.bandwidth_gbit], dtype=torch.float64)
         return Link(level, self._spread(f"level{number}", level.spread), tables, gbit_D)
 
     def _known_steps(self, number: int, table: Table) -> float:
         """The latencies that are in a table already."""
-        ring = steps(table.name, table.ranks)
         if table.name != "all_reduce":
-            return ring
+            return steps(table.name, table.ranks)
         within = len(self.cluster.levels) > 1 and number == 0
-        return _native_steps(self.cluster, *((table.ranks, 1) if within else (1, table.ranks)), ring)
+        shape = (table.ranks, 1) if within else (1, table.ranks)
+        return placement(self.cluster, *shape, table.ranks).backend_steps
 
-    # -- one call
-
-    def wire_seconds(self, made: Plan, wire: str, values_N: Tensor) -> Tensor:
+    def wire_seconds(self, cost: Cost, wire: str, values_N: Tensor) -> Tensor:
         """Seconds of all stages, [D, N]."""
-        key = ("wire", made, wire, tuple(values_N.tolist()))
+        key = ("wire", cost, wire, tuple(values_N.tolist()))
         if key not in self._cache:
             total = torch.zeros(self.draws + 1, len(values_N), dtype=torch.float64)
             sizes = {name: _sizes(name, values_N) for name in (wire, "fp32")}
-            for stage in made.stages:
+            for stage in cost.stages:
                 total = total + self._stage_seconds(stage, sizes["fp32" if stage.as_is else wire])
             self._cache[key] = total
         return self._cache[key]
@@ -246,15 +164,15 @@ class Costs:
             moving = moving.maximum(self.levels[0].moving(stage.kind, size_N * stage.own))
         return moving + link.latency(stage.steps)
 
-    def codec_seconds(self, made: Plan, wire: str, values_N: Tensor, busy: bool = True) -> Tensor:
+    def codec_seconds(self, cost: Cost, wire: str, values_N: Tensor, busy: bool = True) -> Tensor:
         """Seconds that a rank encodes and decodes, [D, N]."""
-        if made.encodes == 0 and not _casts(wire):
+        if cost.encodes == 0 and not _casts(wire):
             return torch.zeros(self.draws + 1, len(values_N), dtype=torch.float64)
-        key = ("codec", made, wire, tuple(values_N.tolist()), busy)
+        key = ("codec", cost, wire, tuple(values_N.tolist()), busy)
         if key not in self._cache:
             encode, decode, slower = self.codec(wire)
-            part = values_N * made.codec_share
-            passes = (made.encodes, made.decodes) if made.encodes else (1.0, 1.0)
+            part = values_N * cost.codec_share
+            passes = (cost.encodes, cost.decodes) if cost.encodes else (1.0, 1.0)
             total = encode(part) * passes[0] + decode(part) * passes[1]
             self._cache[key] = total * (slower if busy else 1.0) * self.device_D[:, None]
         return self._cache[key]
@@ -266,22 +184,22 @@ class Costs:
         return self._codecs[wire]
 
     def _codec(self, wire: str) -> tuple[Curve, Curve, float]:
-        found = {speed.wire: speed for speed in self.cluster.codecs}
-        if not found:
-            return self._owing(wire, *self._from_memory(wire))
-        if wire in found:
-            return self._owing(wire, *self._timed(found[wire]))
+        speeds = {speed.wire: speed for speed in self.cluster.codecs}
+        if not speeds:
+            return self._with_feedback(wire, *self._from_memory(wire))
+        if wire in speeds:
+            return self._with_feedback(wire, *self._timed(speeds[wire]))
         # a wire that was not measured runs like the measured one with the nearest number of bits
-        plain = [speed for name, speed in found.items() if not codec_named(name).feedback and name != "fp32"]
-        near = min(plain or found.values(), key=lambda speed: abs(_bits(speed.wire) - _bits(wire)))
-        return self._owing(wire, *self._timed(near))
+        plain = [speed for name, speed in speeds.items() if not codec_named(name).feedback and name != "fp32"]
+        near = min(plain or speeds.values(), key=lambda speed: abs(_bits(speed.wire) - _bits(wire)))
+        return self._with_feedback(wire, *self._timed(near))
 
     def _timed(self, speed: CodecSpeed) -> tuple[Curve, Curve, float]:
         encode, decode = (self._curve(f"{speed.wire}.{way}", getattr(speed, way)) for way in ("encode", "decode"))
         return encode, decode, speed.busy
 
-    def _owing(self, wire: str, encode: Curve, decode: Curve, busy: float) -> tuple[Curve, Curve, float]:
-        """Error feedback decodes what it sent, and reads and writes what is owed: 12 bytes a value more."""
+    def _with_feedback(self, wire: str, encode: Curve, decode: Curve, busy: float) -> tuple[Curve, Curve, float]:
+        """Error feedback decodes what it sent, and reads and writes the residual: 12 bytes a value more."""
         if not codec_named(wire).feedback:
             return encode, decode, busy
         speed = self.cluster.device.memory_gbyte
@@ -300,46 +218,47 @@ class Costs:
         seconds = device.launch_us / 1e6 + values * (4 + _bits(wire) / 8) / (device.memory_gbyte * 1e9)
         knots = torch.tensor([2.0**k for k in range(10, 31, 2)], dtype=torch.float64)
         times = device.launch_us / 1e6 + knots * (seconds[1] - seconds[0]) / (values[1] - values[0])
-        made = Curve(knots, times.expand(self.draws + 1, -1))
-        return made, made, 1.0
+        both = Curve(knots, times.expand(self.draws + 1, -1))
+        return both, both, 1.0
 
     def seconds(self, algorithm: str, wire: str, values_N: Tensor, world: int) -> tuple[Tensor, Tensor]:
         """The duration of each call, and the codec's part in it, [D, N] each; one call after the other."""
-        made = plan(algorithm, self.cluster, world)
-        composed, code = self._composed(made, wire, values_N, world)
-        return torch.maximum(composed + self._excess(made, wire, values_N), 0.3 * composed), code
+        cost = plan(algorithm, self.cluster, world)
+        composed, code = self._composed(cost, wire, values_N, world)
+        return torch.maximum(composed + self._excess(cost, wire, values_N), 0.3 * composed), code
 
     def inner_seconds(self, algorithm: str, wire: str, values_N: Tensor, world: int) -> Tensor:
         """The part of each call inside nodes, for calls that also leave them, [D, N]."""
-        made = plan(algorithm, self.cluster, world)
-        inner = tuple(stage for stage in made.stages if stage.level == 0)
-        return self.wire_seconds(replace(made, stages=inner if len(inner) < len(made.stages) else ()), wire, values_N)
+        cost = plan(algorithm, self.cluster, world)
+        inner = tuple(stage for stage in cost.stages if stage.level == 0)
+        return self.wire_seconds(replace(cost, stages=inner if len(inner) < len(cost.stages) else ()), wire, values_N)
 
-    def _composed(self, made: Plan, wire: str, values_N: Tensor, world: int) -> tuple[Tensor, Tensor]:
+    def _composed(self, cost: Cost, wire: str, values_N: Tensor, world: int) -> tuple[Tensor, Tensor]:
         """From the link and the codec: in chunks one hides under the other."""
-        travel, code = self.wire_seconds(made, wire, values_N), self.codec_seconds(made, wire, values_N)
-        chunks = _chunks(wire, values_N, world) if made.chunked else torch.ones_like(values_N)
+        travel, code = self.wire_seconds(cost, wire, values_N), self.codec_seconds(cost, wire, values_N)
+        chunks = _chunks(wire, values_N, world) if cost.chunked else torch.ones_like(values_N)
         return torch.maximum(travel, code) + torch.minimum(travel, code) / chunks, code
 
-    def _excess(self, made: Plan, wire: str, values_N: Tensor) -> Tensor:
+    def _excess(self, cost: Cost, wire: str, values_N: Tensor) -> Tensor:
         """Seconds by which whole calls with this wire took longer than their parts, where `probe` timed both, [D, N].
 
         It is work of the processor (buffers, threads, sums), so it depends neither on the link nor on the ranks.
         """
-        stage = made.stages[-1]
+        stage = cost.stages[-1]
         tables = [t for t in self.cluster.levels[stage.level].tables if t.name == stage.kind]
         # +ef and +sr change the codec's time, not what happens around it
-        found = [t for t in tables if t.wire == wire] or [t for t in tables if t.wire == wire.partition("+")[0]]
-        if wire == "fp32" or not made.encodes or len(made.stages) > 1 or not found:
+        timed = [t for t in tables if t.wire == wire] or [t for t in tables if t.wire == wire.partition("+")[0]]
+        if wire == "fp32" or not cost.encodes or len(cost.stages) > 1 or not timed:
             return torch.zeros(1, 1, dtype=torch.float64)
-        key = ("excess", found[0], tuple(values_N.tolist()))
+        key = ("excess", timed[0], tuple(values_N.tolist()))
         if key not in self._cache:
-            self._cache[key] = self._as_measured._excess_of(found[0], stage, values_N)
+            self._cache[key] = self._as_measured._excess_of(timed[0], stage, values_N)
         return self._cache[key]
 
     def _excess_of(self, table: Table, stage: Stage, values_N: Tensor) -> Tensor:
         sent, rounds = volume("two_shot", table.ranks), steps("two_shot", table.ranks)
-        there = Plan((replace(stage, sent=sent, steps=rounds, own=None),), 1 + 1 / table.ranks, 2.0, 2, chunked=True)
+        call = ALGORITHMS["two_shot"].cost(Placement(table.ranks, 1, table.ranks))
+        there = replace(call, stages=(replace(stage, sent=sent, steps=rounds, own=None),))
         # beyond the sizes that were timed it grows in proportion
         timed_N = values_N.clamp(table.points[0][0] / 4, table.points[-1][0] / 4)
         parts, _ = self._composed(there, table.wire, timed_N, table.ranks)
@@ -370,8 +289,3 @@ def _casts(wire: str) -> bool:
 def _chunks(wire: str, values_N: Tensor, world: int) -> Tensor:
     """In how many pieces two_shot overlaps codec and wire."""
     return (_sizes(wire, values_N) / world // CHUNK_BYTES).clamp(1, MAX_CHUNKS)
-
-
-def small_call(wire: str, values: int, world: int) -> bool:
-    """Whether `auto` sends it by one_shot."""
-    return nbytes(wire, values) * world <= SMALL_BYTES

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
+from narrowcast.collectives.algorithms.cost import Cost
 from narrowcast.parallel.overlap import queue
 from narrowcast.predict import buckets, costs
-from narrowcast.predict.costs import Costs, Plan
+from narrowcast.predict.costs import Costs
 from narrowcast.predict.model import Description, Layer, Profile
 from narrowcast.predict.step import Setup, Steps, Timeline, timeline
 
@@ -44,7 +45,7 @@ class Fsdp(Steps):
         """Seconds and codec seconds of each unit's collective, [D, U]."""
         values = torch.tensor([float(unit.values) for unit in self._units()], dtype=torch.float64)
         share = 1 / world if kind == "all_gather" else 1.0
-        made = Plan((costs.ring_stage(kind, self.cluster, world),), encodes=share, decodes=1.0, roundings=1)
+        made = Cost((costs.ring_stage(kind, self.cluster, world),), encodes=share, decodes=1.0, roundings=1)
         plain = wire in ("fp32", "as-is")
         coding = torch.zeros(self.costs.draws + 1, len(values), dtype=torch.float64)
         if not plain:
@@ -112,7 +113,7 @@ class Pipeline(Steps):
         """Seconds of one crossing and of the codec in it, [D], and the number of micro-batches."""
         count = self._count(setup)
         values = max(1.0, self.profile.activations * self.profile.batch * setup.world / count)
-        made = Plan((costs.ring_stage("send", self.cluster, setup.world),), encodes=1.0, decodes=1.0, roundings=1)
+        made = Cost((costs.ring_stage("send", self.cluster, setup.world),), encodes=1.0, decodes=1.0, roundings=1)
         sizes = torch.tensor([values], dtype=torch.float64)
         coding = torch.zeros(self.costs.draws + 1, dtype=torch.float64)
         if setup.wire not in ("fp32", "as-is"):
@@ -211,7 +212,7 @@ class SubBatches(Steps):
     def _syncs(self, setup: Setup, outputs: list[int]) -> tuple[Tensor, Tensor]:
         values = torch.tensor([float(n) for n in outputs], dtype=torch.float64)
         stage = costs.ring_stage("all_gather", self.cluster, setup.world)
-        made = Plan((stage,), encodes=1 / setup.world, decodes=1.0, roundings=1)
+        made = Cost((stage,), encodes=1 / setup.world, decodes=1.0, roundings=1)
         coding = torch.zeros(self.costs.draws + 1, len(values), dtype=torch.float64)
         if setup.wire not in ("fp32", "as-is"):
             coding = self.costs.codec_seconds(made, setup.wire, values)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
+from narrowcast.collectives.algorithms.record import choose
 from narrowcast.parallel.overlap import Contention, Span, interval
 from narrowcast.parallel.overlap import step as step_span
 from narrowcast.parallel.policy import MIN_VALUES
@@ -173,9 +174,8 @@ class Steps:
         whole = costs.resolve(setup.algorithm, setup.wire, self.cluster, setup.world)
         for place, call in enumerate(calls):
             algorithm = whole
-            small = costs.small_call(call.wire, call.values, setup.world)
-            if setup.algorithm == "auto" and whole == "two_shot" and small:
-                algorithm = "one_shot"
+            if setup.algorithm == "auto" and whole != "native":
+                algorithm = choose("auto", codec_named(call.wire), call.values, setup.world, whole == "hierarchical")
             found.setdefault((call.wire, algorithm), []).append(place)
         return found
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from narrowcast.codecs import Codec
 from narrowcast.collectives.residuals import Residuals
 from narrowcast.collectives.runtime.messages import Exchange
-from narrowcast.collectives.segments import Coder, Range, Times
+from narrowcast.collectives.segments import Coder, Range, Residual, Scales, Times
 from narrowcast.kernels.noise import NO_NOISE, Noise
 from narrowcast.kernels.reference.arithmetic import finished
 
@@ -47,22 +47,40 @@ class Call:
     accumulator: str = "float32"
     nodes: Sequence[Sequence[int]] | None = None
     inner: Codec | None = None
-    """The codec inside a node, for hierarchical calls; None: as it is."""
+    """The codec inside a node, for algorithms that know nodes; None: as it is."""
     times: Times = field(default_factory=Times)
     origin: tuple[int, int] | None = None
     """The rank in the whole group and the first phase, for noise: a part of a larger call must not repeat its noise."""
+    scales: Scales = None
+    """Of this rank's own values: its own ones, or those that all ranks agreed on."""
 
-    def coder(self, codec: Codec | None = None, dtype: torch.dtype | None = None) -> Coder:
-        return Coder(codec or self.codec, self.segments, dtype or self.x.dtype, self.times)
+    @cached_property
+    def coder(self) -> Coder:
+        return Coder(self.codec, self.segments, self.x.dtype, self.times)
+
+    @property
+    def sum_scales(self) -> Scales:
+        """The scales that hold for sums, too: those that all ranks agreed on."""
+        return self.scales if self.coder.shares_scales else None
 
     def noise_in(self, phase: int) -> Noise:
         """What this rank draws in a phase."""
         rank, first = self.origin or (self.exchange.rank, 0)
         return self.noise.derive(rank, first + phase)
 
+    def residual(self, shot: int, part: Range) -> Residual | None:
+        return None if self.residuals is None else self.residuals.of(shot, part)
 
-Algorithm = Callable[[Call], None]
-
-
-def take(x: Tensor, part: Range) -> Tensor:
-    return x[part[0] : part[1]]
+    def encode(
+        self,
+        values: Tensor,
+        part: Range,
+        phase: int,
+        scales: Scales = None,
+        residual: Residual | None = None,
+        wire: Tensor | None = None,
+    ) -> Tensor:
+        """The message of a part, with this rank's noise of a phase; in `wire`, or in memory of its own."""
+        wire = self.exchange.wire(self.coder.nbytes(part)) if wire is None else wire
+        self.coder.encode(values, part, wire, self.noise_in(phase), scales, residual)
+        return wire

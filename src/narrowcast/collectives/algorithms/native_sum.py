@@ -9,16 +9,20 @@ from narrowcast.codecs import Codec
 from narrowcast.codecs.cast import Cast, saturating
 from narrowcast.codecs.scaled import Scaled
 from narrowcast.collectives.algorithms.context import Call
-from narrowcast.collectives.algorithms.one_shot import store
+from narrowcast.collectives.algorithms.cost import Cost, Placement, Stage
+from narrowcast.collectives.algorithms.record import Algorithm, Order, Setting, register
+from narrowcast.collectives.algorithms.workers import Workers
+from narrowcast.collectives.segments import store
 from narrowcast.formats.integers import Coding, UniformFormat
 from narrowcast.kernels.plan import TINY
 from narrowcast.kernels.reference import blocks
+from narrowcast.kernels.reference.arithmetic import LARGEST
 
 MAX_SHARED = 127
 """The largest int8: the sum of one value from each rank must not pass it."""
 
 
-def native(call: Call, scales: list[Tensor | None] | None = None) -> None:
+def run_native(call: Call) -> None:
     """Cast to the codec's type and let the backend add, in its own order and precision (no promise of equal runs).
 
     One more value travels: NaN from a rank that has a value that is not finite. Without it, what the backend's sum made
@@ -35,15 +39,34 @@ def native(call: Call, scales: list[Tensor | None] | None = None) -> None:
     wire[n] = (wire[:n] - wire[:n]).sum()
     call.exchange.meet()
     call.exchange.all_sum_(wire)
-    world = call.exchange.world
-    call.exchange.sent_bytes += 2 * (world - 1) * n * wire.itemsize // world
+    call.exchange.sent_bytes += _backend_bytes(n * wire.itemsize, call.exchange.world)
     total, limit = wire[:n].float(), torch.finfo(dtype).max
     # where sums of other sign met after each had left the type, nothing is known but that both were too large
     total = torch.where(wire[n].isnan(), total, total.nan_to_num(0.0, limit, -limit))
     store(call.x, call.reduction.finish(total))
 
 
-def shared_scale(call: Call, scales: list[Tensor | None] | None = None) -> None:
+def _backend_bytes(nbytes: int, world: int) -> int:
+    """Sent by each rank when the backend adds so many bytes by a ring."""
+    return 2 * (world - 1) * nbytes // world
+
+
+def check_native(codec: Codec, world: int) -> None:
+    if not isinstance(codec, Cast):
+        raise ValueError(f"all_reduce: algorithm 'native' takes as-is, fp32, bf16 or fp16, got {codec}")
+
+
+def native_bytes(setting: Setting) -> list[int]:
+    coder, world = setting.coder, setting.world
+    return [_backend_bytes(coder.codec.nbytes(coder.numel, coder.dtype), world) + world - 1] * world
+
+
+def native_cost(ranks: Placement) -> Cost:
+    stage = Stage(ranks.level, "all_reduce", ranks.ring_bytes, ranks.backend_steps, own=ranks.ring_bytes)
+    return Cost((stage,), encodes=0, decodes=0, roundings=ranks.world)
+
+
+def run_shared_scale(call: Call) -> None:
     """Integers under one scale for all ranks, with headroom, so that the backend's integer sum is exact.
 
     1. MAX over ranks of each block's largest magnitude (as int32: a NaN is larger than anything and survives).
@@ -53,27 +76,49 @@ def shared_scale(call: Call, scales: list[Tensor | None] | None = None) -> None:
     Bytes sent a rank: 2 (W-1)/W (n + 4 n/block), and one to each peer. Roundings a value: 1, but only 127/W levels a
     sign.
     """
-    codec, world = call.codec, call.exchange.world
-    levels = MAX_SHARED // world
-    n = call.x.numel()
-    x_NB = blocks.as_blocks(call.x.float(), codec.block)
-    top_N = x_NB.abs().amax(dim=1).view(torch.int32)
-    call.exchange.meet()
-    call.exchange.all_max_(top_N)
-    top_N = top_N.view(torch.float32)
+    exchange, world = call.exchange, call.exchange.world
+    x_NB = blocks.as_blocks(call.x.float(), call.codec.block)
+    top_N = _bits_of_largest(x_NB)
+    exchange.meet()
+    exchange.all_max_(top_N)
+    scale_N = _scales(top_N, world)
+    total_NB = _integers(x_NB, scale_N, world).to(torch.int8)
+    exchange.all_sum_(total_NB)
+    exchange.sent_bytes += _backend_bytes(total_NB.numel() + 4 * len(top_N), world)
+    store(call.x, call.reduction.finish(_values(total_NB.float(), scale_N, call.x.numel())))
+
+
+def _bits_of_largest(x_NB: Tensor) -> Tensor:
+    return x_NB.abs().amax(dim=1).view(torch.int32)
+
+
+def _scales(top_N: Tensor, world: int) -> Tensor:
+    """From the bits of each block's largest magnitude on all ranks; NaN where one is not finite."""
+    top_N, levels = top_N.view(torch.float32), float(MAX_SHARED // world)
     scale_N = torch.where(top_N >= TINY, top_N / torch.full_like(top_N, levels), 0.0)
-    scale_N = torch.where(top_N.isfinite(), scale_N, torch.nan)
+    return torch.where(top_N.isfinite(), scale_N, torch.nan)
+
+
+def _integers(x_NB: Tensor, scale_N: Tensor, world: int) -> Tensor:
+    """Zeros in blocks that are lost."""
+    levels = MAX_SHARED // world
     t_NB = torch.where(scale_N.isnan()[:, None], 0.0, x_NB * blocks.inverse(scale_N)[:, None])
-    total_NB = t_NB.round().clamp(-levels, levels).to(torch.int8)
-    call.exchange.all_sum_(total_NB)
-    call.exchange.sent_bytes += 2 * (world - 1) * (total_NB.numel() + 4 * len(top_N)) // world
-    value = (total_NB.float() * scale_N[:, None]).flatten()[:n]
-    store(call.x, call.reduction.finish(value.clamp(-torch.finfo(torch.float32).max, torch.finfo(torch.float32).max)))
+    return t_NB.round_().clamp_(-levels, levels)
 
 
-def check_native(codec: Codec) -> None:
-    if not isinstance(codec, Cast):
-        raise ValueError(f"all_reduce: algorithm 'native' takes as-is, fp32, bf16 or fp16, got {codec}")
+def _values(total_NB: Tensor, scale_N: Tensor, n: int) -> Tensor:
+    return (total_NB * scale_N[:, None]).flatten()[:n].clamp(-LARGEST, LARGEST)
+
+
+def simulate_shared_scale(workers: Workers) -> None:
+    """The sum of integers is exact, in any order."""
+    world, block = workers.world, workers.coder.codec.block
+    tops = [_bits_of_largest(blocks.as_blocks(row.float(), block)) for row in workers.x_Wn]
+    scale_N = _scales(torch.stack(tops).amax(dim=0), world)
+    total_NB = torch.zeros(len(scale_N), block, device=workers.x_Wn.device)
+    for row in workers.x_Wn:
+        total_NB += _integers(blocks.as_blocks(row.float(), block), scale_N, world)
+    store(workers.out, workers.reduction.finish(_values(total_NB, scale_N, workers.whole[1])))
 
 
 def check_shared_scale(codec: Codec, world: int) -> None:
@@ -93,3 +138,47 @@ def _is_int8(codec: object) -> bool:
         and codec.constant is None
         and not codec.stochastic
     )
+
+
+def shared_scale_bytes(setting: Setting) -> list[int]:
+    block, world = setting.coder.codec.block, setting.world
+    count = -(-setting.coder.numel // block)
+    return [_backend_bytes(count * block + 4 * count, world) + world - 1] * world
+
+
+def shared_scale_cost(ranks: Placement) -> Cost:
+    """Two sums of the backend, one after the other: of the scales, and of the integers."""
+    stage = Stage(ranks.level, "all_reduce", ranks.ring_bytes, 2 * ranks.backend_steps, own=ranks.ring_bytes)
+    return Cost((stage,), encodes=1.0, decodes=1.0, roundings=1)
+
+
+register(
+    Algorithm(
+        "shared_scale",
+        "int8 under one scale for all ranks, added by the backend",
+        bytes_sent="2 (W-1)/W (n + 4 n/block), and W - 1",
+        roundings="1, with 127/W levels a sign",
+        phases="none",
+        order=Order.EXACT,
+        run=run_shared_scale,
+        simulate=simulate_shared_scale,
+        sent_bytes=shared_scale_bytes,
+        cost=shared_scale_cost,
+        check_codec=check_shared_scale,
+    )
+)
+register(
+    Algorithm(
+        "native",
+        "a cast, and the backend's own all-reduce",
+        bytes_sent="2 (W-1)/W times the type's size, and W - 1",
+        roundings="about W",
+        phases="none",
+        order=Order.BACKEND,
+        run=run_native,
+        simulate=None,
+        sent_bytes=native_bytes,
+        cost=native_cost,
+        check_codec=check_native,
+    )
+)

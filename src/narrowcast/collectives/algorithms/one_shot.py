@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from narrowcast.collectives.algorithms.context import Call
-from narrowcast.kernels.reference.arithmetic import keeps_subnormals
+from narrowcast.collectives.algorithms.cost import Cost, Placement, Stage, direct_steps
+from narrowcast.collectives.algorithms.record import Algorithm, Order, Setting, register
+from narrowcast.collectives.algorithms.workers import FIRST, Workers
+from narrowcast.collectives.segments import store
 
 
-def one_shot(call: Call, scales: list[Tensor | None] | None = None) -> None:
+def run(call: Call) -> None:
     """Sum over all ranks in place.
 
-    1. Encode the whole tensor once and send it to every peer. With error feedback, what a sum before still owes (after
-       a call by two_shot) was made owed by this rank's own values.
+    1. Encode the whole tensor once and send it to every peer. With error feedback, the residual of a sum before (after
+       a call by two_shot) was made one of this rank's own values.
     2. Decode all W messages, our own too, and add them in float32 in rank order 0, 1, ...; a sum of finite values that
-       is too large becomes the largest number, at each step, as in all algorithms. With error feedback, what a result
-       of 16 bits does not hold of the finished sum every rank owes: the result's loss times gain / W.
+       is too large becomes the largest number, at each step, as in all algorithms. With error feedback, every rank's
+       residual takes its share of what a result of 16 bits does not hold of the finished sum: the loss times gain / W.
 
     Bytes sent a rank: (W-1) nbytes(n). Roundings a value: 1. Passes over the data: 1 encode, W decodes.
     """
-    coder, exchange, whole = call.coder(), call.exchange, (0, call.x.numel())
+    exchange, coder, whole = call.exchange, call.coder, (0, call.x.numel())
     size = coder.nbytes(whole)
     incoming = {peer: exchange.receive(size, peer, 0) for peer in exchange.others()}
-    wire = exchange.wire(size)
-    owed = None if call.residuals is None else call.residuals.owed(0, whole)
-    coder.encode(call.x, whole, wire, call.noise_in(0), scales, owed)
+    wire = call.encode(call.x, whole, FIRST, call.scales, call.residual(FIRST, whole))
     for peer in exchange.others():
         exchange.send(wire, peer, 0)
     total = exchange.floats(call.x.numel())
@@ -34,12 +32,39 @@ def one_shot(call: Call, scales: list[Tensor | None] | None = None) -> None:
     total = call.reduction.finish(total)
     store(call.x, total)
     if call.residuals is not None:
-        call.residuals.keep(total, call.x, 0, whole, call.reduction.gain / exchange.world)
+        call.residuals.keep(total, call.x, FIRST, whole, call.reduction.gain / exchange.world)
     exchange.finish()
 
 
-@keeps_subnormals
-def store(x: Tensor, total: Tensor) -> None:
-    """Write a float32 sum into x; a finite one stays finite in 16 bits."""
-    limit = torch.finfo(x.dtype).max
-    x.copy_(total if x.dtype == torch.float32 else torch.where(total.isinf(), total, total.clamp(-limit, limit)))
+def simulate(workers: Workers) -> None:
+    total = workers.reduction.finish(workers.sum_of_own([workers.whole]))
+    store(workers.out, total)
+    if (residuals := workers.residuals) is not None:
+        residuals.keep(residuals.first_Wn, total, workers.out, workers.reduction.gain / workers.world)
+
+
+def sent_bytes(setting: Setting) -> list[int]:
+    return [(setting.world - 1) * setting.coder.nbytes((0, setting.coder.numel))] * setting.world
+
+
+def cost(ranks: Placement) -> Cost:
+    own = float(ranks.world - 1)
+    stage = Stage(ranks.level, "two_shot", float(ranks.peers), direct_steps(ranks.world), own=own)
+    return Cost((stage,), encodes=1.0, decodes=float(ranks.world), roundings=1)
+
+
+register(
+    Algorithm(
+        "one_shot",
+        "everybody sends everything to everybody",
+        bytes_sent="(W-1) nbytes(n)",
+        roundings="1",
+        phases="0",
+        order=Order.RANKS,
+        run=run,
+        simulate=simulate,
+        sent_bytes=sent_bytes,
+        cost=cost,
+        residual_shots=1,
+    )
+)

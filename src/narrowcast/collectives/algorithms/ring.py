@@ -5,11 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from narrowcast.collectives.algorithms.context import Call, take
-from narrowcast.collectives.segments import Range, split
+from narrowcast.collectives.algorithms.context import Call
+from narrowcast.collectives.algorithms.cost import Cost, Placement, Stage
+from narrowcast.collectives.algorithms.record import Algorithm, Order, Setting, register
+from narrowcast.collectives.algorithms.sums import RingSum
+from narrowcast.collectives.algorithms.workers import Part, Workers
+from narrowcast.collectives.segments import Range, take
+
+SUM, OWN = 0, 1
+"""Phases of the noise: where an own value is cast before it is added, the sum draws other numbers."""
 
 
-def ring(call: Call, scales: list[Tensor | None] | None = None) -> None:
+def run(call: Call) -> None:
     """Sum over all ranks in place.
 
     1. Cut the tensor into one shard a rank. Shard s starts at rank s + 1, which encodes its own values and sends them.
@@ -19,9 +26,9 @@ def ring(call: Call, scales: list[Tensor | None] | None = None) -> None:
 
     Bytes sent a rank: 2 (W-1)/W nbytes(n). Roundings a value: W at most. Passes: 1 encode, 2 decodes.
     """
-    exchange, coder = call.exchange, call.coder()
+    exchange, coder = call.exchange, call.coder
     world, rank = exchange.world, exchange.rank
-    shards = split((0, call.x.numel()), world, coder.align)
+    shards = coder.shards(world)
     left, right = (rank - 1) % world, (rank + 1) % world
 
     # at hop h this rank receives the partial sum of shard rank - h - 1 and sends that of shard rank - h
@@ -30,14 +37,12 @@ def ring(call: Call, scales: list[Tensor | None] | None = None) -> None:
     passing = [shards[(rank - hop - 1) % world] for hop in range(world - 1)]
     finished = [exchange.receive(coder.nbytes(part), left, world + hop) for hop, part in enumerate(passing)]
 
-    hop_scales = scales if is_shared(call) else None
-    first = shards[(rank - 1) % world]
-    exchange.send(_encoded(call, take(call.x, first), first, scales), right, 0)
+    start = shards[(rank - 1) % world]
+    exchange.send(call.encode(take(call.x, start), start, SUM, call.scales), right, 0)
     for hop, part in enumerate(arriving):
-        total = _own(call, part, scales)
+        total, last = _own_values(call, part), hop == world - 2
         coder.decode(reduced[hop].get(), part, total, accumulate=True)
-        last = hop == world - 2
-        wire = _encoded(call, call.reduction.finish(total) if last else total, part, hop_scales)
+        wire = call.encode(call.reduction.finish(total) if last else total, part, SUM, call.sum_scales)
         exchange.send(wire, right, world if last else hop + 1)
         if last:
             coder.decode(wire, part, take(call.x, part))
@@ -49,24 +54,71 @@ def ring(call: Call, scales: list[Tensor | None] | None = None) -> None:
     exchange.finish()
 
 
-def is_shared(call: Call) -> bool:
-    """Whether the scales hold for partial sums too: those that all ranks agreed on do."""
-    return bool(getattr(call.codec, "aps", False))
-
-
-def _encoded(call: Call, values: Tensor, part: Range, scales: list[Tensor | None] | None, phase: int = 0) -> Tensor:
-    coder = call.coder()
-    wire = call.exchange.wire(coder.nbytes(part))
-    coder.encode(values, part, wire, call.noise_in(phase), scales)
-    return wire
-
-
-def _own(call: Call, part: Range, scales: list[Tensor | None] | None) -> Tensor:
+def _own_values(call: Call, part: Range) -> Tensor:
     """This rank's own values of a shard, in float32, cast first where the accumulator has low precision."""
     own = take(call.x, part).float()
     if call.accumulator == "float32":
         return own.clone()
     total = torch.empty_like(own)
-    # noise of its own: the sum is rounded with the other one
-    call.coder().decode(_encoded(call, own, part, scales, 1), part, total)
+    call.coder.decode(call.encode(own, part, OWN, call.scales), part, total)
     return total
+
+
+def simulate(workers: Workers) -> None:
+    """At each hop the sums of all shards move on by one place."""
+    world, shards = workers.world, workers.coder.shards(workers.world)
+    sums, total = RingSum(workers.sums, workers.whole), None
+    for hop in range(world):
+        holders = [(workers.seats[(shard + 1 + hop) % world], part) for shard, part in enumerate(shards)]
+        total = sums.add(_held_values(workers, holders, cast=workers.low and hop > 0), total)
+        if hop == world - 1:
+            _send_on(workers, workers.reduction.finish(total), holders, workers.out, is_sum=True)
+            return
+        _send_on(workers, total, holders, total, is_sum=hop > 0)
+        sums.learn(total)
+
+
+def _held_values(workers: Workers, holders: list[Part], cast: bool) -> Tensor:
+    """Of each shard the values of the worker where its sum now is."""
+    own = workers.new(workers.whole)
+    for worker, part in holders:
+        values, out = take(workers.x_Wn[worker], part), take(own, part)
+        if cast:
+            workers.passage(values.float(), (worker, part), OWN, workers.scales[worker], out)
+        else:
+            out.copy_(values)
+    return own
+
+
+def _send_on(workers: Workers, sums: Tensor, holders: list[Part], out: Tensor, is_sum: bool) -> None:
+    for worker, part in workers.joined(holders):
+        scales = workers.sum_scales(worker) if is_sum else workers.scales[worker]
+        workers.passage(take(sums, part), (worker, part), SUM, scales, take(out, part))
+
+
+def sent_bytes(setting: Setting) -> list[int]:
+    """A worker passes every shard on twice, but for the one that it finishes and the one that ends with it."""
+    world, sizes = setting.world, [setting.coder.nbytes(shard) for shard in setting.coder.shards(setting.world)]
+    return [2 * sum(sizes) - sizes[rank] - sizes[(rank + 1) % world] for rank in range(world)]
+
+
+def cost(ranks: Placement) -> Cost:
+    stage = Stage(ranks.level, "two_shot", ranks.ring_bytes, ranks.ring_steps, own=ranks.ring_bytes)
+    return Cost((stage,), encodes=1.0, decodes=2.0, roundings=ranks.world)
+
+
+register(
+    Algorithm(
+        "ring",
+        "partial sums travel around a ring, cast at every hop",
+        bytes_sent="2 (W-1)/W nbytes(n)",
+        roundings="W, with either accumulator",
+        phases="0; own values 1",
+        order=Order.RING,
+        run=run,
+        simulate=simulate,
+        sent_bytes=sent_bytes,
+        cost=cost,
+        takes_accumulator=True,
+    )
+)

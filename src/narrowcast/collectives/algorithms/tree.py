@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from narrowcast.collectives.algorithms.context import Call, take
-from narrowcast.collectives.algorithms.two_shot import is_agreed
-from narrowcast.collectives.segments import Range, split
+from narrowcast.collectives.algorithms.context import Call
+from narrowcast.collectives.algorithms.cost import Cost, Placement, Stage
+from narrowcast.collectives.algorithms.record import Algorithm, Order, Setting, check_power_of_two, register
+from narrowcast.collectives.algorithms.workers import FIRST, SECOND, Workers
+from narrowcast.collectives.segments import Range, take
+from narrowcast.kernels.reference.arithmetic import plus
 
 
-def tree(call: Call, scales: list[Tensor | None] | None = None) -> None:
+def run(call: Call) -> None:
     """Sum over all ranks in place.
 
     1. Cut the tensor into one shard a rank. With distance d = W/2, W/4, ..., 1: send the half of the remaining shards
@@ -21,67 +24,100 @@ def tree(call: Call, scales: list[Tensor | None] | None = None) -> None:
     Sum order of shard s: pairs at distance W/2 first, then W/4, ... (a sum of two needs no order). Bytes sent a rank:
     2 (W-1)/W nbytes(n). Roundings a value: log2(W) + 1. Passes: 2 encodes, 2 decodes.
     """
-    exchange, coder = call.exchange, call.coder()
-    world, rank = exchange.world, exchange.rank
-    shards = split((0, call.x.numel()), world, coder.align)
-    distances = [world >> level for level in range(1, world.bit_length())]
-    reduced, gathered = {}, {}
-    kept = range(world)
-    for level, distance in enumerate(distances):
-        kept = _half(kept, rank, distance)
-        reduced[distance] = exchange.receive(coder.nbytes(_span(shards, kept)), rank ^ distance, level)
-    for level, distance in enumerate(reversed(distances)):
-        for shard in _group(rank ^ distance, distance):
-            size = coder.nbytes(shards[shard])
-            gathered[distance, shard] = exchange.receive(size, rank ^ distance, len(distances) + level)
-
-    total, kept = call.x.float().clone() if call.x.dtype == torch.float32 else call.x.float(), range(world)
-    for level, distance in enumerate(distances):
-        away = _half(kept, rank ^ distance, distance)
-        kept = _half(kept, rank, distance)
-        part = _span(shards, away)
-        wire = _encoded(call, take(total, part), part, scales if level == 0 or is_agreed(call) else None)
-        exchange.send(wire, rank ^ distance, level)
-        mine = _span(shards, kept)
-        coder.decode(reduced[distance].get(), mine, take(total, mine), accumulate=True)
-
-    mine = shards[rank]
-    wires = {
-        rank: _encoded(call, call.reduction.finish(take(total, mine)), mine, scales if is_agreed(call) else None, 1)
+    exchange, coder, rank = call.exchange, call.coder, call.exchange.rank
+    shards, distances = coder.shards(exchange.world), distances_of(exchange.world)
+    halves = {d: exchange.receive(coder.nbytes(span(shards, rank, d)), rank ^ d, i) for i, d in enumerate(distances)}
+    finished = {
+        shard: exchange.receive(coder.nbytes(shards[shard]), rank ^ d, len(distances) + i)
+        for i, d in enumerate(reversed(distances))
+        for shard in group(rank ^ d, d)
     }
-    for level, distance in enumerate(reversed(distances)):
-        for shard in _group(rank, distance):
-            exchange.send(wires[shard], rank ^ distance, len(distances) + level)
-        for shard in _group(rank ^ distance, distance):
-            wires[shard] = gathered[distance, shard].get()
+
+    total = call.x.float().clone()
+    for i, d in enumerate(distances):
+        away, kept = span(shards, rank ^ d, d), span(shards, rank, d)
+        exchange.send(call.encode(take(total, away), away, FIRST, call.sum_scales if i else call.scales), rank ^ d, i)
+        coder.decode(halves[d].get(), kept, take(total, kept), accumulate=True)
+
+    own = shards[rank]
+    wires = {rank: call.encode(call.reduction.finish(take(total, own)), own, SECOND, call.sum_scales)}
+    for i, d in enumerate(reversed(distances)):
+        for shard in group(rank, d):
+            exchange.send(wires[shard], rank ^ d, len(distances) + i)
+        wires |= {shard: finished[shard].get() for shard in group(rank ^ d, d)}
     for shard, wire in wires.items():
         coder.decode(wire, shards[shard], take(call.x, shards[shard]))
     exchange.finish()
 
 
-def check_world(world: int) -> None:
-    if world & (world - 1):
-        raise ValueError(f"all_reduce: algorithm 'tree' needs a power-of-two world, got {world} ranks; take 'two_shot'")
+def distances_of(world: int) -> list[int]:
+    """W/2, W/4, ..., 1."""
+    return [world >> level for level in range(1, world.bit_length())]
 
 
-def _half(kept: range, rank: int, distance: int) -> range:
-    """The half of `kept` that holds the shard of `rank`."""
-    first = rank // distance * distance
-    return range(max(first, kept.start), min(first + distance, kept.stop))
+def group(rank: int, size: int) -> range:
+    """The ranks, and their shards, that are with `rank` where groups of `size` neighbours stay together."""
+    return range(rank // size * size, rank // size * size + size)
 
 
-def _group(rank: int, distance: int) -> range:
-    """The shards that `rank` has when partners at `distance` exchange what is finished."""
-    first = rank // distance * distance
-    return range(first, first + distance)
+def span(shards: list[Range], rank: int, size: int) -> Range:
+    """The shards of a group, which lie side by side."""
+    members = group(rank, size)
+    return shards[members[0]][0], shards[members[-1]][1]
 
 
-def _span(shards: list[Range], kept: range) -> Range:
-    return shards[kept.start][0], shards[kept.stop - 1][1]
+def simulate(workers: Workers) -> None:
+    """Each place keeps the half of what it has that holds its own shard."""
+    shards, whole = workers.coder.shards(workers.world), workers.whole
+    held = [(workers.sums.rounded(workers.x_Wn[worker].float(), whole), whole) for worker in workers.seats]
+    for d in distances_of(workers.world):
+        held = [_halved(workers, held, place, d, shards) for place in range(workers.world)]
+    total = torch.cat([workers.reduction.finish(values) for values, _ in held])
+    workers.publish(total, workers.joined(workers.owned_shards()))
 
 
-def _encoded(call: Call, values: Tensor, part: Range, scales: list[Tensor | None] | None, phase: int = 0) -> Tensor:
-    coder = call.coder()
-    wire = call.exchange.wire(coder.nbytes(part))
-    coder.encode(values, part, wire, call.noise_in(phase), scales)
-    return wire
+def _halved(
+    workers: Workers, held: list[tuple[Tensor, Range]], place: int, d: int, shards: list[Range]
+) -> tuple[Tensor, Range]:
+    """What a place keeps of its sums, with the partner's added."""
+    low, high = kept = span(shards, place, d)
+    partner = workers.seats[place ^ d]
+    own, (own_start, _) = held[place]
+    theirs, (start, _) = held[place ^ d]
+    scales = workers.scales[partner] if d == workers.world // 2 else workers.sum_scales(partner)
+    arrived = workers.new(kept)
+    workers.passage(theirs[low - start : high - start], (partner, kept), FIRST, scales, arrived)
+    return workers.sums.rounded(plus(own[low - own_start : high - own_start], arrived), kept), kept
+
+
+def sent_bytes(setting: Setting) -> list[int]:
+    """A worker sends the half that the partner keeps, as one message, and each finished shard as one of its own."""
+    coder, shards = setting.coder, setting.coder.shards(setting.world)
+    sizes, distances = [coder.nbytes(shard) for shard in shards], distances_of(setting.world)
+    return [
+        sum(coder.nbytes(span(shards, rank ^ d, d)) + sum(sizes[k] for k in group(rank, d)) for d in distances)
+        for rank in range(setting.world)
+    ]
+
+
+def cost(ranks: Placement) -> Cost:
+    sent = 2 * ranks.peers / ranks.world
+    stage = Stage(ranks.level, "two_shot", sent, 2.0 * ranks.halvings, own=ranks.ring_bytes)
+    return Cost((stage,), encodes=1.0, decodes=2.0, roundings=ranks.halvings + 1)
+
+
+register(
+    Algorithm(
+        "tree",
+        "recursive halving, then recursive doubling",
+        bytes_sent="2 (W-1)/W nbytes(n)",
+        roundings="log2 W + 1",
+        phases="0, then 1",
+        order=Order.PAIRS,
+        run=run,
+        simulate=simulate,
+        sent_bytes=sent_bytes,
+        cost=cost,
+        check_world=lambda world, nodes: check_power_of_two("tree", world),
+    )
+)

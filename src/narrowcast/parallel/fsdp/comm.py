@@ -11,11 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from narrowcast.codecs import Codec
-from narrowcast.collectives.algorithms.one_shot import store
 from narrowcast.collectives.api import all_reduce, reduction_of
 from narrowcast.collectives.runtime import agreement
 from narrowcast.collectives.runtime.messages import Exchange
-from narrowcast.collectives.segments import Times, segment_ranges
+from narrowcast.collectives.segments import Times, segment_ranges, store
 from narrowcast.collectives.work import Work
 from narrowcast.kernels.noise import Noise
 from narrowcast.kernels.ops import FLOATS

@@ -59,7 +59,7 @@ class Rows:
         for codec, run in self.runs:
             part, coder = self.range(row, run), self._coders[codec]
             out = wire[at : at + coder.nbytes(part)]
-            kept = residuals.owed(0, part) if residuals is not None and codec.feedback else None
+            kept = residuals.of(0, part) if residuals is not None and codec.feedback else None
             coder.encode(values[run[0] : run[1]], part, out, noise, scales if is_aps(codec) else None, kept)
             at += out.numel()
         return wire
@@ -78,9 +78,9 @@ class Rows:
         agreed = {j: codec for j, codec in enumerate(self.codecs) if is_aps(codec)}
         if not agreed:
             return None
-        sum_WL = (x if residuals is None else residuals.wanted(x, 0, (0, x.numel()))).view(self.world, -1)
+        sum_WL = (x if residuals is None else residuals.added_to(x, 0, (0, x.numel()))).view(self.world, -1)
         ranges = segment_ranges(self.lengths)
-        largest_J = exponents([largest_finite(sum_WL[:, slice(*ranges[j])]) for j in agreed], exchange.world)
+        largest_J = exponents(torch.stack([largest_finite(sum_WL[:, slice(*ranges[j])]) for j in agreed]), exchange.world)
         exchange.max_(largest_J)
         scales: Scales = [None] * len(self.codecs)
         for (j, codec), largest in zip(agreed.items(), largest_J.view(-1, 1).unbind(), strict=True):

@@ -330,7 +330,7 @@ class _Saver:
             "step": run.step,
             "model": run.model.state_dict(),
             "optimizer": run.optimizer.state_dict(),
-            "residuals": run.world.memory.exact(),
+            "residuals": run.world.residuals.exact(),
             "ready": run.exchange.ready,
             "policy": run.exchange.watch.state_dict(),
             "log": run.log.records,
@@ -346,7 +346,7 @@ class _Saver:
         run = self._run
         run.model.load_state_dict(state["model"])
         run.optimizer.load_state_dict(state["optimizer"])
-        run.world.memory.load_exact(state["residuals"])
+        run.world.residuals.load_exact(state["residuals"])
         if state["ready"]:
             run.exchange.rebuild(state["ready"])
         run.exchange.watch.load_state_dict(state["policy"])

@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from narrowcast.collectives.segments import segment_ranges
+from narrowcast.codecs import Codec
+from narrowcast.codecs.scaled import Scaled, largest_finite
+from narrowcast.collectives.segments import Coder, Scales, segment_ranges
 from narrowcast.kernels.ops import FLOATS
+from narrowcast.kernels.reference.scaled import find_scales
 
 Tensors = Any
 """A tensor W x ..., or a list with one entry for each worker: a tensor, or a list of tensors (segments)."""
@@ -26,6 +29,9 @@ class Stack:
     """From a flat row of n values to one worker's tensor or list of tensors."""
     is_one_tensor: bool
 
+    def coder(self, codec: Codec) -> Coder:
+        return Coder(codec, self.lengths, self.x_Wn.dtype)
+
     def for_all(self, row: Tensor) -> Any:
         """The same row for every worker: views of one memory, since all hold the same bits."""
         if self.is_one_tensor:
@@ -36,16 +42,14 @@ class Stack:
 
 def stacked(what: str, tensors: Tensors, world: int, segments: Sequence[int] | None = None) -> Stack:
     """Check and stack. `segments` cuts the rows of a single tensor."""
-    found = (
-        _one_tensor(what, tensors, world, segments) if isinstance(tensors, Tensor) else _listed(what, tensors, world)
-    )
-    if found.x_Wn.dtype not in FLOATS:
-        raise TypeError(f"{what}: got {found.x_Wn.dtype}; codecs take float32, float16 and bfloat16")
-    if segments is not None and sum(found.lengths) != found.x_Wn.shape[1]:
-        raise ValueError(
-            f"{what}: segments={list(segments)} add up to {sum(segments)}, a worker has {found.x_Wn.shape[1]} values"
-        )
-    return found
+    is_one = isinstance(tensors, Tensor)
+    stack = _one_tensor(what, tensors, world, segments) if is_one else _listed(what, tensors, world)
+    dtype, numel = stack.x_Wn.dtype, stack.x_Wn.shape[1]
+    if dtype not in FLOATS:
+        raise TypeError(f"{what}: got {dtype}; codecs take float32, float16 and bfloat16")
+    if segments is not None and sum(stack.lengths) != numel:
+        raise ValueError(f"{what}: segments={list(segments)} add up to {sum(segments)}, a worker has {numel} values")
+    return stack
 
 
 def _one_tensor(what: str, x: Tensor, world: int, segments: Sequence[int] | None) -> Stack:
@@ -61,9 +65,9 @@ def _listed(what: str, workers: Sequence[Any], world: int) -> Stack:
         raise ValueError(f"{what}: got a list of {len(workers)} for {world} workers; give one entry for each worker")
     rows = [[worker] if isinstance(worker, Tensor) else list(worker) for worker in workers]
     shapes = [[tuple(t.shape) for t in row] for row in rows]
-    for worker, found in enumerate(shapes):
-        if found != shapes[0]:
-            raise ValueError(f"{what}: worker {worker} has shapes {found}, worker 0 {shapes[0]}; make them equal")
+    for worker, own in enumerate(shapes):
+        if own != shapes[0]:
+            raise ValueError(f"{what}: worker {worker} has shapes {own}, worker 0 {shapes[0]}; make them equal")
     if len({(t.dtype, t.device) for row in rows for t in row}) > 1:
         raise TypeError(f"{what}: all tensors of one call must have one dtype and one device")
     x = torch.stack([flat_row(row) for row in rows])
@@ -79,3 +83,26 @@ def _shaper(worker: Any, row: Sequence[Tensor]) -> Callable[[Tensor], Any]:
     if isinstance(worker, Tensor):
         return lambda flat: flat.view(shapes[0])
     return lambda flat: [flat[low:high].view(shape) for shape, (low, high) in zip(shapes, ranges, strict=True)]
+
+
+def largest_WS(x_Wn: Tensor, segments: Sequence[int]) -> Tensor:
+    """The largest finite magnitude of each segment of each worker's values, as float32."""
+    parts = [x_Wn[:, low:high] for low, high in segment_ranges(segments)]
+    if x_Wn.is_cpu:
+        return torch.stack([torch.stack([largest_finite(row) for row in part]) for part in parts], dim=1)
+    # without a look at the result: that would make the host wait for the device
+    return torch.stack([_largest_W(part) for part in parts], dim=1)
+
+
+def _largest_W(x_Wn: Tensor) -> Tensor:
+    if not x_Wn.shape[1]:
+        return x_Wn.new_zeros(len(x_Wn), dtype=torch.float32)
+    return torch.where(x_Wn.isfinite(), x_Wn, 0.0).abs().amax(dim=1).float()
+
+
+def own_scales(codec: Codec, top_WS: Tensor) -> list[Scales]:
+    """By worker: the scales of its own segments, for codecs with one scale for a tensor."""
+    assert isinstance(codec, Scaled)
+    # on the CPU, whose division is the one that counts
+    scale_WS = find_scales(codec.plan, top_WS.cpu().view(-1, 1)).view(top_WS.shape).to(top_WS.device)
+    return [list(scale_S.view(-1, 1).unbind()) for scale_S in scale_WS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,20 +15,18 @@ from narrowcast.codecs import codec as codec_named
 from narrowcast.codecs.scaled import Scaled
 from narrowcast.collectives.algorithms import record
 from narrowcast.collectives.algorithms.context import Reduction
-from narrowcast.collectives.algorithms.hierarchical import checked_nodes
-from narrowcast.collectives.algorithms.one_shot import store
+from narrowcast.collectives.algorithms.record import ALGORITHMS, Algorithm, Order
+from narrowcast.collectives.algorithms.sums import SumRule
+from narrowcast.collectives.algorithms.workers import StackedResiduals, Workers
 from narrowcast.collectives.api import Spec, Step, noise_of, reduction_of
-from narrowcast.collectives.residuals import Residuals as Owed
-from narrowcast.collectives.segments import concrete
+from narrowcast.collectives.aps import agreed_scale_S
+from narrowcast.collectives.segments import Coder, Scales, segment_ranges, store
 from narrowcast.formats import Format
 from narrowcast.formats import format as format_named
-from narrowcast.kernels.noise import derive
-from narrowcast.simulate.world import primitives, sent_bytes
-from narrowcast.simulate.world.algorithms import SIMULATED, Job
-from narrowcast.simulate.world.residuals import Memory, Residuals
-from narrowcast.simulate.world.stack import Stack, Tensors, stacked
-from narrowcast.simulate.world.sums import Sums
-from narrowcast.simulate.world.wire import Scales, Wire, agreed_scale_S, largest_WS, own_scales
+from narrowcast.kernels.noise import Noise, derive
+from narrowcast.kernels.ops import FLOATS
+from narrowcast.simulate.world.residuals import WorldResiduals
+from narrowcast.simulate.world.stack import Stack, Tensors, flat_row, largest_WS, own_scales, stacked
 
 OPS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG}
 ORDERS = ("cluster", "reversed", "random", "pairwise")
@@ -63,15 +62,13 @@ class World:
         self.nodes, self.inner = _nodes(n, groups, nodes), codec_named(inner)
         self.order: str | list[int] = order if isinstance(order, str) else list(order)
         self.low = accumulate == "low"
-        self.sums = Sums(_accumulator(accumulate), kahan, order == "pairwise")
-        self.memory = Memory(n)
+        self.sums = SumRule(_accumulator(accumulate), kahan, order == "pairwise")
+        self.residuals = WorldResiduals(n)
         _check_order(self.order, n)
         self.algorithm_for(self.codec, 1 << 30)
 
     def __repr__(self) -> str:
         return f"World({self.n}, {self.algorithm!r}, {str(self.codec)!r})"
-
-    # ---- collectives -------------------------------------------------------------------------------------------------
 
     def all_reduce(
         self,
@@ -88,57 +85,88 @@ class World:
 
         tensors: W x ..., or a list with one entry for each worker, a tensor or a list of tensors (segments). op: "sum",
         "avg", a factor, or a ReduceOp. spec: instead of the world's own. segments: cuts the rows of a single tensor.
-        names: of the segments, so that error feedback finds what it owes. unit: the loss scale, for error feedback.
+        names: of the segments, so that error feedback finds their residuals. unit: the loss scale, for error feedback.
         """
         stack = stacked("World.all_reduce", tensors, self.n, segments)
         codec = self.codec if spec is None else codec_named(spec)
-        row = torch.empty_like(stack.x_Wn[0])
-        self._reduce(stack, codec, self._reduction(op), step, self._residuals(codec, stack, names, unit), row)
-        return stack.for_all(row)
+        out, reduction = torch.empty_like(stack.x_Wn[0]), self._reduction(op)
+        residuals = self._residuals_of(codec, stack, names, unit)
+        algorithm = ALGORITHMS[self.algorithm_for(codec, out.numel())]
+        noise = noise_of("World.all_reduce", codec, self.seed, step)
+        if self.n == 1 or out.numel() == 0:
+            record.reduce_alone(stack.x_Wn[0], out, reduction, residuals.of_one() if residuals else None)
+            return stack.for_all(out)
+        if algorithm.residual_shots == 1 and residuals is not None:
+            residuals.fold(reduction.gain)  # before scales are found: it counts too
+        workers = self._workers(stack, out, codec, reduction, step, noise, residuals)
+        if algorithm.takes_nodes:
+            noise_of("World.all_reduce inside a node", self.inner, self.seed, step)
+            workers.nodes, workers.inner = self.nodes or (), stack.coder(self.inner)
+        assert algorithm.simulate is not None
+        algorithm.simulate(workers)
+        return stack.for_all(out)
 
     def reduce_scatter(self, tensors: Tensors, op: object = "sum", *, step: Step | None = None) -> list[Tensor]:
         """Worker r gets the sum of everybody's part r: of a list of W tensors, or of W equal parts of a tensor."""
-        stack = stacked("World.reduce_scatter", tensors, self.n)
-        return primitives.reduce_scatter(self, stack, self._reduction(op), step)
+        noise = self._plain_noise("reduce_scatter", step)
+        stack = _with_a_part_for_each(stacked("World.reduce_scatter", tensors, self.n), self.n)
+        ranges, out, reduction = segment_ranges(stack.lengths), torch.empty_like(stack.x_Wn[0]), self._reduction(op)
+        workers = self._workers(stack, out, self.codec, reduction, step, noise)
+        store(out, reduction.finish(workers.sum_of_own(ranges)))
+        parts = stack.shaped(out) if not stack.is_one_tensor else None
+        # a list of tensors gives back tensors of their shapes, one tensor flat parts of it
+        return list(parts) if isinstance(parts, list) else [out[low:high] for low, high in ranges]
 
     def all_gather(self, tensors: Sequence[Tensor] | Tensor, *, step: Step | None = None) -> list[list[Tensor]]:
         """By worker: everybody's tensor as the codec brings it back; sizes may differ."""
-        return primitives.all_gather(self, list(tensors), step)
+        noise, parts = self._plain_noise("all_gather", step), list(tensors)
+        _check_each("all_gather", parts, self.n)
+        arrived = _passages(self.codec, parts, [noise.derive(worker, 1) for worker in range(self.n)])
+        return [list(arrived) for _ in range(self.n)]
 
     def all_to_all(self, tensors: Sequence[Sequence[Tensor]], *, step: Step | None = None) -> list[list[Tensor]]:
         """By worker: what each worker sent to it. tensors[r][p] goes from worker r to worker p."""
-        return primitives.all_to_all(self, [list(row) for row in tensors], step)
+        noise, rows, sent = self._plain_noise("all_to_all", step), [list(row) for row in tensors], []
+        if len(rows) != self.n or any(len(row) != self.n for row in rows):
+            raise ValueError(f"World.all_to_all: give a list of {self.n} tensors for each of the {self.n} workers")
+        for worker, row in enumerate(rows):
+            _check_each("all_to_all", row, self.n)
+            sent.append(_passages(self.codec, row, [noise.derive(worker, 0)] * self.n))
+        return [[sent[source][target] for source in range(self.n)] for target in range(self.n)]
 
     def broadcast(self, tensors: Tensors, src: int = 0, *, step: Step | None = None) -> Any:
         """What worker `src` has, as the codec brings it back, for every worker."""
-        stack = stacked("World.broadcast", tensors, self.n)
-        return stack.for_all(primitives.broadcast(self, stack, src, step))
-
-    # ---- error feedback ----------------------------------------------------------------------------------------------
+        stack, noise = stacked("World.broadcast", tensors, self.n), self._plain_noise("broadcast", step)
+        if not 0 <= src < self.n:
+            raise ValueError(f"World.broadcast: there is no worker {src} among {self.n}")
+        own, whole = stack.x_Wn[src], (0, stack.x_Wn.shape[1])
+        out = torch.empty_like(own)
+        stack.coder(self.codec).passage(own, whole, noise.derive(src, 0), None, out)
+        return stack.for_all(out)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What error feedback owes by name, as the mean over all workers: as `Handle.state_dict`, for any n."""
-        return self.memory.mean()
+        """Residuals of error feedback by name, as the mean over all workers: as `Handle.state_dict`, for any n."""
+        return self.residuals.mean()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Every worker owes the mean now, whatever number of workers it came from."""
-        self.memory.load_mean(state)
+        """Every worker has the mean now, whatever number of workers it came from."""
+        self.residuals.load_mean(state)
 
     def sent_bytes(self, segments: Sequence[int], dtype: torch.dtype = torch.float32) -> list[int]:
         """How many bytes each worker sends in an all_reduce of such segments."""
-        chosen = self.algorithm_for(self.codec, sum(segments))
-        return sent_bytes.sent_bytes(chosen, self, list(segments), dtype)
-
-    # ---- how it is done ----------------------------------------------------------------------------------------------
+        name, inner = self.algorithm_for(self.codec, sum(segments)), Coder(self.inner, segments, dtype)
+        setting = record.Setting(Coder(self.codec, segments, dtype), self.n, self.nodes or (), inner)
+        return record.sent_bytes(name, setting)
 
     def algorithm_for(self, codec: Codec, numel: int) -> str:
         """The algorithm of a call; raises where it cannot be, or cannot be simulated."""
         name = record.choose(self.algorithm, codec, numel, self.n, bool(self.nodes))
-        record.check(name, codec, self.n, self.nodes)
-        _check_sums(name, self.sums, self.low)
-        if codec.feedback and name not in record.WITH_FEEDBACK:
-            allowed = ", ".join(record.WITH_FEEDBACK)
-            raise ValueError(f"World: {codec}: error feedback goes with {allowed}; got {name!r}")
+        record.check(name, codec, self.n, self.nodes, "World")
+        _check_sums(ALGORITHMS[name], self.sums)
+        if self.low:
+            record.check_accumulator(name, "World: accumulate", "casts a worker's own values")
+        if self.low and self.sums.kahan:
+            raise ValueError("World: accumulate='low' and kahan=True: choose one")
         return name
 
     def _reduction(self, op: object) -> Reduction:
@@ -146,54 +174,40 @@ class World:
             return Reduction(multiply=float(op))
         return reduction_of(OPS.get(op, op) if isinstance(op, str) else op, self.n)
 
-    def _residuals(self, codec: Codec, stack: Stack, names: Sequence[str] | None, unit: float) -> Residuals | None:
+    def _plain_noise(self, what: str, step: Step | None) -> Noise:
+        """The noise of a call that keeps nothing from one to the next."""
+        if self.codec.feedback:
+            raise ValueError(f"World.{what} with {self.codec}: only all_reduce has error feedback; leave out +ef")
+        return noise_of(f"World.{what}", self.codec, self.seed, step)
+
+    def _residuals_of(
+        self, codec: Codec, stack: Stack, names: Sequence[str] | None, unit: float
+    ) -> StackedResiduals | None:
         if not codec.feedback:
             return None
         listed = tuple(names) if names is not None else tuple(str(i) for i in range(len(stack.lengths)))
         if len(listed) != len(stack.lengths):
             raise ValueError(f"World: {len(listed)} names for {len(stack.lengths)} segments; give one for each")
-        found = self.memory.residuals(listed, stack.lengths, stack.x_Wn.device)
-        found.unit = unit
-        return found
+        residuals = self.residuals.of_group(listed, stack.lengths, stack.x_Wn.device)
+        residuals.unit = unit
+        return residuals
 
-    def _reduce(
-        self, stack: Stack, codec: Codec, reduction: Reduction, step: Step | None, owed: Residuals | None, out: Tensor
-    ) -> None:
-        chosen = self.algorithm_for(codec, stack.x_Wn.shape[1])
-        noise = noise_of("World.all_reduce", codec, self.seed, step)
-        noise_of("World.all_reduce inside a node", self.inner, self.seed, step)
-        if self.n == 1 or out.numel() == 0:
-            # nothing travels, so nothing is rounded, and all that is owed can be paid
-            total = stack.x_Wn[0].float().clone()
-            if owed is None:
-                store(out, reduction.finish(total))
-                return
-            ours = Owed(owed.first_Wn[0], owed.second_n, owed.unit)
-            total = ours.pay(reduction.finish(ours.pay(total, 0)), 1)
-            store(out, total)
-            ours.keep(total, out, 0, (0, out.numel()), reduction.gain)
-            return
-        if chosen == "one_shot" and owed is not None:
-            owed.fold(reduction.gain)  # before scales are found: it counts too
-        scales, unit_n = self.scales(stack, codec, owed)
-        job = Job(
-            stack.x_Wn,
-            out,
-            self.wire(codec, stack),
-            self.seats(step),
-            noise.derive,
-            scales,
-            reduction,
-            Sums(self.sums.format, self.sums.kahan, self.sums.pairwise, unit_n),
-            owed,
-            self.nodes or (),
-            self.wire(self.inner, stack) if chosen == "hierarchical" else None,
-            self.low,
-        )
-        SIMULATED[chosen](job)
-
-    def wire(self, codec: Codec, stack: Stack) -> Wire:
-        return Wire(codec, stack.lengths, stack.x_Wn.dtype, stack.x_Wn.device)
+    def _workers(
+        self,
+        stack: Stack,
+        out: Tensor,
+        codec: Codec,
+        reduction: Reduction,
+        step: Step | None,
+        noise: Noise,
+        residuals: StackedResiduals | None = None,
+    ) -> Workers:
+        scales, unit_n = self.scales(stack, codec, residuals)
+        sums = self.sums if unit_n is None else replace(self.sums, unit_n=unit_n)
+        seats, coder = self.seats(step), stack.coder(codec)
+        draws = codec.stochastic or self.inner.stochastic
+        by_worker = noise.derive if draws else lambda worker, phase: noise
+        return Workers(stack.x_Wn, out, coder, seats, by_worker, scales, reduction, sums, residuals, low=self.low)
 
     def seats(self, step: Step | None) -> list[int]:
         """The worker at each rank."""
@@ -201,18 +215,18 @@ class World:
             return self.order
         if self.order == "random":
             path = step if isinstance(step, tuple) else (step or 0,)
-            made = torch.Generator().manual_seed(derive(self.seed, *path))
-            return torch.randperm(self.n, generator=made).tolist()
+            generator = torch.Generator().manual_seed(derive(self.seed, *path))
+            return torch.randperm(self.n, generator=generator).tolist()
         return list(range(self.n))[:: -1 if self.order == "reversed" else 1]
 
-    def scales(self, stack: Stack, codec: Codec, owed: Residuals | None) -> tuple[list[Scales], Tensor | None]:
+    def scales(
+        self, stack: Stack, codec: Codec, residuals: StackedResiduals | None
+    ) -> tuple[list[Scales], Tensor | None]:
         """The scales of each worker's own values, and the unit of each value in a low-precision accumulator."""
-        codec = concrete(codec, stack.x_Wn.dtype)
         if not (isinstance(codec, Scaled) and codec.takes_scale):
             return [None] * self.n, _constant_unit(codec, stack)
-        # what is owed counts too: a scale for the gradient alone would cut it off or flush it
-        wanted = stack.x_Wn if owed is None else owed.wanted(stack.x_Wn, owed.first_Wn)
-        top_WS = largest_WS(wanted, stack.lengths)
+        # residuals count too: a scale for the gradient alone would cut them off or flush them
+        top_WS = largest_WS(stack.x_Wn if residuals is None else residuals.added_to(stack.x_Wn), stack.lengths)
         if not codec.aps:
             return own_scales(codec, top_WS), None
         agreed_S = agreed_scale_S(codec.plan, top_WS)
@@ -241,7 +255,7 @@ def _nodes(n: int, groups: int | None, nodes: Sequence[Sequence[int]] | None) ->
         raise ValueError("World: groups= and nodes= say the same thing; give one of them")
     if groups < 1 or n % groups:
         raise ValueError(f"World: groups={groups} do not divide {n} workers; take a divisor of {n}")
-    return checked_nodes([list(range(first, first + groups)) for first in range(0, n, groups)], n)
+    return [list(range(first, first + groups)) for first in range(0, n, groups)]
 
 
 def _check_order(order: str | list[int], n: int) -> None:
@@ -252,18 +266,44 @@ def _check_order(order: str | list[int], n: int) -> None:
         raise ValueError(f"World: order={order} must name each of the workers 0 to {n - 1} once")
 
 
-def _check_sums(algorithm: str, sums: Sums, low: bool) -> None:
+def _check_sums(algorithm: Algorithm, sums: SumRule) -> None:
     """Refuse what has no meaning."""
-    if algorithm == "native":
-        raise ValueError("World: in 'native' the backend adds in an order of its own; take 'ring' or 'two_shot'")
-    if low and algorithm != "ring":
-        raise ValueError(f"World: accumulate='low' is for 'ring'; {algorithm!r} always casts a worker's own values")
-    if low and sums.kahan:
-        raise ValueError("World: accumulate='low' and kahan=True: choose one")
-    if sums.pairwise and (sums.kahan or algorithm in ("ring", "tree")):
-        what = "kahan=True" if sums.kahan else f"{algorithm!r}, which has an order of its own"
+    name, order = repr(algorithm.name), algorithm.order
+    if algorithm.simulate is None:
+        raise ValueError(f"World: in {name} the backend adds in an order of its own; take 'ring' or 'two_shot'")
+    if sums.pairwise and (sums.kahan or order in (Order.RING, Order.PAIRS)):
+        what = "kahan=True" if sums.kahan else f"{name}, which has an order of its own"
         raise ValueError(f"World: order='pairwise' does not go with {what}")
-    if sums.kahan and algorithm == "tree":
-        raise ValueError("World: kahan=True needs one sum after another; 'tree' adds in pairs")
-    if algorithm == "shared_scale" and (sums.kahan or sums.format is not None):
-        raise ValueError("World: 'shared_scale' adds integers exactly; leave accumulate and kahan alone")
+    if sums.kahan and order is Order.PAIRS:
+        raise ValueError(f"World: kahan=True needs one sum after another; {name} adds in pairs")
+    if order is Order.EXACT and (sums.kahan or sums.format is not None):
+        raise ValueError(f"World: {name} adds integers exactly; leave accumulate and kahan alone")
+
+
+def _with_a_part_for_each(stack: Stack, world: int) -> Stack:
+    if len(stack.lengths) == world and world > 1:
+        return stack
+    numel = stack.x_Wn.shape[1]
+    if len(stack.lengths) > 1:
+        raise ValueError(
+            f"World.reduce_scatter: got a list of {len(stack.lengths)} tensors for {world} workers; give one for each"
+        )
+    if numel % world:
+        raise ValueError(f"World.reduce_scatter: {numel} values do not divide into {world} parts; pad, or give a list")
+    return Stack(stack.x_Wn, [numel // world] * world, stack.shaped, is_one_tensor=world > 1 or stack.is_one_tensor)
+
+
+def _passages(codec: Codec, tensors: Sequence[Tensor], noises: Sequence[Noise]) -> list[Tensor]:
+    """What arrives of each tensor, encoded by itself at its place in the whole."""
+    coder, flat = Coder(codec, [t.numel() for t in tensors], tensors[0].dtype), flat_row(tensors)
+    out = torch.empty_like(flat)
+    for (low, high), noise in zip(coder.segments, noises, strict=True):
+        coder.passage(flat[low:high], (low, high), noise, None, out[low:high])
+    return [out[low:high].view(t.shape) for t, (low, high) in zip(tensors, coder.segments, strict=True)]
+
+
+def _check_each(what: str, tensors: Sequence[Tensor], world: int) -> None:
+    if len(tensors) != world:
+        raise ValueError(f"World.{what}: got {len(tensors)} tensors for {world} workers; give one for each")
+    if len({(t.dtype, t.device) for t in tensors}) > 1 or tensors[0].dtype not in FLOATS:
+        raise TypeError(f"World.{what}: all tensors must be float32, float16 or bfloat16, of one type, on one device")
