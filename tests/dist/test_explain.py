@@ -1,4 +1,4 @@
-"""`explain()`, `stats()` and the log say how much is compressed, what DDP leaves out, and which patterns match nothing."""
+"""`explain()`, `stats()` and the log say how much is compressed, what DDP leaves out, and which patterns miss."""
 
 from __future__ import annotations
 

@@ -59,7 +59,8 @@ def dropped(group: dist.ProcessGroup, replicas: int, steps: int) -> list[str]:
     assert grown_since(before) == []
     assert len(optimizer_check._watched) == 0
     for _, handle in kept:
-        assert handle.step == steps and handle.stats()["calls"] == handle.stats()["gradient_calls"] + sum(
+        assert handle.step == steps
+        assert handle.stats()["calls"] == handle.stats()["gradient_calls"] + sum(
             handle.stats()[f"{role}_calls"] for role in ("parameter", "between")
         )
         handle.detach()

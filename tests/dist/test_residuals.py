@@ -1,4 +1,4 @@
-"""What arrived in `.grad` and the residuals are what was expected: where DDP leaves parameters out, and in any layout."""
+"""What arrived in `.grad` and the residuals are what was expected: where DDP leaves parameters out, in any layout."""
 
 from __future__ import annotations
 

@@ -124,7 +124,8 @@ def test_each_part_of_fsdp2_that_is_missing_is_named_before_anything_is_sent(poo
 def check(found: list[tuple[str, str, int]]) -> None:
     for part, error, opened in found:
         said = SENTENCE.fullmatch(error)
-        assert said and said[2] == part, (part, error)
+        assert said, error
+        assert said[2] == part, (part, error)
         assert opened == 0, part
 
 
