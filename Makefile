@@ -14,7 +14,7 @@ CMAKE = $$(command -v $(CURDIR)/$(BIN)/cmake || command -v cmake)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help study test lint docs bench validate fuzz sanitize test-large test-extras test-torch law8 native native-aarch64 clean
+.PHONY: help study test lint docs bench validate fuzz sanitize quick test-large test-slow test-extras test-torch law8 native native-aarch64 clean
 MAKEFLAGS += --no-print-directory
 
 # $(call system,TEST,PACKAGE,CONSEQUENCE): where TEST fails, install the Debian package if that can be done here, and
@@ -44,6 +44,9 @@ test: $(VENV)/installed $(VENV)/dev lint docs  ## every check: ruff, mypy, the d
 	@echo "== pytest"
 	@$(BIN)/python -m pytest -q -n $(WORKERS) $(PYTEST_ARGS)
 
+quick: $(VENV)/installed $(VENV)/dev  ## while you work: the tests of what changed since BASE (main), and a few that span all
+	@$(BIN)/python tests/quick.py --base $(or $(BASE),main) --workers $(WORKERS) $(PYTEST_ARGS)
+
 lint: $(VENV)/installed $(VENV)/dev  ## ruff and mypy
 	@echo "== ruff"
 	@$(BIN)/ruff check --quiet
@@ -71,6 +74,9 @@ sanitize: $(VENV)/installed $(VENV)/dev  ## every native kernel under the saniti
 
 test-large: $(VENV)/installed $(VENV)/dev  ## tensors of more than 2^31 elements (about 20 GB of memory)
 	@$(BIN)/python -m pytest -q -m large $(PYTEST_ARGS)
+
+test-slow: $(VENV)/installed $(VENV)/dev  ## the long forms of tests that have a short one
+	@$(BIN)/python -m pytest -q -n $(WORKERS) -m slow $(PYTEST_ARGS)
 
 test-extras: $(VENV)/installed $(VENV)/dev  ## the examples for Lightning, Accelerate and TensorBoard, which it installs
 	@$(PIP) -e '.[extras]' -e research

@@ -27,7 +27,7 @@ class Import:
     path: Path
     line: int
     importer: str
-    """A module of narrowcast, as `kernels.native`; the empty name is its front. Of research: with its package's name."""
+    """A module of narrowcast, as `kernels.native`; the empty name is its front. Of research with its package."""
     imported: str
     """The absolute name."""
     lazy: bool
