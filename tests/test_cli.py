@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from narrowcast import cli
 from narrowcast.console import emit
@@ -16,15 +17,15 @@ from narrowcast.formats import all_formats
 from narrowcast.kernels.ops import OPS
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
+def run(*words: str, module: str = "narrowcast.cli") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "narrowcast.cli", *words], capture_output=True, text=True, check=False, timeout=100
+        [sys.executable, "-m", module, *words], capture_output=True, text=True, check=False, timeout=100
     )
 
 
 def parsed(*words: str) -> Any:
-    done = run(*words, "--json", "-")
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(cli.assemble(), [*words, "--json", "-"], catch_exceptions=False)
+    assert done.exit_code == 0, done.stderr
     return json.loads(done.stdout)
 
 
@@ -83,8 +84,17 @@ def test_bench_gives_shares_for_a_codec_that_passed_its_check() -> None:
     ],
     ids=["spec", "size"],
 )
-def test_what_is_wrong_is_said_in_one_line_without_a_traceback(words: tuple[str, ...], text: str) -> None:
-    done = run(*words)
+def test_what_is_wrong_is_said_in_one_line(
+    words: tuple[str, ...], text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refusal(monkeypatch, *words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert text in line
+
+
+@pytest.mark.parametrize("module", ["narrowcast", "narrowcast.cli"])
+def test_a_module_is_run_as_the_command_is_and_shows_no_traceback(module: str) -> None:
+    done = run("bench", "codecs", "int9/64", module=module)
     assert done.returncode == 2
-    assert text in done.stderr
+    assert "int takes 2 to 8 bits" in done.stderr
     assert "Traceback" not in done.stderr

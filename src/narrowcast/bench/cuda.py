@@ -10,7 +10,7 @@ import platform
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, timezone, UTC
+from datetime import UTC, datetime
 
 import torch
 from torch import Tensor
