@@ -1,4 +1,4 @@
-# Everything here works in a bare clone with python3 (3.10 or newer) and make, as root or as a plain user.
+# Everything here works in a bare clone with python3 (3.11 or newer) and make, as root or as a plain user.
 PYTHON ?= python3
 WORKERS ?= 2
 # Their versions are in constraints-oldest.txt and so on; `make test` takes constraints.txt.
@@ -14,7 +14,7 @@ CMAKE = $$(command -v $(CURDIR)/$(BIN)/cmake || command -v cmake)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help study test lint docs bench validate fuzz sanitize test-large test-extras test-torch law8 native native-aarch64 clean
+.PHONY: help study test lint docs bench validate fuzz sanitize quick test-large test-slow test-extras test-torch law8 native native-aarch64 clean
 MAKEFLAGS += --no-print-directory
 
 # $(call system,TEST,PACKAGE,CONSEQUENCE): where TEST fails, install the Debian package if that can be done here, and
@@ -44,6 +44,9 @@ test: $(VENV)/installed $(VENV)/dev lint docs  ## every check: ruff, mypy, the d
 	@echo "== pytest"
 	@$(BIN)/python -m pytest -q -n $(WORKERS) $(PYTEST_ARGS)
 
+quick: $(VENV)/installed $(VENV)/dev  ## while you work: the tests of what changed since BASE (main), and a few that span all
+	@$(BIN)/python tests/quick.py --base $(or $(BASE),main) --workers $(WORKERS) $(PYTEST_ARGS)
+
 lint: $(VENV)/installed $(VENV)/dev  ## ruff and mypy
 	@echo "== ruff"
 	@$(BIN)/ruff check --quiet
@@ -72,8 +75,11 @@ sanitize: $(VENV)/installed $(VENV)/dev  ## every native kernel under the saniti
 test-large: $(VENV)/installed $(VENV)/dev  ## tensors of more than 2^31 elements (about 20 GB of memory)
 	@$(BIN)/python -m pytest -q -m large $(PYTEST_ARGS)
 
+test-slow: $(VENV)/installed $(VENV)/dev  ## the long forms of tests that have a short one
+	@$(BIN)/python -m pytest -q -n $(WORKERS) -m slow $(PYTEST_ARGS)
+
 test-extras: $(VENV)/installed $(VENV)/dev  ## the examples for Lightning, Accelerate and TensorBoard, which it installs
-	@$(PIP) -e '.[extras]'
+	@$(PIP) -e '.[extras]' -e research
 	@$(BIN)/python -m pytest -q -m extras $(PYTEST_ARGS)
 
 test-torch: $(TORCHES:%=build/torch-%/installed)  ## what depends on torch's version, on the oldest and the newest (3 GB each to fetch)
@@ -103,12 +109,12 @@ native-aarch64:  ## cross-compile the CPU library for ARM: a check that it build
 clean:  ## remove what was built; the virtual environment stays (rm -rf .venv)
 	rm -rf build site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f src/narrowcast/kernels/libnarrowcast_cpu.*
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src research tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch is asked for by its exact version, first and alone: with the version given pip takes the small CPU build where
 # one is offered, while a range would fetch the CUDA one. constraints.txt then holds it in place.
 $(VENV)/torch: constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "$(PYTHON) is older than 3.10: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: make PYTHON=python3.12 ..."; exit 1; }
 	$(call system,$(PYTHON) -c "import ensurepip",python3-venv,python3 -m venv needs it)
 	@echo "== virtual environment and torch"
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
@@ -116,10 +122,10 @@ $(VENV)/torch: constraints.txt
 	@touch $@
 
 # The library that `make native` may have left in the source tree is removed, so that one alone is ever found.
-$(VENV)/installed: $(VENV)/torch pyproject.toml CMakeLists.txt $(wildcard csrc/*)
+$(VENV)/installed: $(VENV)/torch pyproject.toml research/pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 	$(call system,command -v c++,g++,the package works through its plain reference and is slower)
-	@echo "== narrowcast"
-	@$(PIP) -e '.[cli]' numpy  # torch warns at every start where numpy is missing
+	@echo "== narrowcast and narrowcast-research"
+	@$(PIP) -e '.[cli]' -e research numpy  # torch warns at every start where numpy is missing
 	@rm -f src/narrowcast/kernels/libnarrowcast_cpu.*
 	@touch $@
 
@@ -128,21 +134,21 @@ $(VENV)/dev: pyproject.toml | $(VENV)/installed
 	$(call system,command -v c++,g++,softposit$(COMMA) which the tests compare with$(COMMA) cannot be built)
 	$(call system,[ -f "$$($(PYTHON) -c $(INCLUDE))/Python.h" ],python3-dev,softposit$(COMMA) which the tests compare with$(COMMA) cannot be built)
 	@echo "== the tools for development"
-	@$(PIP) -e '.[dev]'
+	@$(PIP) -e '.[dev]' -e research
 	@touch $@
 
 # An environment by itself for each version of torch, with what it brings: its own Triton among it.
-build/torch-%/installed: constraints-%.txt pyproject.toml CMakeLists.txt $(wildcard csrc/*)
+build/torch-%/installed: constraints-%.txt pyproject.toml research/pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 	$(call system,command -v c++,g++,the package works through its plain reference and is slower)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "$(PYTHON) is older than 3.10: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: make PYTHON=python3.12 ..."; exit 1; }
 	$(call system,$(PYTHON) -c "import ensurepip",python3-venv,python3 -m venv needs it)
 	$(call system,[ -f "$$($(PYTHON) -c $(INCLUDE))/Python.h" ],python3-dev,softposit$(COMMA) which the tests compare with$(COMMA) cannot be built)
 	@echo "== virtual environment for the $* torch"
 	@rm -rf build/torch-$* && $(PYTHON) -m venv build/torch-$*
-	@build/torch-$*/bin/python -m pip install -qq --disable-pip-version-check -c constraints-$*.txt -e '.[test]'
+	@build/torch-$*/bin/python -m pip install -qq --disable-pip-version-check -c constraints-$*.txt -e '.[test]' -e research
 	@touch $@
 
 $(VENV)/bench: pyproject.toml | $(VENV)/installed
 	@echo "== the peers for the benchmark"
-	@$(PIP) -e '.[bench]'
+	@$(PIP) -e '.[bench]' -e research
 	@touch $@

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ from hypothesis import settings
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+# Where narrowcast-research is not installed (a tree on the path alone), the variable names it.
+if not metadata.entry_points(group="narrowcast.plugins"):
+    os.environ.setdefault("NARROWCAST_PLUGINS", "narrowcast_research")
 
 TESTS = Path(__file__).parent
 POISONED = ("kernels", "codecs", "laws", "gpu")

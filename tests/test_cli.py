@@ -9,24 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from narrowcast_research.bench import dettmers2016
+from typer.testing import CliRunner
 
 from narrowcast import cli
-from narrowcast.codecs import all_specs
 from narrowcast.console import emit
 from narrowcast.formats import all_formats
 from narrowcast.kernels.ops import OPS
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
+def run(*words: str, module: str = "narrowcast.cli") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "narrowcast.cli", *words], capture_output=True, text=True, check=False, timeout=100
+        [sys.executable, "-m", module, *words], capture_output=True, text=True, check=False, timeout=100
     )
 
 
 def parsed(*words: str) -> Any:
-    done = run(*words, "--json", "-")
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(cli.assemble(), [*words, "--json", "-"], catch_exceptions=False)
+    assert done.exit_code == 0, done.stderr
     return json.loads(done.stdout)
 
 
@@ -34,18 +33,6 @@ def test_formats_lists_every_registered_format_with_its_corner_rules() -> None:
     rows = parsed("formats")
     assert [row["name"] for row in rows] == [fmt.name for fmt in all_formats()]
     assert all({"overflow", "nan", "inf", "-0"} <= set(row["rules"]) for row in rows)
-
-
-def test_no_codec_but_declared_ones_loses_a_nan_an_inf_or_a_huge_value() -> None:
-    rows = parsed("codecs", "--table", "nonfinite")
-    assert [row["codec"] for row in rows] == all_specs()
-    assert [row["codec"] for row in rows if not row["kept"]] == []
-
-
-def test_the_dettmers_table_agrees_with_the_corrected_numbers_to_two_percent() -> None:
-    cells = list(dettmers2016.run(1_000_000))
-    assert len(cells) == len(dettmers2016.PUBLISHED)
-    assert {cell.codec: cell.deviation for cell in cells if cell.deviation > 0.02} == {}
 
 
 def test_doctor_names_the_implementation_and_every_slow_codec() -> None:
@@ -92,14 +79,22 @@ def test_bench_gives_shares_for_a_codec_that_passed_its_check() -> None:
 @pytest.mark.parametrize(
     "words, text",
     [
-        (("codecs", "--table", "x"), "there are dettmers2016, nonfinite"),
         (("bench", "codecs", "int9/64"), "int takes 2 to 8 bits"),
         (("bench", "codecs", "--size", "1PB"), "take 64MiB, 1GiB, 25MB"),
     ],
-    ids=["table", "spec", "size"],
+    ids=["spec", "size"],
 )
-def test_what_is_wrong_is_said_in_one_line_without_a_traceback(words: tuple[str, ...], text: str) -> None:
-    done = run(*words)
+def test_what_is_wrong_is_said_in_one_line(
+    words: tuple[str, ...], text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refusal(monkeypatch, *words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert text in line
+
+
+@pytest.mark.parametrize("module", ["narrowcast", "narrowcast.cli"])
+def test_a_module_is_run_as_the_command_is_and_shows_no_traceback(module: str) -> None:
+    done = run("bench", "codecs", "int9/64", module=module)
     assert done.returncode == 2
-    assert text in done.stderr
+    assert "int takes 2 to 8 bits" in done.stderr
     assert "Traceback" not in done.stderr

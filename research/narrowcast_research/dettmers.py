@@ -87,8 +87,6 @@ class SubBatchMLP(nn.Module):
             x = self._gathered(number, self._computed(number, x)).get()
         return x
 
-    # ---- training ----------------------------------------------------------------------------------------------------
-
     def train_step(
         self, features: Tensor, labels: Tensor, loss: Loss, after_sub_batch: Callable[[], None] | None = None
     ) -> tuple[float, Tensor]:
@@ -155,8 +153,6 @@ class SubBatchMLP(nn.Module):
             raise ValueError("SubBatchMLP: the loss does not depend on the outputs; compute it from its first argument")
         error = outputs.grad.split(self.shards[-1], dim=1)[self.rank].contiguous()
         return float(value.detach()), _Coming(None, lambda: error)
-
-    # ---- what travels ------------------------------------------------------------------------------------------------
 
     def _labels(self, labels: Tensor) -> list[Tensor]:
         """Everyone's labels, as they are."""

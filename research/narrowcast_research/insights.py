@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from enum import Enum
 from statistics import geometric_mean
 from typing import Any
 
@@ -17,6 +15,7 @@ from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import grouped
 from narrowcast.study.analysis.findings import Accuracy, Findings, Step, Uncompared
 from narrowcast.study.analysis.statistics import Conclusion
+from narrowcast.study.report.sections import Insight, Statements, Support
 from narrowcast.study.spec_bits import code_bits
 
 CONVOLUTIONAL = re.compile(r"cnn|conv|alexnet|vgg|resnet|inception|davidnet|lenet")
@@ -26,26 +25,6 @@ LITTLE = 1.1
 """A speedup of less than this is little."""
 RESHAPED = 64
 """Values in a bucket from which on 1-bit SGD counts as reshaped; columns of a convolution are shorter."""
-
-
-class Support(Enum):
-    """What the data say about a statement."""
-
-    YES = "supported"
-    NO = "not supported"
-    UNKNOWN = "cannot tell"
-
-
-@dataclass(frozen=True)
-class Insight:
-    """A statement, and what the data say about it."""
-
-    statement: str
-    support: Support
-    because: str
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "support": self.support.value}
 
 
 Judged = tuple[Support, str]
@@ -82,9 +61,6 @@ def _narrow(findings: Findings) -> list[Step]:
 def _prefer_measured(steps: Sequence[Step]) -> list[Step]:
     measured = [step for step in steps if not step.predicted]
     return measured or list(steps)
-
-
-# ---- accuracy --------------------------------------------------------------------------------------------------------
 
 
 def _told(rows: Sequence[Accuracy], conclusion: Conclusion) -> list[Accuracy]:
@@ -146,9 +122,6 @@ def _one_or_two_bits_lose(findings: Findings) -> Judged:
     return _unknown(because) if unsure or missing else _yes_if(True, because)
 
 
-# ---- speed -----------------------------------------------------------------------------------------------------------
-
-
 def _mpi_helps(findings: Findings) -> Judged:
     steps = _prefer_measured([step for step in _narrow(findings) if step.transport == "mpi"])
     if not steps:
@@ -197,8 +170,8 @@ def _many_workers_gain_more(findings: Findings) -> Judged:
     few, many = _mean_gain(pair[0] for pair in pairs), _mean_gain(pair[1] for pair in pairs)
     rises = sum(_gain(pair[1]) > _gain(pair[0]) for pair in pairs)
     because = (
-        f"{_source(steps)}: on average {formatting.ratio(few)} with the fewest workers, {formatting.ratio(many)} with the most; "
-        f"it rises in {rises} of {formatting.count(len(pairs), 'setting')}"
+        f"{_source(steps)}: on average {formatting.ratio(few)} with the fewest workers, "
+        f"{formatting.ratio(many)} with the most; it rises in {rises} of {formatting.count(len(pairs), 'setting')}"
     )
     return _yes_if(many > few and rises > len(pairs) / 2, because)
 
@@ -251,7 +224,8 @@ def _dgx_has_little_left(findings: Findings) -> Judged:
     if not large or not other:
         return _unknown("needs a DGX-1 with NCCL, with and without AlexNet or VGG")
     most, rest = _mean_gain(large), _mean_gain(other)
-    because = f"{_source(steps)}: on average {formatting.ratio(most)} on AlexNet and VGG, {formatting.ratio(rest)} on the others"
+    gains = f"{formatting.ratio(most)} on AlexNet and VGG, {formatting.ratio(rest)} on the others"
+    because = f"{_source(steps)}: on average {gains}"
     return _yes_if(rest < LITTLE <= most, because)
 
 
@@ -291,8 +265,8 @@ def _stock_one_bit(findings: Findings) -> Judged:
     fixed = [s for s in reshaped if s.faster is not False]
     because = (
         f"{_source(steps)}: short columns are slower than float32 in {len(slower)} of {len(stock)} settings "
-        f"({formatting.ratio(_mean_gain(stock))} on average), reshaped ones not slower in {len(fixed)} of {len(reshaped)} "
-        f"({formatting.ratio(_mean_gain(reshaped))})"
+        f"({formatting.ratio(_mean_gain(stock))} on average), reshaped ones not slower in {len(fixed)} of "
+        f"{len(reshaped)} ({formatting.ratio(_mean_gain(reshaped))})"
     )
     return _yes_if(bool(slower) and len(fixed) == len(reshaped), because)
 
@@ -312,7 +286,8 @@ def _cheap_instances_win(findings: Findings) -> Judged:
             won += min(map(_dollars, narrow)) < min(map(_dollars, plain[fastest]))
     if not places:
         return _unknown("needs prices of two machines")
-    because = f"predicted: an epoch costs less so than on the faster machine in {won} of {formatting.count(places, 'setting')}"
+    settings = formatting.count(places, "setting")
+    because = f"predicted: an epoch costs less so than on the faster machine in {won} of {settings}"
     return _yes_if(won > places / 2, because)
 
 
@@ -338,3 +313,13 @@ STATEMENTS: tuple[tuple[str, Callable[[Findings], Judged]], ...] = (
 def insights(findings: Findings) -> list[Insight]:
     """Every statement, with what these data say about it."""
     return [Insight(statement, *judged(findings)) for statement, judged in STATEMENTS]
+
+
+GRUBIC = Statements(
+    source="Grubic et al. (EDBT 2018)",
+    note=(
+        "The insights that Grubic et al. (EDBT 2018) are remembered for. The wording is ours and was not checked "
+        "against the paper's text; the judgement is computed from this study alone."
+    ),
+    judge=insights,
+)

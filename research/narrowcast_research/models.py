@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from narrowcast.study.models import linear_layers
 
 DAVIDNET_LOGITS = 0.125
 
@@ -78,17 +78,6 @@ def resnet18(classes: int = 10, width: int = 64) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
 
 
-def mlp(sizes: Sequence[int] = (784, 1024, 1024, 10), dropout: Sequence[float] = ()) -> nn.Module:
-    """Linear layers with ReLU between; `dropout` before each layer, the input's first."""
-    layers: list[nn.Module] = [nn.Flatten()]
-    for position, (before, after) in enumerate(itertools.pairwise(sizes)):
-        if position < len(dropout) and dropout[position]:
-            layers.append(nn.Dropout(dropout[position]))
-        layers.append(nn.Linear(before, after))
-        layers += [nn.ReLU()] if position < len(sizes) - 2 else []
-    return nn.Sequential(*layers)
-
-
 def small_cnn(classes: int = 10, channels: int = 1, side: int = 28, width: int = 16) -> nn.Module:
     """Two convolutions and a linear layer, for what must train in seconds."""
     after = side // 4
@@ -123,17 +112,6 @@ def least_squares(size: int = 10) -> nn.Module:
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "davidnet": davidnet,
     "resnet18": resnet18,
-    "mlp": mlp,
+    "mlp": linear_layers,
     "small-cnn": small_cnn,
 }
-
-
-def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """A model whose first weights depend on `seed` alone, whatever was drawn before."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make()
-
-
-def parameters_of(model: nn.Module) -> int:
-    return sum(math.prod(p.shape) for p in model.parameters())

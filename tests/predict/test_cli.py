@@ -119,19 +119,6 @@ def test_advise_looks_at_the_gradients_of_a_real_model(tmp_path: Path) -> None:
     assert {error["wire"] for error in found["gradient_errors"]} == {"int8/256", "int4/128+ef"}
 
 
-def test_validate_prints_measured_predicted_and_error() -> None:
-    code, out, _ = run("validate", "dettmers2016")
-    assert code == 0
-    for part in ("measured x", "predicted x", "50.55", "37.19", "the honest mode", "reached"):
-        assert part in out
-
-
-def test_validate_writes_a_page(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    assert run("validate", "transfer", "--markdown", str(page))[0] == 0
-    assert "composed MAPE <= 5 %: reached" in page.read_text()
-
-
 BAD = {
     "negative bandwidth": ("bandwidth_gbit = -1.0\n", "cluster.toml:5: level.0.bandwidth_gbit: must be more than 0"),
     "missing bandwidth": ("", "cluster.toml:3: level.0.bandwidth_gbit: is missing"),
@@ -163,8 +150,6 @@ def test_a_bad_cluster_file_is_one_line_and_exit_code_2(tmp_path: Path, case: st
         ("advise --model resnet50 --cluster pcie3", "--workers: must be 2 or more"),
         ("profile no_such_file.py:net", "importing no_such_file.py failed"),
         ("profile resnet50 --out unused.toml", "needs the device's speed"),
-        ("validate no-such", "unknown 'no-such'"),
-        ("validate --data no-such.csv", "no file no-such.csv"),
         ("probe", "start it with torchrun"),
         ("predict --model resnet50 --cluster pcie3 --batch -3", "--batch: must be above 0, got -3"),
         ("predict --model resnet50 --cluster pcie3 --compute-ms -3", "--compute-ms: must be above 0, got -3"),
@@ -183,7 +168,6 @@ def test_a_bad_cluster_file_is_one_line_and_exit_code_2(tmp_path: Path, case: st
         ("profile torch.nn:Identity --out no/such.toml", "--out: there is no folder no"),
         ("probe --local 2 --out no/such.toml", "--out: there is no folder no"),
         ("probe --local 2 --seconds -1", "--seconds: must be above 0"),
-        ("validate transfer --markdown no/such.md", "--markdown: there is no folder no"),
         ("probe --local 1", "communication begins with two"),
     ],
 )

@@ -85,9 +85,6 @@ def run(specs: Iterable[str], size: int = SIZE, rounds: int = ROUNDS) -> Iterato
         )
 
 
-# ---- a lowered model -------------------------------------------------------------------------------------------------
-
-
 class Block(nn.Module):
     """The block of ResNet-18 for 32 x 32 images."""
 

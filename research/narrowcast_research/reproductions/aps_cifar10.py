@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from narrowcast.parallel import schedule
 from narrowcast.simulate.training.train import Run, train
 from narrowcast.simulate.world.world import World
+from narrowcast.study.models import seeded
 from narrowcast_research import models
 from narrowcast_research.reproductions.base import (
     Cell,
@@ -201,7 +202,7 @@ class ApsCifar10(Reproduction):
         row = next(row for row in ROWS if row.name == cell["row"])
         recipe = SMALL if options.quick else RECIPES[cell["model"]]
         data = pictures("cifar10", options, channels=3)
-        model = models.seeded(recipe.make, cell["seed"])
+        model = seeded(recipe.make, cell["seed"])
         # convolutions on tensor cores want channels last
         model = model.to(options.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         per_epoch = len(data.x_train) // recipe.batch

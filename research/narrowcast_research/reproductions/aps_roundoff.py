@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from narrowcast.simulate.world.world import World
+from narrowcast.study.models import seeded
 from narrowcast_research import models
 from narrowcast_research.reproductions.base import (
     Cell,
@@ -123,7 +124,7 @@ def _gradients(seed: int, options: Options, folder: Path) -> Tensor:
         return torch.load(path, weights_only=True)
     workers, each = (64, 8) if options.quick else (256, 8)
     data = pictures("cifar10", options, channels=3)
-    model = models.seeded((lambda: models.small_cnn(channels=3, side=8)) if options.quick else models.davidnet, seed)
+    model = seeded((lambda: models.small_cnn(channels=3, side=8)) if options.quick else models.davidnet, seed)
     model = model.to(options.device)
     order = torch.randperm(len(data.x_train), generator=torch.Generator().manual_seed(seed))[: workers * each]
     weight = next(module for module in model.modules() if isinstance(module, nn.Conv2d)).weight

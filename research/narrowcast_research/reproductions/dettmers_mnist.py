@@ -15,7 +15,7 @@ from narrowcast.data import Dataset
 from narrowcast.simulate.precision.casts import Quantizer
 from narrowcast.simulate.training.train import train
 from narrowcast.simulate.world.world import World
-from narrowcast_research import models
+from narrowcast.study.models import linear_layers, seeded
 from narrowcast_research.reproductions.base import Cell, Claim, Options, Report, Reproduction, Result, Work, by, spread
 from narrowcast_research.reproductions.pictures import pictures
 
@@ -60,7 +60,7 @@ class DettmersMnist(Reproduction):
     def run(self, cell: Cell, options: Options, work: Work) -> Result | None:
         data = pictures("mnist", options)
         gradients, forward, backward = SPECS[cell["type"]]
-        model = models.seeded(lambda: _network(data, options), cell["seed"])
+        model = seeded(lambda: _network(data, options), cell["seed"])
         data_parallel = cell["parallel"] == "data"
         if not data_parallel and cell["type"] != "float32":
             model = _with_wires(model, forward, backward)
@@ -117,8 +117,8 @@ def _standard_error(values: list[float]) -> float:
 
 def _network(data: Dataset, options: Options) -> nn.Module:
     if options.quick:
-        return models.mlp((64, 64, 64, data.classes))
-    return models.mlp((784, 1024, 1024, data.classes), dropout=(0.2, 0.3, 0.3))
+        return linear_layers((64, 64, 64, data.classes))
+    return linear_layers((784, 1024, 1024, data.classes), dropout=(0.2, 0.3, 0.3))
 
 
 def _with_wires(model: nn.Module, forward: str, backward: str) -> nn.Module:

@@ -13,7 +13,7 @@ from torch import nn
 from narrowcast.data import Dataset
 from narrowcast.simulate.training.train import Run, train
 from narrowcast.simulate.world.world import World
-from narrowcast_research import models
+from narrowcast.study.models import linear_layers, seeded
 from narrowcast_research.reproductions.base import Options, Result, Work
 from narrowcast_research.reproductions.pictures import pictures
 
@@ -24,7 +24,7 @@ def perceptron(data: Dataset, options: Options, seed: int) -> nn.Module:
     """Two hidden layers, small for digits of 8 x 8 and larger for 28 x 28."""
     inputs = math.prod(data.x_train.shape[1:])
     hidden = HIDDEN_QUICK if options.quick else HIDDEN
-    return models.seeded(lambda: models.mlp((inputs, hidden, hidden, data.classes)), seed)
+    return seeded(lambda: linear_layers((inputs, hidden, hidden, data.classes)), seed)
 
 
 def sgd(parameters: list[nn.Parameter], rate: float = 0.1) -> torch.optim.Optimizer:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from narrowcast.cli.options import out_file, workers_of
+from narrowcast.cli.options import one_line, out_file, workers_of
 from narrowcast.console import JsonPath, emit, make_console, new_table, progress
 from narrowcast_research.validation import lab as lab_validation
 from narrowcast_research.validation import registry, table
@@ -20,6 +20,7 @@ SHOWN = 60
 """Of longer tables so many cells are printed, evenly spread."""
 
 
+@one_line
 def validate(
     names: Annotated[
         list[str] | None, typer.Argument(help=f"Any of {', '.join(registry.VALIDATIONS)}; default all.")

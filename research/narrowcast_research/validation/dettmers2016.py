@@ -65,8 +65,6 @@ def one_node(total: float, bits: int) -> float:
     return model_parallel(total, FULLY_CONNECTED, FULLY_CONNECTED_PARALLEL, penalty)
 
 
-# ---- 96 GPUs ---------------------------------------------------------------------------------------------------------
-
 NODES, CLUSTER_GPUS = 32, 96
 HIDES = 1.3
 """Milliseconds of the matrix product that a synchronisation hides under."""
@@ -127,8 +125,6 @@ def cluster(row: Row, bits: int, mode: str = "paper", total: float = TOTAL) -> f
 def best(bits: int, mode: str = "paper", total: float = TOTAL) -> float:
     return max(cluster(row, bits, mode, total) for row in ROWS)
 
-
-# ---- as tables -------------------------------------------------------------------------------------------------------
 
 PUBLISHED_ONE_NODE = {(TOTAL, 32): 3.53, (TOTAL, 8): 3.67, (TOTAL_CONVNET2, 32): 3.71, (TOTAL_CONVNET2, 8): 3.80}
 KRIZHEVSKY = 3.66

@@ -10,9 +10,6 @@ from narrowcast.predict.parallelism import Fsdp
 from narrowcast.predict.step import Setup
 from narrowcast_research.validation.metrics import Cell, Result, figures, line
 
-# ---- APS -------------------------------------------------------------------------------------------------------------
-
-
 APS_FP16 = ((2_097_152, 1243e-6), (4_718_592, 2402e-6), (2_097_152, 1242e-6), (8_912_896, 3733e-6))
 """Figure 11: bytes and seconds of the fp16 all-reduce on 32 V100: three layers of ResNet-50, and all of them in one."""
 
@@ -26,9 +23,6 @@ def aps_fit() -> tuple[float, float]:
 def aps_seconds(values: int, latency: float, bandwidth: float, max_phase: float) -> float:
     """T = T_max + a + L / B against a + 2 L / B for 16 bits."""
     return max_phase + latency + values / bandwidth
-
-
-# ---- volumes ---------------------------------------------------------------------------------------------------------
 
 
 def one_bit_adam_ratio(warm_up: float) -> float:
@@ -55,9 +49,6 @@ def gather_crossover(ratio: float) -> float:
 
 def effective_ratio(spec: str) -> float:
     return 32 / codec_named(spec).bits_per_value
-
-
-# ---- as a table ------------------------------------------------------------------------------------------------------
 
 
 def _crossing_ranks(ratio: int) -> int:

@@ -119,9 +119,6 @@ def _train(lab: Lab, place: Place, wires: Sequence[str]) -> dict[str, Any]:
     return {"hosts": place.hosts, "rate": place.rate, "model": place.model, "date": when, **found}
 
 
-# ---- against predictions ---------------------------------------------------------------------------------------------
-
-
 def _profile(row: dict[str, Any], folder: Path) -> Profile:
     return model_file.read(toml.parse(row["profile"], f"{folder / RUNS}: {row['model']}"))
 

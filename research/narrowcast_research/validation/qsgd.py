@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import combinations
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.predict import zoo
+from narrowcast.predict import load_cluster, zoo
 from narrowcast.predict.model import Description
 from narrowcast_research.validation import transfer
 from narrowcast_research.validation.metrics import GOOD_ENOUGH, Cell, Result, figures, order
@@ -23,6 +24,7 @@ MODELS = {
 }
 """With the global batch on 2, 4, 8 and 16 GPUs; it is not published for ResNet50, nor for VGG19 on 16."""
 WIRES = {"4bit d=1024": "qsgd4/1024", "2bit d=128": "qsgd2/128"}
+MEASURED_ON = "p2.16xlarge"
 NOT_QUANTISED = 10_000
 """Tensors with fewer values travel as they are, as the paper says."""
 
@@ -31,6 +33,38 @@ def _hours() -> dict[tuple[str, str, int], tuple[float, float]]:
     return {
         (row["model"], row["precision"], int(row["gpus"])): (float(row["comm_h"]), float(row["comp_h"]))
         for row in rows("qsgd_fig4_epoch_hours.csv")
+    }
+
+
+class PaperRuns:
+    """The paper's batches, and the computation of its 32-bit bars: what a study predicts with."""
+
+    def batch(self, network: Description, workers: int) -> int | None:
+        """Over all devices. The LSTM is that of Grubic et al. (EDBT 2018)."""
+        if network.name == "lstm":
+            return 256
+        batches = {build().name: batches for build, batches in MODELS.values()}.get(network.name)
+        return None if batches is None or workers not in GPUS else batches[GPUS.index(workers)]
+
+    def compute_seconds(self, network: Description, workers: int, batch: int, flops: float) -> float | None:
+        hours = _compute_hours().get((network.name, workers))
+        if hours is None:
+            return None
+        seconds = 3600 * hours * workers * batch / network.samples
+        return seconds * load_cluster(MEASURED_ON).device.flops / flops
+
+
+PUBLISHED = PaperRuns()
+
+
+@cache
+def _compute_hours() -> dict[tuple[str, int], float]:
+    """Of an epoch with 32 bits, by network and devices."""
+    names = {label: build().name for label, (build, _) in MODELS.items()}
+    return {
+        (names[label], gpus): compute
+        for (label, precision, gpus), (_, compute) in _hours().items()
+        if precision == "32bit" and label in names
     }
 
 

@@ -72,8 +72,9 @@ def target_lines(result: Result) -> list[str]:
 
 PAGE = """# How good predictions are
 
-Written by `narrowcast validate --markdown docs/validation.md`: every figure here is computed from data in the package
-(`src/narrowcast/predict/data/SOURCES.md` says whose), and `narrowcast validate` fails where a promised one is missed.
+Written by `narrowcast validate --markdown docs/validation.md`: every figure here is computed from data in
+`research/narrowcast_research/validation/data` (its `SOURCES.md` says whose), and `narrowcast validate` fails where a
+promised one is missed.
 
 - **MAPE** is the mean of the relative errors' sizes, **bias** that of the errors with their sign.
 - **Rank correlation** is Kendall's tau between measured and predicted, within each case, averaged.

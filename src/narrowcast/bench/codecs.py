@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import torch
 from torch import Tensor
@@ -83,7 +83,7 @@ def describe_machine() -> dict[str, str]:
         "isa": native.isa() if native.available() else "reference only",
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 

@@ -10,7 +10,7 @@ import platform
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import torch
 from torch import Tensor
@@ -120,7 +120,7 @@ def describe_machine() -> dict[str, str]:
         "torch": torch.__version__,
         "kernels": triton_loader.load()[1],
         "python": platform.python_version(),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 

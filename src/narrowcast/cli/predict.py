@@ -16,6 +16,7 @@ from narrowcast.cli.options import (
     Flops,
     ModelName,
     Shape,
+    one_line,
     out_file,
     positive,
     specs_of,
@@ -35,9 +36,7 @@ WIRES = "fp32,bf16,int8/256,int4/128"
 WORKERS = (1, 2, 4, 8, 16)
 
 
-# ---- predict ---------------------------------------------------------------------------------------------------------
-
-
+@one_line
 def predict(
     model: ModelName = "",
     cluster: ClusterName = "",
@@ -176,9 +175,7 @@ def _list(json_path: str | None) -> None:
     emit(data, shown, json_path)
 
 
-# ---- advise ----------------------------------------------------------------------------------------------------------
-
-
+@one_line
 def advise(
     model: ModelName = "",
     cluster: ClusterName = "",

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from narrowcast.cli.options import Batch, ComputeMs, Flops, Shape, out_file, specs_of
+from narrowcast.cli.options import Batch, ComputeMs, Flops, Shape, one_line, out_file, specs_of
 from narrowcast.console import JsonPath, emit, make_console, new_table
 from narrowcast.lab import Lab
 from narrowcast.predict import cluster as cluster_file
@@ -27,9 +27,7 @@ from narrowcast.predict.source import DEFAULT_BATCH, check_numbers, resolve
 WORKER = Path(probe_worker.__file__)
 
 
-# ---- probe -----------------------------------------------------------------------------------------------------------
-
-
+@one_line
 def probe(
     out: Annotated[str, typer.Option("--out", "-o", help="Where to write the file.")] = "cluster.toml",
     lab: Annotated[str, typer.Option(help="Probe a lab whose links have this rate (1gbit, none).")] = "",
@@ -113,9 +111,6 @@ def _show_cluster(made: Cluster, out: Path) -> None:
     make_console().print(shown)
 
 
-# ---- profile ---------------------------------------------------------------------------------------------------------
-
-
 def _profile_ranks(model: str, batch: int, shape: str, steps: int) -> tuple[Profile, bool]:
     """The mean over all ranks of the process group, and whether this rank shows it."""
     import torch.distributed as dist
@@ -129,6 +124,7 @@ def _profile_ranks(model: str, batch: int, shape: str, steps: int) -> tuple[Prof
     return made, first
 
 
+@one_line
 def profile(
     model: Annotated[str, typer.Argument(help="module:name, file.py:name, or a built-in description.")],
     out: Annotated[str, typer.Option("--out", "-o", help="Where to write the profile.")] = "model.toml",

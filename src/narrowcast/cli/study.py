@@ -158,9 +158,6 @@ def show(
             make_console().print(f"failed: {line['case']}: {line.get('error')}", markup=False)
 
 
-# ---- tables ----------------------------------------------------------------------------------------------------------
-
-
 def tables(lines: list[results.Line]) -> list[Table]:
     """Step times with speedups over the baseline, and accuracies with differences from it."""
     sessions = [line for line in lines if line["kind"] == "session"]

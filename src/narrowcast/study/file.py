@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+from narrowcast import plugins
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives.algorithms.record import ALGORITHMS
 from narrowcast.lab.rates import parse_rate
@@ -127,17 +128,18 @@ class StudyFile:
     targets: dict[str, float] = field(default_factory=dict)
 
 
-# ---- finding and reading ---------------------------------------------------------------------------------------------
-
-
-def builtins() -> list[str]:
-    return sorted(path.stem for path in BUILTIN.glob("*.toml"))
+def builtins() -> dict[str, Path]:
+    """Studies by name, those of plugins among them."""
+    paths = (path for folder in (BUILTIN, *plugins.loaded().studies) for path in folder.glob("*.toml"))
+    return {path.stem: path for path in sorted(paths, key=lambda path: path.stem)}
 
 
 def load(name: str | Path) -> StudyFile:
     """A built-in study by its name, or a file."""
-    path = BUILTIN / f"{name}.toml" if str(name) in builtins() else Path(name)
+    path = builtins().get(str(name), Path(name))
     if not path.is_file():
+        if name in plugins.RESEARCH_STUDIES:
+            raise plugins.research_needed(f"study {name}")
         raise FileError(f"study: {name} is no file and no built-in study; there are {', '.join(builtins())}")
     return parse(toml.read_text(path, name), str(name))
 
@@ -245,9 +247,8 @@ class _Reader:
                 why = models.mismatch(model, data)
                 if why:
                     self._fail(place["models"], why)
-            if "model" in grid.parallel and not models.can_split(model):
-                allowed = ", ".join(name for name in models.NETS if models.can_split(name))
-                self._fail(place["models"], f'parallel = "model" cuts apart {allowed}; got {model}')
+            if "model" in grid.parallel and (why := models.cannot_split(model)):
+                self._fail(place["models"], why)
         if grid.probe_at and grid.probe_at not in grid.rates:
             self._fail(place["probe_at"], f"must be one of the rates: {', '.join(grid.rates)}; got {grid.probe_at}")
         several = [layout for layout in grid.workers if layout.per_host > 1]

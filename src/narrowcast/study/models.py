@@ -6,16 +6,17 @@ import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from narrowcast_research.models import mlp as mlp_of
-from narrowcast_research.models import seeded
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from narrowcast import plugins
 from narrowcast.predict.profile import ModelError, find
 from narrowcast.study.datasets import Examples, takes
+
+T = TypeVar("T")
 
 HIDDEN = 512
 WIDE = 768
@@ -34,6 +35,17 @@ def _convolutions(
     return nn.Sequential(*layers, nn.Flatten())
 
 
+def linear_layers(sizes: Sequence[int] = (784, 1024, 1024, 10), dropout: Sequence[float] = ()) -> nn.Module:
+    """Linear layers with ReLU between; `dropout` before each layer, the input's first."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for position, (before, after) in enumerate(itertools.pairwise(sizes)):
+        if position < len(dropout) and dropout[position]:
+            layers.append(nn.Dropout(dropout[position]))
+        layers.append(nn.Linear(before, after))
+        layers += [nn.ReLU()] if position < len(sizes) - 2 else []
+    return nn.Sequential(*layers)
+
+
 def _features(part: nn.Module, shape: Sequence[int]) -> int:
     """How many values come out for one example."""
     with torch.no_grad():
@@ -48,7 +60,7 @@ class Halves:
     sizes: tuple[int, ...]
 
     def joined(self) -> nn.Module:
-        return nn.Sequential(self.convolutions, mlp_of(self.sizes))
+        return nn.Sequential(self.convolutions, linear_layers(self.sizes))
 
 
 def _halves(examples: Examples, convolutions: nn.Module, *hidden: int) -> Halves:
@@ -141,9 +153,12 @@ NETS = {
 }
 
 
-def can_split(name: str) -> bool:
-    """Whether Dettmers' scheme can take it apart."""
-    return name in NETS and NETS[name].splits
+def cannot_split(name: str) -> str | None:
+    """Why Dettmers' scheme cannot take it apart here, or None where it can."""
+    if "model" not in plugins.loaded().trainers:
+        return str(plugins.research_needed('parallel = "model"'))
+    able = [name for name, net in NETS.items() if net.splits]
+    return None if name in able else f'parallel = "model" cuts apart {", ".join(able)}; got {name}'
 
 
 def mismatch(name: str, data: str) -> str | None:
@@ -151,6 +166,13 @@ def mismatch(name: str, data: str) -> str | None:
     if name not in NETS or takes(data) in (None, NETS[name].takes):
         return None
     return f"{name} takes {NETS[name].takes}, and {data} is {takes(data)}; put them into grids of their own"
+
+
+def seeded(make: Callable[[], T], seed: int) -> T:
+    """A model whose first weights depend on `seed` alone, whatever was drawn before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make()
 
 
 def build(name: str, examples: Examples, seed: int = 0) -> nn.Module:
@@ -162,11 +184,9 @@ def build(name: str, examples: Examples, seed: int = 0) -> nn.Module:
 
 def halves(name: str, examples: Examples, seed: int = 0) -> Halves:
     """The two parts of a network for Dettmers' scheme; both from the same seed on every rank."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        made = NETS[name].make(examples)
-    assert isinstance(made, Halves)
-    return made
+    parts = seeded(lambda: NETS[name].make(examples), seed)
+    assert isinstance(parts, Halves)
+    return parts
 
 
 def _whole(made: nn.Module | Halves) -> nn.Module:

@@ -16,6 +16,7 @@ SCRIPT = """
 import re, sys
 import torch, triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 import narrowcast as nc
@@ -23,6 +24,7 @@ from narrowcast.kernels import ops
 from narrowcast.kernels.triton import launch
 
 launch.FAST = False
+CUDABackend.make_cubin = lambda *args, **options: b""  # machine code is not looked at
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.uint8: "*u8", torch.int32: "*i32"}
 seen = []
 now = ""
@@ -60,13 +62,16 @@ for what, kernel, args, options in seen:
 
 EXACT = {"reduce:mxfp4": ["fma.rn.f32"]}
 """Products by powers of two are exact: to fuse one with a sum changes nothing."""
-SPECS = ("int8/256+sr", "e4m3fn/256", "uint8/512", "qsgd4/512+l2", "onebit/64", "nvfp4", "int3/64", "mxfp4")
+SPECS = ("int8/256+sr", "qsgd4/512+l2", "nvfp4", "mxfp4")
+"""Noise, norms, two scales and a shared exponent: between them every kind of arithmetic."""
+OTHERS = ("e4m3fn/256", "uint8/512", "onebit/64", "int3/64")
 
 
-def test_nothing_is_fused_approximated_or_flushed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("specs", [SPECS, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["few", "others"])
+def test_nothing_is_fused_approximated_or_flushed(specs: tuple[str, ...], tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT, *SPECS],
+        [sys.executable, "-W", "ignore", "-c", SCRIPT, *specs],
         env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,
         check=False,
@@ -75,11 +80,12 @@ def test_nothing_is_fused_approximated_or_flushed(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.splitlines()
-    assert len(lines) > 3 * len(SPECS)
+    assert len(lines) >= 3 * len(specs)
     for line in lines:
         what, *instructions = line.split()
         wrong = [name for name in instructions if re.search(r"fma|approx|div\.full|\.ftz", name)]
         assert wrong == EXACT.get(what, []), what
-    assert any("mul.rn.f32" in line and "add.rn.f32" in line for line in lines)
-    assert any("div.rn.f32" in line for line in lines)
-    assert any("sqrt.rn.f32" in line for line in lines)
+    if specs == SPECS:  # what is looked for can be seen
+        assert any("mul.rn.f32" in line and "add.rn.f32" in line for line in lines)
+        assert any("div.rn.f32" in line for line in lines)
+        assert any("sqrt.rn.f32" in line for line in lines)

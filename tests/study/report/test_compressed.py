@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from narrowcast_research.insights import Support, insights
 from study.report import made_up
 from study.report.made_up import Line, Truth
 
@@ -19,6 +18,7 @@ from narrowcast.study.analysis.verdict import Answer, judge, verdict_text
 from narrowcast.study.report.export import as_csv, rows, summary
 from narrowcast.study.report.markdown import as_markdown
 from narrowcast.study.report.page import page
+from narrowcast.study.report.sections import Support, insights
 
 NOTHING = "nothing was compressed: no finding"
 WIRES = ("fp32", "int8/256", "onebit/64+ef")

@@ -80,7 +80,8 @@ class Rows:
             return None
         sum_WL = (x if residuals is None else residuals.added_to(x, 0, (0, x.numel()))).view(self.world, -1)
         ranges = segment_ranges(self.lengths)
-        largest_J = exponents(torch.stack([largest_finite(sum_WL[:, slice(*ranges[j])]) for j in agreed]), exchange.world)
+        tops_J = torch.stack([largest_finite(sum_WL[:, slice(*ranges[j])]) for j in agreed])
+        largest_J = exponents(tops_J, exchange.world)
         exchange.max_(largest_J)
         scales: Scales = [None] * len(self.codecs)
         for (j, codec), largest in zip(agreed.items(), largest_J.view(-1, 1).unbind(), strict=True):

@@ -101,7 +101,6 @@ class GradientExchange:
         rebuilt = buckets.rebuilt_buckets(list(self.parameters.values()), order, self._bucket_cap_mb)
         self.buckets = self._named(rebuilt)
 
-
     def begin_step(self, step: int) -> None:
         """Lay the buffer out for the codecs of this step."""
         layout = [self._by_codec(bucket, step) for bucket in self.buckets]
@@ -182,6 +181,8 @@ class GradientExchange:
         for name, row_Wn, part in zip(group.names, rows, means, strict=True):
             self.watch.local(self._info(name), list(row_Wn), step)
             self.watch.mean(self._info(name), part, step)
+
+
 class WorldWatch:
     """One policy object that stands for those of all ranks, which decide alike."""
 

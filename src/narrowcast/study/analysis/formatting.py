@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from narrowcast.study.analysis.statistics import Interval
 
@@ -140,7 +140,7 @@ def moment(iso: str) -> str:
     """`2026-11-15 14:59 UTC`."""
     try:
         # Python 3.10 does not know the Z
-        return f"{datetime.fromisoformat(iso.replace('Z', '+00:00')).astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC"
+        return f"{datetime.fromisoformat(iso.replace('Z', '+00:00')).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
     except ValueError:
         return iso
 

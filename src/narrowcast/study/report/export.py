@@ -7,12 +7,11 @@ import io
 import math
 from typing import Any
 
-from narrowcast_research.insights import insights
-
 from narrowcast.study.analysis.finding import Finding, grouped
 from narrowcast.study.analysis.findings import Accuracy, Findings, Step
 from narrowcast.study.analysis.statistics import Interval
 from narrowcast.study.analysis.verdict import judge
+from narrowcast.study.report.sections import insights
 
 AXES = (
     *("kind", "source", "status", "model", "data", "wire", "algorithm", "workers", "layout"),

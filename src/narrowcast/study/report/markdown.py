@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from narrowcast_research.insights import insights
-
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.findings import Findings
 from narrowcast.study.analysis.verdict import headline, how_sure, judge, speed_sentences
@@ -14,6 +12,7 @@ from narrowcast.study.report.context import Context
 from narrowcast.study.report.figures.accuracy_vs_speed import accuracy_table
 from narrowcast.study.report.figures.heat import elsewhere_table, step_table
 from narrowcast.study.report.markup import Table
+from narrowcast.study.report.sections import all_statements
 from narrowcast.study.report.summary import provenance
 
 SPECIAL = re.compile(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)")
@@ -51,8 +50,9 @@ def as_markdown(findings: Findings) -> str:
     lines += _table(accuracy_table(context, findings.accuracies)) if findings.accuracies else []
     lines += _table(step_table(context, findings.here)) if findings.here else []
     lines += _table(elsewhere_table(context)) if findings.elsewhere else []
-    lines += ["## Insights of Grubic et al. (EDBT 2018)", "", "| statement | these data | because |", "|---|---|---|"]
-    lines += [_row((found.statement, found.support.value, found.because)) for found in insights(findings)]
+    for group in all_statements():
+        lines += [f"## Insights of {group.source}", "", "| statement | these data | because |", "|---|---|---|"]
+        lines += [_row((one.statement, one.support.value, one.because)) for one in group.judge(findings)]
     if findings.failures:
         lines += [
             "",

@@ -19,7 +19,13 @@ from narrowcast.study.report.figures.prediction import predictions
 from narrowcast.study.report.figures.scaling import scaling
 from narrowcast.study.report.figures.time_to_accuracy import time_to_accuracy
 from narrowcast.study.report.markup import FILTERS, Absent, Figure, Limits, Markup, figure_markup, lone, tag
-from narrowcast.study.report.sections import bytes_section, failures_section, insights_section, methods_section
+from narrowcast.study.report.sections import (
+    all_statements,
+    bytes_section,
+    failures_section,
+    insights_section,
+    methods_section,
+)
 from narrowcast.study.report.summary import opening
 
 Section = tuple[str, str, Sequence[Callable[[Context], Figure | Absent]]]
@@ -82,7 +88,8 @@ def _figures(context: Context, limits: Limits) -> list[Markup]:
 
 def _contents() -> Markup:
     places = [(key, title) for key, title, _ in SECTIONS]
-    places += [("bytes", "Bytes"), ("insights", "Insights"), ("failed", "Failures"), ("methods", "Methods")]
+    places += [("bytes", "Bytes"), *([("insights", "Insights")] if all_statements() else [])]
+    places += [("failed", "Failures"), ("methods", "Methods")]
     links = [tag("li", tag("a", title, href=f"#{key}")) for key, title in places]
     toggle = tag("button", "Light or dark", type="button", id="theme", hidden=True)
     return tag("nav", tag("ul", *links), toggle, aria_label="Contents")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from narrowcast_research.insights import Support, insights
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
 
+from narrowcast import plugins
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.findings import WITHIN, Findings, Step
 from narrowcast.study.report.context import Context
@@ -21,6 +25,47 @@ METHODS = (
     training failed, nothing is called kept.""",
     """Predictions carry their own intervals and are never mixed into a measured number.""",
 )
+
+
+class Support(Enum):
+    """What the data say about a statement."""
+
+    YES = "supported"
+    NO = "not supported"
+    UNKNOWN = "cannot tell"
+
+
+@dataclass(frozen=True)
+class Insight:
+    """A statement, and what the data say about it."""
+
+    statement: str
+    support: Support
+    because: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "support": self.support.value}
+
+
+@dataclass(frozen=True)
+class Statements:
+    """What a plugin holds against the data of a study."""
+
+    source: str
+    """Whose they are."""
+    note: str
+    judge: Callable[[Findings], list[Insight]]
+
+
+def all_statements() -> list[Statements]:
+    return [plugins.resolve(reference) for reference in plugins.loaded().statements]
+
+
+def insights(findings: Findings) -> list[Insight]:
+    """Every statement of every plugin; none where no plugin has any."""
+    return [insight for statements in all_statements() for insight in statements.judge(findings)]
+
+
 SIGNS = {Support.YES: "✓", Support.NO: "✗", Support.UNKNOWN: "?"}
 
 
@@ -58,8 +103,15 @@ def bytes_section(context: Context, limits: Limits) -> Markup:
 
 
 def insights_section(findings: Findings) -> Markup:
+    """A table for each plugin that brings statements; nothing where none does."""
+    parts = [part for statements in all_statements() for part in _judged(statements, findings)]
+    head = tag("h2", "What was believed, and what these data say", id="insights")
+    return tag("section", head, *parts) if parts else Markup("")
+
+
+def _judged(statements: Statements, findings: Findings) -> list[Markup]:
     rows = []
-    for insight in insights(findings):
+    for insight in statements.judge(findings):
         sign = tag("span", f"{SIGNS[insight.support]} ", aria_hidden="true")
         kind = insight.support.name.lower()
         rows.append(
@@ -72,12 +124,7 @@ def insights_section(findings: Findings) -> Markup:
         left=3,
         prose=True,
     )
-    note = (
-        "The insights that Grubic et al. (EDBT 2018) are remembered for. The wording is ours and was not checked "
-        "against the paper's text; the judgement is computed from this study alone."
-    )
-    head = tag("h2", "What was believed, and what these data say", id="insights")
-    return tag("section", head, tag("p", note), table.markup())
+    return [tag("p", statements.note), table.markup()]
 
 
 def failures_section(findings: Findings, limits: Limits) -> Markup:

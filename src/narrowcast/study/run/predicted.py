@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from narrowcast_research.validation import qsgd
-from narrowcast_research.validation.published import rows
-
+from narrowcast import plugins
 from narrowcast.predict import cluster as cluster_file
 from narrowcast.predict import zoo
 from narrowcast.predict.cluster import Cluster
@@ -19,10 +16,6 @@ from narrowcast.predict.step import Prediction, Setup, Steps
 from narrowcast.study.analysis import compressed
 from narrowcast.study.cases import PLAIN, Case
 
-CLUSTERS = Path(__file__).parents[1] / "builtin" / "clusters"
-"""How the paper's machines look to a primitive, where a preset says nothing about it: CLUSTER-TRANSPORT.toml."""
-K80_FLOPS = cluster_file.load("p2.16xlarge").device.flops
-"""Of the machine on which the published computation was timed."""
 PROBED = ("fp32", "bf16", "int8/256", "int4/128")
 """Wires that a link is measured with; others run like the one with the nearest number of bits."""
 
@@ -63,8 +56,12 @@ def at_rate(case: Case, profile: Profile, loopback: Cluster) -> dict[str, Any]:
 
 
 def cluster_for(name: str, transport: str) -> Cluster:
-    own = CLUSTERS / f"{name}-{transport}.toml"
-    return cluster_file.load(own if own.is_file() else name)
+    """A machine as a primitive sees it, where a plugin's studies say so, or as its preset has it."""
+    for folder in plugins.loaded().studies:
+        own = folder / "clusters" / f"{name}-{transport}.toml"
+        if own.is_file():
+            return cluster_file.load(own)
+    return cluster_file.load(name)
 
 
 def on_cluster(case: Case) -> dict[str, Any]:
@@ -80,33 +77,32 @@ def on_cluster(case: Case) -> dict[str, Any]:
     return {**_facts(case, made, profile), **more, **about}
 
 
-def _paper_profile(network: Description, cluster: Cluster, workers: int) -> Profile:
-    """With the paper's batch; compute from the published bars of a K80 where there are some, from flops otherwise."""
-    device = cluster.device
-    batch = -(-_paper_batch(network, workers) // workers)
-    hours = _published().get((network.name, workers))
-    if hours is None:
-        return network.profile(device.flops, device.memory_gbyte, batch, spread=device.spread)
-    seconds = 3600 * hours * workers * batch / network.samples
-    return network.profile_of(seconds * K80_FLOPS / device.flops, batch, spread=device.spread)
+class Published(Protocol):
+    """What a plugin knows of runs that a paper describes; None where the paper has nothing."""
 
+    def batch(self, network: Description, workers: int) -> int | None:
+        """Over all devices."""
 
-def _paper_batch(network: Description, workers: int) -> int:
-    """Over all devices, as the paper has it for so many; a number of devices that it does not have keeps the share."""
-    found = {build().name: batches for build, batches in qsgd.MODELS.values()}.get(network.name)
-    if network.name == "lstm":
-        return 256
-    if found is None or workers not in qsgd.GPUS:
-        return network.batch * workers
-    return found[qsgd.GPUS.index(workers)]
+    def compute_seconds(self, network: Description, workers: int, batch: int, flops: float) -> float | None:
+        """Of a step with so many samples on each device, were the paper's devices as fast as `flops`."""
 
 
 @cache
-def _published() -> dict[tuple[str, int], float]:
-    """Hours of computation in an epoch with 32 bits, by network and devices."""
-    names = {label: build().name for label, (build, _) in qsgd.MODELS.items()}
-    found = [row for row in rows("qsgd_fig4_epoch_hours.csv") if row["precision"] == "32bit"]
-    return {(names[row["model"]], int(row["gpus"])): float(row["comp_h"]) for row in found if row["model"] in names}
+def _published() -> tuple[Published, ...]:
+    return tuple(map(plugins.resolve, plugins.loaded().published))
+
+
+def _paper_profile(network: Description, cluster: Cluster, workers: int) -> Profile:
+    """With a paper's batch, and its time of computation, where one is published; from flops otherwise."""
+    device = cluster.device
+    batches = (paper.batch(network, workers) for paper in _published())
+    total = next((batch for batch in batches if batch is not None), network.batch * workers)
+    batch = -(-total // workers)
+    times = (paper.compute_seconds(network, workers, batch, device.flops) for paper in _published())
+    seconds = next((time for time in times if time is not None), None)
+    if seconds is None:
+        return network.profile(device.flops, device.memory_gbyte, batch, spread=device.spread)
+    return network.profile_of(seconds, batch, spread=device.spread)
 
 
 def _paper_algorithm(case: Case) -> str:

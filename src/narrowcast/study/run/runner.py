@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ def session(study: StudyFile, launcher: str) -> dict[str, Any]:
         "kind": "session",
         "study": study.name,
         "text": study.text,
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "launcher": launcher,
         "machine": machine.describe(),
         "versions": machine.versions(),

@@ -1,4 +1,4 @@
-"""Training with one wire, step by step: data parallel over Gloo, MPI or NCCL, or Dettmers' model parallel scheme."""
+"""Training with one wire, step by step: data parallel over Gloo, MPI or NCCL. Plugins bring other ways."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from narrowcast_research.dettmers import SubBatchMLP
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from narrowcast import plugins
 from narrowcast.collectives.runtime.channel import Channel
 from narrowcast.collectives.transports.mpi import mpi_channel
 from narrowcast.parallel import DDPState, attach, ddp_hook
-from narrowcast.parallel.wires import stats as activation_stats
 from narrowcast.study import models
-from narrowcast.study.analysis.compressed import NONE, Share, of_message, share
+from narrowcast.study.analysis.compressed import NONE, Share, share
 from narrowcast.study.cases import PLAIN
 from narrowcast.study.datasets import Examples
 
@@ -98,7 +97,7 @@ class DataParallel:
         if self._handle is None:
             sent = self._steps * plain_bytes(self._values) + beside
             return Counted(sent, sent)
-        return _from_stats(self._handle.stats(), beside)
+        return counted_of(self._handle.stats(), beside)
 
     def compressed(self) -> Share:
         return NONE if self._handle is None else share(self._handle.rows())
@@ -108,7 +107,7 @@ class DataParallel:
             self._handle.detach()
 
 
-def _from_stats(stats: dict[str, float], beside: float = 0.0) -> Counted:
+def counted_of(stats: dict[str, float], beside: float = 0.0) -> Counted:
     """`beside`: what travels as it is, whatever the wire."""
     seconds = (stats["encode_ms"] / 1e3, stats["decode_ms"] / 1e3)
     return Counted(stats["sent_bytes"] + beside, stats["plain_bytes"] + beside, *seconds)
@@ -139,7 +138,7 @@ class MpiDataParallel:
         self.optimizer.step()
 
     def counted(self) -> Counted:
-        return _from_stats(self._state.stats.as_dict())
+        return counted_of(self._state.stats.as_dict())
 
     def compressed(self) -> Share:
         return share(self._state.rows())
@@ -148,59 +147,10 @@ class MpiDataParallel:
         self._state.close()
 
 
-class ModelParallel:
-    """Dettmers' scheme: convolutions by DDP, fully connected layers cut by outputs; activations take the wire."""
-
-    def __init__(self, name: str, examples: Examples, wire: str, algorithm: str) -> None:
-        parts = models.halves(name, examples)
-        self._trained = any(True for _ in parts.convolutions.parameters())
-        self.features: nn.Module = parts.convolutions
-        if self._trained:
-            self.features = DistributedDataParallel(parts.convolutions)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            self.layers = SubBatchMLP(parts.sizes, wire)
-        lossless = wire == PLAIN or not self._trained
-        # as the paper: the gradients of the convolutions, small as they are, in the same type
-        self._handle = None if lossless else attach(self.features, wire, algorithm=algorithm, min_values=1)
-        self._values, self._steps = models.parameters_of(parts.convolutions), 0
-        self._wire = wire
-        self.optimizer = torch.optim.SGD([*self.features.parameters(), *self.layers.parameters()], lr=LR)
-
-    def step(self, x: Tensor, y: Tensor) -> None:
-        self.optimizer.zero_grad()
-        features = self.features(x)
-        _, error = self.layers.train_step(features.detach(), y, cross_entropy)
-        if self._trained:
-            features.backward(error)
-        self.optimizer.step()
-        self._steps += 1
-
-    def counted(self) -> Counted:
-        found = activation_stats(self.layers)
-        total = Counted(
-            sum(found[f"{way}_sent_bytes"] for way in ("forward", "backward")),
-            sum(found[f"{way}_plain_bytes"] for way in ("forward", "backward")),
-        )
-        if self._handle is not None:
-            own = _from_stats(self._handle.stats())
-            return Counted(total.sent + own.sent, total.plain + own.plain, own.encode, own.decode)
-        gradients = self._steps * plain_bytes(self._values)
-        return Counted(total.sent + gradients, total.plain + gradients)
-
-    def compressed(self) -> Share:
-        """Every activation and every gradient takes the wire, however small."""
-        return of_message(self._wire)
-
-    def close(self) -> None:
-        if self._handle is not None:
-            self._handle.detach()
-
-
 def make(job: dict[str, Any], examples: Examples, wire: str, algorithm: str, transport: str) -> Trainer:
     """What trains one wire of a setting."""
-    if job["parallel"] == "model":
-        return ModelParallel(job["model"], examples, wire, algorithm)
+    if job["parallel"] != "data":
+        return plugins.trainer(job["parallel"])(job["model"], examples, wire, algorithm)
     if transport == "mpi":
         return MpiDataParallel(job["model"], examples, wire, algorithm, job["min_values"])
     device = device_of_rank(transport)

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from narrowcast_research.insights import STATEMENTS, Support, insights
+from narrowcast_research.insights import STATEMENTS, insights
 from study.report import made_up
 from study.report.made_up import Line, Truth
 
 from narrowcast.study.analysis.findings import Findings
+from narrowcast.study.report.sections import Support
 
 TRAINED = Truth(
     nets=("cnn",), wires=("fp32", "int8/256", "int4/128+ef", "onebit/64+ef"), rates=("1gbit",), workers=(4,)

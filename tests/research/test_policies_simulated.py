@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from narrowcast_research import models
 from narrowcast_research.policies import Assignment, AutoScale, GradientDiversity, Watch
 from torch import nn
 
@@ -17,6 +16,7 @@ from narrowcast.parallel.policy import Watching
 from narrowcast.simulate import train
 from narrowcast.simulate.training.exchange import WorldWatch
 from narrowcast.simulate.training.train import Run
+from narrowcast.study.models import linear_layers, seeded
 
 WORKERS = 3
 INFO = TensorInfo("w", (40,), torch.float32)
@@ -75,7 +75,7 @@ def test_a_training_that_is_resumed_goes_on_with_what_the_policy_learnt(tmp_path
     digits = data.load("digits").normalised()
 
     def run(policy: AutoScale, steps: int, checkpoint: Path | None) -> Run:
-        model = models.seeded(lambda: models.mlp((64, 16, 10)), 0)
+        model = seeded(lambda: linear_layers((64, 16, 10)), 0)
         spec = {"*bias": "as-is", "*": policy}
         options = {"workers": 2, "batch": 64, "min_values": 0, "test_every": 99}
         return train(model, digits, spec=spec, steps=steps, checkpoint=checkpoint, **options)

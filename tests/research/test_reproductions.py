@@ -22,14 +22,15 @@ from narrowcast_research.reproductions.figure import line_chart
 from narrowcast_research.reproductions.pictures import crop_flip, crop_flip_cut
 from typer.testing import CliRunner
 
-from narrowcast.cli import app
+from narrowcast.cli import assemble
 from narrowcast.simulate.precision.casts import LayerScale
 from narrowcast.simulate.precision.loss_scale import LossScale
+from narrowcast.study.models import linear_layers, parameters_of
 
 
 def quick(name: str, out: Path) -> dict[str, Any]:
     """`narrowcast simulate NAME --quick`."""
-    done = CliRunner().invoke(app, ["simulate", name, "--quick", "--out", str(out), "--json", "-"])
+    done = CliRunner().invoke(assemble(), ["simulate", name, "--quick", "--out", str(out), "--json", "-"])
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
@@ -135,7 +136,7 @@ def test_processes_with_one_folder_share_the_cells(tmp_path: Path) -> None:
 
 
 def test_the_command_without_a_name_lists_them() -> None:
-    done = CliRunner().invoke(app, ["simulate", "--json", "-"])
+    done = CliRunner().invoke(assemble(), ["simulate", "--json", "-"])
     assert [line["name"] for line in json.loads(done.stdout)] == list(reproductions.HOMES)
 
 
@@ -143,7 +144,7 @@ def test_the_command_without_a_name_lists_them() -> None:
     "arguments, word", [(["nothing"], "there are aps-cifar10"), (["muppet", "--model", "x"], "no option --model")]
 )
 def test_a_wrong_name_or_option_is_refused(arguments: list[str], word: str) -> None:
-    done = CliRunner().invoke(app, ["simulate", *arguments])
+    done = CliRunner().invoke(assemble(), ["simulate", *arguments])
     assert word in str(done.exception)
 
 
@@ -162,7 +163,7 @@ def test_a_wrong_device_or_folder_is_told(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     (tmp_path / "a file").write_text("")
-    done = CliRunner().invoke(app, ["simulate", "lee-assignment", "--quick", option, value])
+    done = CliRunner().invoke(assemble(), ["simulate", "lee-assignment", "--quick", option, value])
     assert isinstance(done.exception, ValueError)
     assert re.search(word, str(done.exception))
 
@@ -198,9 +199,9 @@ def test_a_figure_escapes_what_it_is_given() -> None:
 
 
 def test_models_have_the_sizes_of_the_papers() -> None:
-    assert models.parameters_of(models.davidnet()) == 6_573_120
-    assert models.parameters_of(models.resnet18()) == 11_173_962
-    assert models.parameters_of(models.mlp()) == 784 * 1024 + 1024 + 1024 * 1024 + 1024 + 10 * 1024 + 10
+    assert parameters_of(models.davidnet()) == 6_573_120
+    assert parameters_of(models.resnet18()) == 11_173_962
+    assert parameters_of(linear_layers()) == 784 * 1024 + 1024 + 1024 * 1024 + 1024 + 10 * 1024 + 10
 
 
 def test_crops_are_windows_of_the_mirrored_picture() -> None:
