@@ -15,7 +15,7 @@ from narrowcast import cli
 from narrowcast.codecs import all_specs
 from narrowcast.console import emit
 from narrowcast.formats import all_formats
-from narrowcast.kernels.ops import OPS
+from narrowcast.kernels import OPS
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:

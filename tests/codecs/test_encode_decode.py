@@ -456,9 +456,9 @@ def test_round_to_refuses_a_wrong_type() -> None:
 
 def test_noise_as_one_value_is_checked_as_its_parts_are() -> None:
     codec, x = nc.codec("int8/64+sr"), normal(64)
-    assert torch.equal(codec.encode(x, noise=Noise(5, 6, 16)), codec.encode(x, seed=5, stream=6, offset=16))
+    assert torch.equal(codec.encode_with(x, Noise(5, 6, 16)), codec.encode(x, seed=5, stream=6, offset=16))
     with pytest.raises(ValueError, match=r"offset=3; .*a multiple of 16"):
-        codec.encode(x, noise=Noise(0, 0, 3))
+        codec.encode_with(x, Noise(0, 0, 3))
 
 
 def test_a_nan_that_others_wrote_comes_back_as_ours() -> None:

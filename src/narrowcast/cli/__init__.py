@@ -32,7 +32,7 @@ from narrowcast.codecs import codec as codec_named
 from narrowcast.console import JsonPath, emit, new_table, number, percent, progress
 from narrowcast.data import DataError
 from narrowcast.formats import Format, all_formats, families
-from narrowcast.kernels import native, ops, triton_loader
+from narrowcast.kernels import explain, native, triton_loader
 from narrowcast.lab import LabError
 from narrowcast.predict import cli as predict_cli
 
@@ -235,7 +235,7 @@ def doctor(json_path: JsonPath = None) -> None:
         "isa": native.isa() if library is not None else None,
         "cuda": _cuda_devices(),
         "triton": triton_loader.load()[1],
-        "ops": [vars(choice) for choice in ops.explain()],
+        "ops": [vars(choice) for choice in explain()],
         "slow": _slow_codecs(),
         "failed_checks": failures,
         "extras": {name: importlib.util.find_spec(name) is not None for name in EXTRAS},

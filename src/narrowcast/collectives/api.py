@@ -24,8 +24,7 @@ from narrowcast.collectives.runtime.streams import Visit, lane_of
 from narrowcast.collectives.runtime.submit import submit
 from narrowcast.collectives.segments import Coder, Times, segment_ranges
 from narrowcast.collectives.work import Work
-from narrowcast.kernels.noise import Noise
-from narrowcast.kernels.ops import check_integer, check_seed
+from narrowcast.kernels import Noise, check_integer, check_seed
 
 Tensors: TypeAlias = checks.Tensors
 Spec: TypeAlias = checks.Spec
@@ -61,7 +60,7 @@ def noise_of(what: str, codec: Codec, seed: int, step: Step | None) -> Noise:
 
 def _signature(what: str, codec: Codec, flat: Flat, **more: object) -> dict[str, object]:
     dtype = str(flat.dtype).removeprefix("torch.")
-    common = {"version": agreement.VERSION, "call": what, "spec": str(codec), "dtype": dtype}
+    common = {"version": agreement.VERSION, "call": what, "spec": codec.spec, "dtype": dtype}
     return {**common, "numel": flat.numel, **more}
 
 

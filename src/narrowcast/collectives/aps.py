@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from narrowcast.codecs.scaled import Scaled, largest_finite
+from narrowcast.codecs import Codec, largest_finite
 from narrowcast.collectives.algorithms.context import Call
 from narrowcast.collectives.segments import segment_ranges
-from narrowcast.kernels.plan import TINY, Plan
+from narrowcast.kernels import TINY
 
 NOTHING = -(1 << 20)
 """The exponent of a tensor without a finite value other than zero: below any real one, so that MAX ignores it."""
@@ -32,15 +32,11 @@ def agreed_scales(call: Call, x: Tensor) -> list[Tensor | None]:
 
     One small MAX for all segments together. Bytes sent a rank: 4 (W-1) a segment. Nothing is read by the host.
     """
-    assert isinstance(call.codec, Scaled)
     found = exponents([largest_finite(x[low:high]) for low, high in segment_ranges(call.segments)], call.exchange.world)
     call.exchange.max_(found)
-    return list(scales_of(call.codec.plan, found).view(-1, 1).unbind())
+    return list(scales_of(call.codec, found).view(-1, 1).unbind())
 
 
-def scales_of(plan: Plan, largest_S: Tensor) -> Tensor:
+def scales_of(codec: Codec, largest_S: Tensor) -> Tensor:
     """The scale of each segment for the largest exponent of all ranks; 0 where all have zeros."""
-    low, high = plan.exponents
-    # by its bits: a power function may be off by one
-    bits = ((largest_S - plan.top_exponent).clamp(low, high) + 127) << 23
-    return torch.where(largest_S == NOTHING, 0.0, bits.view(torch.float32))
+    return torch.where(largest_S == NOTHING, 0.0, codec.scale_of_exponent(largest_S))

@@ -15,8 +15,7 @@ from narrowcast.collectives.algorithms import record
 from narrowcast.collectives.flat import Flat
 from narrowcast.collectives.residuals import Residuals
 from narrowcast.collectives.runtime.channel import Channel
-from narrowcast.kernels.ops import FLOATS, check_integer
-from narrowcast.kernels.plain import check_plain, shares_places
+from narrowcast.kernels import FLOATS, check_integer, check_plain, shares_places
 
 Tensors = Tensor | Sequence[Tensor]
 Spec = str | Codec
@@ -108,7 +107,7 @@ def check_residuals(residuals: Residuals | None, algorithm: str, flat: Flat) -> 
 def check_inner(inner: Codec, algorithm: str) -> None:
     if inner.feedback:
         raise ValueError(f"all_reduce: inner={inner}; there is no error feedback inside a node, leave out +ef")
-    if algorithm != "hierarchical" and str(inner) != "as-is":
+    if algorithm != "hierarchical" and not inner.is_identity:
         raise ValueError(
             f"all_reduce: inner={inner} is the spec inside a node, and {algorithm!r} knows no nodes; "
             "give nodes=, or leave out inner="

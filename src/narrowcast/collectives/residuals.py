@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from narrowcast.collectives.segments import Owed, Range
+from narrowcast.collectives.segments import Range
+from narrowcast.kernels import Feedback
 
 
 @dataclass
@@ -48,9 +49,9 @@ class Residuals:
             lost = (exact - stored.float()) * gain / self.unit
             owed.copy_(torch.where(lost.isfinite(), owed + lost, owed))
 
-    def owed(self, shot: int, part: Range) -> Owed:
+    def owed(self, shot: int, part: Range) -> Feedback:
         """What a part's encoding takes in and renews."""
-        return self._owed(shot, part), self.unit
+        return Feedback(self._owed(shot, part), self.unit)
 
     def wanted(self, values: Tensor, shot: int, part: Range) -> Tensor:
         """What should be sent: the values of `part` and what is owed there, in float32."""

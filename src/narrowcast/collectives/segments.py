@@ -11,19 +11,16 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
-from narrowcast.codecs.scaled import Scaled
-from narrowcast.kernels.noise import ALIGNMENT, Noise
+from narrowcast.kernels import ALIGNMENT, NO_FINISH, Feedback, Finish, Noise
 
 Range = tuple[int, int]
-Owed = tuple[Tensor, float]
-"""A residual and its unit: added to what is encoded, and renewed."""
 
 
 @dataclass
@@ -48,7 +45,7 @@ def split(whole: Range, parts: int, align: int) -> list[Range]:
 
 def concrete(codec: Codec, dtype: torch.dtype) -> Codec:
     """`as-is` spelled out: sums are float32, so a message must say which type it carries."""
-    if str(codec) != "as-is":
+    if not codec.is_identity:
         return codec
     return codec_named({torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype])
 
@@ -58,7 +55,9 @@ class _Piece(NamedTuple):
 
     values: slice
     bytes: slice
-    options: dict[str, Any]
+    noise: Noise
+    scale: Tensor | None
+    feedback: Feedback | None
 
 
 class Coder:
@@ -96,15 +95,17 @@ class Coder:
         wire: Tensor,
         noise: Noise,
         scales: Sequence[Tensor | None] | None = None,
-        owed: Owed | None = None,
+        feedback: Feedback | None = None,
     ) -> None:
-        """Write the message of `part`; `values` and `owed` hold that part alone.
+        """Write the message of `part`; `values` and `feedback` hold that part alone.
 
         noise: that of the whole tensor in this phase. scales: one for each segment.
         """
         start = time.perf_counter()
-        for piece in self._places(part, noise, scales, owed):
-            self.codec.encode(values[piece.values], out=wire[piece.bytes], **piece.options)
+        for piece in self._places(part, noise, scales, feedback):
+            self.codec.encode_with(
+                values[piece.values], piece.noise, piece.scale, piece.feedback, out=wire[piece.bytes]
+            )
         self.times.encode += time.perf_counter() - start
 
     def reduce(
@@ -114,35 +115,34 @@ class Coder:
         wire: Tensor,
         noise: Noise,
         scales: Sequence[Tensor | None] | None = None,
-        owed: Owed | None = None,
-        divide: float = 1.0,
-        multiply: float = 1.0,
+        feedback: Feedback | None = None,
+        finish: Finish = NO_FINISH,
         out: Tensor | None = None,
     ) -> None:
         """Add the messages of all ranks, one a row, in their order, and write that of the sum. out: its values."""
         start = time.perf_counter()
-        for piece in self._places(part, noise, scales, owed):
-            self.codec.reduce(
+        for piece in self._places(part, noise, scales, feedback):
+            self.codec.reduce_with(
                 wires[:, piece.bytes],
                 piece.values.stop - piece.values.start,
-                divide=divide,
-                multiply=multiply,
+                piece.noise,
+                piece.scale,
+                piece.feedback,
+                finish,
                 out=wire[piece.bytes],
                 decoded=None if out is None else out[piece.values],
-                **piece.options,
             )
         self.times.decode += time.perf_counter() - start
 
     def _places(
-        self, part: Range, noise: Noise, scales: Sequence[Tensor | None] | None, owed: Owed | None
+        self, part: Range, noise: Noise, scales: Sequence[Tensor | None] | None, feedback: Feedback | None
     ) -> Iterator[_Piece]:
         at = 0
         for number, (low, high) in self.pieces(part):
             size, values = self.codec.nbytes(high - low), slice(low - part[0], high - part[0])
-            options: dict[str, Any] = {"noise": noise.part(low), "scale": scales[number] if scales else None}
-            if owed is not None:
-                options |= {"residual": owed[0][values], "unit": owed[1]}
-            yield _Piece(values, slice(at, at + size), options)
+            scale = scales[number] if scales else None
+            kept = None if feedback is None else feedback.part(values)
+            yield _Piece(values, slice(at, at + size), noise.part(low), scale, kept)
             at += size
 
     def decode(self, wire: Tensor, part: Range, out: Tensor, accumulate: bool = False) -> None:
@@ -157,6 +157,6 @@ class Coder:
 
     def scales(self, x: Tensor) -> list[Tensor | None] | None:
         """The scale of each segment of x, for codecs with one scale for a tensor; None for others."""
-        if not (isinstance(self.codec, Scaled) and self.codec.takes_scale):
+        if not self.codec.takes_scale:
             return None
         return [self.codec.tensor_scale(x[low:high]) for low, high in self.segments]

@@ -32,6 +32,16 @@ def derive(seed: int, *words: int) -> int:
     return state
 
 
+def as_signed(word: int) -> int:
+    """64 bits as the signed integer that torch ops and GPU kernels take."""
+    return word - 2**64 if word >= 2**63 else word
+
+
+def as_unsigned(word: int) -> int:
+    """The inverse."""
+    return word % 2**64
+
+
 class Noise(NamedTuple):
     """The random bits of one encoding."""
 

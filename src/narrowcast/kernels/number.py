@@ -8,10 +8,8 @@ from functools import lru_cache
 
 import torch
 
-from narrowcast.formats import Format
+from narrowcast.formats import FloatFormat, Format, UniformFormat
 from narrowcast.formats import format as format_named
-from narrowcast.formats.floats import FloatFormat
-from narrowcast.formats.integers import UniformFormat
 
 FLOAT32 = "fp32"
 _LARGEST = torch.finfo(torch.float32).max

@@ -12,16 +12,11 @@ from narrowcast.codecs import Codec
 from narrowcast.collectives.residuals import Residuals
 from narrowcast.collectives.runtime.messages import Exchange
 from narrowcast.collectives.segments import Coder, Range, Times
-from narrowcast.kernels.noise import NO_NOISE, Noise
-from narrowcast.kernels.reference.arithmetic import finished
+from narrowcast.kernels import NO_NOISE, Finish, Noise
 
 
-@dataclass(frozen=True)
-class Reduction:
+class Reduction(Finish):
     """What becomes of the sum: SUM as it is, AVG divided, PREMUL_SUM multiplied."""
-
-    divide: float = 1.0
-    multiply: float = 1.0
 
     @property
     def gain(self) -> float:
@@ -29,7 +24,7 @@ class Reduction:
         return self.divide / self.multiply if self.multiply else 0.0
 
     def finish(self, total: Tensor) -> Tensor:
-        return finished(total, self.divide, self.multiply)
+        return self.apply(total)
 
 
 @dataclass

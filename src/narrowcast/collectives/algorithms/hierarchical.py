@@ -68,7 +68,7 @@ def _lengths(coder: Coder, part: Range) -> list[int]:
 
 def _inside(call: Call, part: Range, scales: list[Tensor | None] | None) -> list[Tensor | None] | None:
     """The agreed scales of the segments inside a part; those of one rank's own data do not hold for a sum."""
-    if scales is None or not getattr(call.codec, "aps", False):
+    if scales is None or not call.codec.agrees_on_scales:
         return None
     segments = call.coder().segments
     return [s for s, (low, high) in zip(scales, segments, strict=True) if max(low, part[0]) < min(high, part[1])]

@@ -6,13 +6,9 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import Codec
-from narrowcast.codecs.cast import Cast, saturating
-from narrowcast.codecs.scaled import Scaled
 from narrowcast.collectives.algorithms.context import Call
 from narrowcast.collectives.algorithms.one_shot import store
-from narrowcast.formats.integers import Coding, UniformFormat
-from narrowcast.kernels.plan import TINY
-from narrowcast.kernels.reference import blocks
+from narrowcast.kernels import TINY, blocks, saturate
 
 MAX_SHARED = 127
 """The largest int8: the sum of one value from each rank must not pass it."""
@@ -27,10 +23,10 @@ def native(call: Call, scales: list[Tensor | None] | None = None) -> None:
     Bytes sent a rank: 2 (W-1)/W times the type's size (as backends do it), and one to each peer. Roundings a value:
     about W.
     """
-    assert isinstance(call.codec, Cast)
-    dtype, n = call.codec.stored(call.x.dtype), call.x.numel()
+    dtype, n = call.codec.stored_dtype(call.x.dtype), call.x.numel()
+    assert dtype is not None
     wire = torch.zeros(n + 1, dtype=dtype, device=call.x.device)
-    wire[:n] = saturating(call.x, dtype)
+    wire[:n] = saturate(call.x, dtype)
     # finite - finite is 0, whatever is not gives NaN
     wire[n] = (wire[:n] - wire[:n]).sum()
     call.exchange.meet()
@@ -72,24 +68,12 @@ def shared_scale(call: Call, scales: list[Tensor | None] | None = None) -> None:
 
 
 def check_native(codec: Codec) -> None:
-    if not isinstance(codec, Cast):
+    if codec.stored_dtype(torch.float32) is None:
         raise ValueError(f"all_reduce: algorithm 'native' takes as-is, fp32, bf16 or fp16, got {codec}")
 
 
 def check_shared_scale(codec: Codec, world: int) -> None:
-    if not _is_int8(codec) or world > MAX_SHARED:
+    if not codec.is_block_int8 or world > MAX_SHARED:
         raise ValueError(
             f"all_reduce: 'shared_scale' takes int8/BLOCK and up to {MAX_SHARED} ranks, got {codec} on {world} ranks"
         )
-
-
-def _is_int8(codec: object) -> bool:
-    return (
-        isinstance(codec, Scaled)
-        and isinstance(codec.format, UniformFormat)
-        and codec.format.coding is Coding.TWOS_COMPLEMENT
-        and codec.format.bits == 8
-        and codec.block > 0
-        and codec.constant is None
-        and not codec.stochastic
-    )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.collectives.algorithms.context import Call
-from narrowcast.kernels.reference.arithmetic import keeps_subnormals
+from narrowcast.kernels import keeps_subnormals
 
 
 def one_shot(call: Call, scales: list[Tensor | None] | None = None) -> None:

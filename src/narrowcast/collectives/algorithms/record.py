@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from narrowcast.codecs import Codec
-from narrowcast.codecs.scaled import Scaled
 from narrowcast.collectives.algorithms.context import Call
 from narrowcast.collectives.algorithms.hierarchical import checked_nodes, hierarchical
 from narrowcast.collectives.algorithms.native_sum import check_native, check_shared_scale, native, shared_scale
@@ -88,6 +87,6 @@ def scales(call: Call) -> list[Tensor | None] | None:
     if call.residuals is not None and call.codec.block == 0:
         # what is owed counts too: a scale for the gradient alone would cut it off or flush it
         wanted = call.residuals.wanted(call.x, 0, (0, call.x.numel()))
-    if isinstance(call.codec, Scaled) and call.codec.aps:
+    if call.codec.agrees_on_scales:
         return agreed_scales(call, wanted)
     return call.coder().scales(wanted)

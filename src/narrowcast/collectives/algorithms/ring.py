@@ -51,7 +51,7 @@ def ring(call: Call, scales: list[Tensor | None] | None = None) -> None:
 
 def is_shared(call: Call) -> bool:
     """Whether the scales hold for partial sums too: those that all ranks agreed on do."""
-    return bool(getattr(call.codec, "aps", False))
+    return call.codec.agrees_on_scales
 
 
 def _encoded(call: Call, values: Tensor, part: Range, scales: list[Tensor | None] | None, phase: int = 0) -> Tensor:

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from narrowcast.collectives.algorithms.context import Call, take
 from narrowcast.collectives.runtime.post import Incoming
-from narrowcast.collectives.segments import Coder, Owed, Range, split
+from narrowcast.collectives.segments import Coder, Range, split
+from narrowcast.kernels import Feedback
 
 FIRST, SECOND = 0, 1
 MAX_CHUNKS = 8
@@ -48,7 +49,7 @@ class TwoShot:
             if not is_own:
                 self.exchange.send(wire, peer, first_index(c))
 
-    def _owed(self, shot: int, part: Range) -> Owed | None:
+    def _owed(self, shot: int, part: Range) -> Feedback | None:
         return None if self.call.residuals is None else self.call.residuals.owed(shot, part)
 
     def reduce(self, c: int) -> None:
@@ -64,8 +65,7 @@ class TwoShot:
             self.call.noise_in(SECOND),
             self.scales if self.agreed else None,
             self._owed(SECOND, part),
-            finish.divide,
-            finish.multiply,
+            finish,
             out=take(self.call.x, part),
         )
         for peer in self.exchange.others():
@@ -93,7 +93,7 @@ def second_index(c: int) -> int:
 
 def is_agreed(call: Call) -> bool:
     """Whether the scales are the same on every rank, so that the sum may use them too."""
-    return bool(getattr(call.codec, "aps", False))
+    return call.codec.agrees_on_scales
 
 
 def chunks_of(shards: list[Range], coder: Coder) -> list[list[Range]]:

@@ -1,6 +1,6 @@
 """What the operands of a matrix product allow: simpler arithmetic, and no care for NaN and Inf.
 
-Kernels are told, so that they can leave out what cannot matter. The bits do not depend on it.
+Kernels are called with it and leave out what cannot matter. The bits do not depend on it.
 """
 
 from __future__ import annotations

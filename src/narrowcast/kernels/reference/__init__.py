@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from narrowcast.formats import Format
+from narrowcast.kernels.arithmetic import keeps_subnormals, plus
 from narrowcast.kernels.noise import NO_NOISE, Noise
-from narrowcast.kernels.plan import Method, Plan
-from narrowcast.kernels.reference import affine, nvfp4, scaled, signs
-from narrowcast.kernels.reference.arithmetic import keeps_subnormals, plus
-from narrowcast.kernels.reference.blocks import read_scales, write_scales
-from narrowcast.kernels.reference.cast import put, saturating
-from narrowcast.kernels.reference.packing import pack, unpack
+from narrowcast.kernels.plan import CastPlan, Method, Plan
+from narrowcast.kernels.reference import affine, cast, nvfp4, scaled, signs
+from narrowcast.kernels.reference.blocks import pack, read_scales, unpack, write_scales
 from narrowcast.kernels.reference.philox import random_bits
 from narrowcast.kernels.reference.rounding import round_to as round_to
+from narrowcast.kernels.unfused import Unfused
+
+DEVICE = "cpu"
+
+
+def name() -> str:
+    return "reference"
+
+
+def why_not(plan: Plan | CastPlan | None) -> None:
+    """Every plan can run here."""
+
+
+def why_not_round(fmt: Format, rounding: str, rules: str) -> None:
+    """So can every rounding."""
 
 
 @keeps_subnormals
@@ -53,7 +69,7 @@ def decode(plan: Plan, wire: Tensor, n: int, out: Tensor, accumulate: bool = Fal
     if accumulate:
         value = plus(out.float(), value)
     # a finite value stays finite in a 16-bit output too
-    put(out, saturating(value, out.dtype))
+    cast.put(out, cast.saturate(value, out.dtype))
 
 
 def _decode_float(plan: Plan, wire: Tensor, n: int) -> Tensor:
@@ -67,3 +83,14 @@ def _decode_float(plan: Plan, wire: Tensor, n: int) -> Tensor:
     if plan.method is Method.SCALED:
         return scaled.decode(plan, codes, scales)
     return (affine if plan.method is Method.AFFINE else signs).decode(plan, codes, scales)
+
+
+PLANS, CASTS = Unfused(encode, decode), Unfused(cast.encode, cast.decode)
+
+
+def kernels(plan: Plan | CastPlan) -> Unfused:
+    return CASTS if isinstance(plan, CastPlan) else PLANS
+
+
+def rounding() -> Callable[..., Tensor]:
+    return round_to

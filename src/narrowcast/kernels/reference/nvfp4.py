@@ -23,10 +23,10 @@ def encode(plan: Plan, x: Tensor, random: Tensor | None) -> tuple[Tensor, Tensor
     x_NB = blocks.as_blocks(x, plan.block)
     top_N, finite_N = blocks.largest_magnitude(x_NB)
     scale = tensor_scale(plan, top_N)
-    wanted_N = (top_N / plan.target) * blocks.inverse(scale)
+    ideal_N = (top_N / plan.target) * blocks.inverse(scale)
     # never below the smallest: a block much weaker than the rest keeps something
-    wanted_N = wanted_N.clamp(min=BLOCK_SCALE.smallest)
-    code_N = codes_of(BLOCK_SCALE, wanted_N, None)
+    ideal_N = ideal_N.clamp(min=BLOCK_SCALE.smallest)
+    code_N = codes_of(BLOCK_SCALE, ideal_N, None)
     step_N = BLOCK_SCALE.values.float()[code_N] * scale
     t_NB = x_NB * blocks.inverse(step_N)[:, None]
     t_NB = torch.where(finite_N[:, None], t_NB, 0.0)

@@ -7,11 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from narrowcast.formats.floats import FloatFormat
+from narrowcast.formats import FloatFormat
 from narrowcast.kernels.plan import TINY, Plan, Rule
 from narrowcast.kernels.reference import blocks
-from narrowcast.kernels.reference.cpd import round_cpd
-from narrowcast.kernels.reference.rounding import codes_of, special_codes
+from narrowcast.kernels.reference.rounding import codes_of, round_cpd, special_codes
 
 
 def _divided(plan: Plan, top_N: Tensor, x_NB: Tensor) -> Tensor:
@@ -70,7 +69,7 @@ def encode(plan: Plan, x: Tensor, random: Tensor | None, scale: Tensor | None) -
     if scale is not None:
         scale_N = torch.where(scale_N.isnan(), scale_N, scale.float())
     t_NB = x_NB * blocks.inverse(scale_N)[:, None]
-    # the codes of a non-finite block are zero: its scale tells
+    # the codes of a non-finite block are zero: its scale says so
     lost_NB = scale_N.isnan()[:, None].expand_as(x_NB)
     t = torch.where(lost_NB, 0.0, t_NB).flatten()[: len(x)]
     plain = torch.where(lost_NB, 0.0, x_NB).flatten()[: len(x)]

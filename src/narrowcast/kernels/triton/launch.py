@@ -13,9 +13,9 @@ import torch
 import triton
 from torch import Tensor
 
-from narrowcast.formats import Format, Kind
-from narrowcast.formats.integers import UniformFormat
-from narrowcast.kernels.noise import NO_NOISE, Noise
+from narrowcast.formats import Format, Kind, UniformFormat
+from narrowcast.kernels.arithmetic import NO_FINISH, Feedback, Finish
+from narrowcast.kernels.noise import NO_NOISE, Noise, as_signed
 from narrowcast.kernels.plan import CastPlan, Layout, Plan
 from narrowcast.kernels.triton import decode as decoding
 from narrowcast.kernels.triton import encode as encoding
@@ -51,19 +51,12 @@ def _is_aligned(*tensors: Tensor | None) -> bool:
     return all(t.data_ptr() % 4 == 0 and (t.dim() < 2 or t.stride(0) % 4 == 0) for t in tensors if t is not None)
 
 
-def _signed(word: int) -> int:
-    """64 bits as the signed integer that a kernel takes."""
-    return word - 2**64 if word >= 2**63 else word
-
-
 def _on(tensor: Tensor) -> AbstractContextManager[object]:
     """Launches go to the current device: make it the tensor's own."""
     if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(tensor.device)
 
-
-# ---- launching -------------------------------------------------------------------------------------------------------
 
 FAST = not INTERPRETED and triton.__version__.startswith("3.6.")
 """Versions on which a compiled kernel was seen to start when called by itself."""
@@ -94,9 +87,6 @@ def _kind(arg: Any) -> object:
     if isinstance(arg, int):
         return -(2**31) <= arg < 2**31, arg % 16 == 0, arg == 1
     return float
-
-
-# ---- encode ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -162,7 +152,7 @@ def _prepare(recipe: Recipe, n: int, want: Want) -> Prepared:
     first = replace(job, out=bool(want.world)) if two_passes else None
     if two_passes:
         job = replace(job, parts=shapes.pow2(count))
-        if want.world:  # the first pass leaves the sum, with what is owed
+        if want.world:  # the first pass leaves the sum, residual added
             job = replace(job, world=0, x_dtype=0, divide=False, multiply=False, residual=2 * want.residual, **across)
     columns = min(COLUMNS, recipe.tree_width) if has_sums else 1
     heights = recipe.tree_width // columns
@@ -199,7 +189,8 @@ def _tiles_for_each(tiles: int) -> int:
     return max(1, min(8, tiles // 2048))
 
 
-def _unit_kind(unit: float) -> int:
+def _unit_kind(feedback: Feedback | None) -> int:
+    unit = 1.0 if feedback is None else feedback.unit
     if unit == 1.0:
         return 0
     # then multiplying by the inverse is the same as dividing
@@ -212,15 +203,14 @@ def encode(
     wire: Tensor,
     noise: Noise = NO_NOISE,
     scale: Tensor | None = None,
-    residual: Tensor | None = None,
-    unit: float = 1.0,
+    feedback: Feedback | None = None,
 ) -> None:
     """See `kernels.ops.encode`."""
     want = Want(
-        wire.data_ptr() % 4 == 0, 0, DTYPES[x.dtype], -1, residual is not None, _unit_kind(unit),
+        wire.data_ptr() % 4 == 0, 0, DTYPES[x.dtype], -1, feedback is not None, _unit_kind(feedback),
         False, False, scale is not None, noise.offset % 128,
     )  # fmt: skip
-    _run(plan, x, x.numel(), wire, want, noise, scale, residual, None, (1.0, 1.0, unit, 1.0 / unit))
+    _run(plan, x, x.numel(), wire, want, noise, scale, feedback, NO_FINISH, None)
 
 
 def reduce(
@@ -230,19 +220,17 @@ def reduce(
     wire: Tensor,
     noise: Noise = NO_NOISE,
     scale: Tensor | None = None,
-    residual: Tensor | None = None,
-    unit: float = 1.0,
-    divide: float = 1.0,
-    multiply: float = 1.0,
+    feedback: Feedback | None = None,
+    finish: Finish = NO_FINISH,
     out: Tensor | None = None,
 ) -> None:
     """See `kernels.ops.reduce`."""
     want = Want(
-        _is_aligned(wire, wires), wires.shape[0], 0, DTYPES[out.dtype] if out is not None else -1, residual is not None,
-        _unit_kind(unit), divide != 1.0, multiply != 1.0, scale is not None, noise.offset % 128,
+        _is_aligned(wire, wires), wires.shape[0], 0, DTYPES[out.dtype] if out is not None else -1,
+        feedback is not None, _unit_kind(feedback), finish.divide != 1.0, finish.multiply != 1.0, scale is not None,
+        noise.offset % 128,
     )  # fmt: skip
-    factors = divide, multiply, unit, 1.0 / unit
-    _run(plan, wires, n, wire, want, noise, scale, residual, out, factors)
+    _run(plan, wires, n, wire, want, noise, scale, feedback, finish, out)
 
 
 Factors = tuple[float, float, float, float]
@@ -257,9 +245,9 @@ def _run(
     want: Want,
     noise: Noise,
     scale: Tensor | None,
-    residual: Tensor | None,
+    feedback: Feedback | None,
+    finish: Finish,
     out: Tensor | None,
-    factors: Factors,
 ) -> None:
     if n == 0:
         return
@@ -267,19 +255,22 @@ def _run(
     prepared = _prepare(recipe, n, want)
     layout = plan.layout(n)
     table = tables.on(wire.device)
+    # what is not there is never read or written: any address will do
+    residual, unit = (wire, 1.0) if feedback is None else feedback
+    factors = *finish, unit, 1.0 / unit
     with _on(wire):
         parts = sums = wire
         if prepared.first is not None:
             x, parts = _first_pass(recipe, prepared, x, n, wire, residual, table, layout, factors)
             if prepared.sums is not None:
-                sums = _sum_columns(recipe, prepared, x, n, wire, residual, parts, factors[2])
+                sums = _sum_columns(recipe, prepared, x, n, residual, parts, unit)
         stride = x.stride(0) if prepared.last.world else 0
         scales_end = layout.scales + plan.n_scales(n) * plan.store.value
         args = (
-            x, wire, wire if residual is None else residual, wire if out is None else out, table, parts, sums,
-            wire if scale is None else scale, n, stride, layout.scales, layout.tensor_scale, plan.code_bytes(n),
-            scales_end, prepared.tiles, prepared.chunks, prepared.blocks, prepared.count, _signed(noise.seed),
-            _signed(noise.stream), noise.offset, *factors,
+            x, wire, residual, wire if out is None else out, table, parts, sums, wire if scale is None else scale, n,
+            stride, layout.scales, layout.tensor_scale, plan.code_bytes(n), scales_end, prepared.tiles,
+            prepared.chunks, prepared.blocks, prepared.count, as_signed(noise.seed), as_signed(noise.stream),
+            noise.offset, *factors,
         )  # fmt: skip
         _launch(encoding.encode_kernel, prepared.programs, args, recipe, prepared.last, prepared.tuning)
 
@@ -290,7 +281,7 @@ def _first_pass(
     x: Tensor,
     n: int,
     wire: Tensor,
-    residual: Tensor | None,
+    residual: Tensor,
     table: Tensor,
     layout: Layout,
     factors: Factors,
@@ -300,7 +291,7 @@ def _first_pass(
     parts = torch.empty(prepared.part_words, dtype=torch.int32, device=wire.device)
     total = torch.empty(n, dtype=torch.float32, device=wire.device) if prepared.first.world else None
     args = (
-        x, wire if residual is None else residual, wire if total is None else total, table, parts, n,
+        x, residual, wire if total is None else total, table, parts, n,
         x.stride(0) if prepared.first.world else 0, layout.scales, layout.tensor_scale, prepared.first_tiles,
         prepared.blocks, prepared.count, *factors,
     )  # fmt: skip
@@ -313,22 +304,17 @@ def _sum_columns(
     prepared: Prepared,
     x: Tensor,
     n: int,
-    wire: Tensor,
-    residual: Tensor | None,
+    residual: Tensor,
     parts: Tensor,
     unit: float,
 ) -> Tensor:
     """The first levels of the trees of blocks larger than a tile."""
     assert prepared.sums is not None
-    sums = torch.empty(prepared.sum_words, dtype=torch.int32, device=wire.device)
+    sums = torch.empty(prepared.sum_words, dtype=torch.int32, device=x.device)
     programs = prepared.blocks * prepared.sums.columns // COLUMN_GROUP
-    owed = wire if residual is None else residual
-    args = (x, owed, parts, sums, n, prepared.blocks, prepared.count, unit)
+    args = (x, residual, parts, sums, n, prepared.blocks, prepared.count, unit)
     _launch(encoding.sums_kernel, programs, args, recipe, prepared.sums, SUMS)
     return sums
-
-
-# ---- decode ----------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=8192)
@@ -356,9 +342,6 @@ def decode(plan: Plan | CastPlan, wire: Tensor, n: int, out: Tensor, accumulate:
     with _on(out):
         args = (wire, out, tables.on(out.device), n, layout.scales, layout.tensor_scale, chunks)
         _launch(decoding.decode_kernel, programs, args, recipe, job, tuning)
-
-
-# ---- round_to --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -391,7 +374,7 @@ def round_to(x: Tensor, fmt: Format, rounding: str, overflow: str, rules: str, s
     # CPD's rules decide what becomes of an overflow, too
     lost = overflow if rules == "ieee" else rules
     found = _prepare_round(fmt, x.dtype, n % shapes.ROUND.tile == 0, rounding == "stochastic", lost)
-    device, seed = x.device, _signed(seed)
+    device, seed = x.device, as_signed(seed)
     args = x, out, found.tables.on(device), n, seed
     # the kernel specialises on neither n nor the seed: of both only the width counts
     key = x.data_ptr() % 16, out.data_ptr() % 16, n < 2**31, -(2**31) <= seed < 2**31, device.index

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from narrowcast.kernels.matmul.accumulator import Accumulator
 from narrowcast.kernels.matmul.operands import How
+from narrowcast.kernels.noise import as_signed
 from narrowcast.kernels.number import Number
 from narrowcast.kernels.triton.constants import constants
-from narrowcast.kernels.triton.launch import _on, _signed
+from narrowcast.kernels.triton.launch import _on
 from narrowcast.kernels.triton.matmul_steps import add, product
 from narrowcast.kernels.triton.recipe import Named
 
@@ -217,7 +218,7 @@ def matmul(a_BMK: Tensor, b_BKN: Tensor, rule: Accumulator, seed: int, out: Tens
     grid = (triton.cdiv(m, job.rows) * triton.cdiv(n, job.columns), batch)
     with _on(out):
         matmul_kernel[grid](
-            a_BMK, b_BKN, out, _scratch(rule, out, k, how), m, n, k, rule.block, _signed(seed), *a_BMK.stride(),
+            a_BMK, b_BKN, out, _scratch(rule, out, k, how), m, n, k, rule.block, as_signed(seed), *a_BMK.stride(),
             *b_BKN.stride(), m * n, -(-n // SPAN) * SPAN, *numbers, constants(job), num_warps=8, enable_fp_fusion=False,
         )  # fmt: skip
     return out

@@ -12,9 +12,7 @@ from functools import cache, cached_property
 import torch
 from torch import Tensor
 
-from narrowcast.formats import Format, Kind
-from narrowcast.formats.floats import FloatFormat, Specials
-from narrowcast.formats.integers import Coding, UniformFormat
+from narrowcast.formats import Coding, FloatFormat, Format, Kind, Specials, UniformFormat
 from narrowcast.kernels import search_table
 from narrowcast.kernels.plan import NVFP4_BLOCK_SCALE, CastPlan, Method, Plan, Rule, Store
 from narrowcast.kernels.reference.blocks import power_of_two_above

@@ -21,7 +21,7 @@ from narrowcast.collectives.runtime.channel import Channel
 from narrowcast.collectives.segments import Times
 from narrowcast.collectives.transports.torch import TorchTransport
 from narrowcast.collectives.work import Work
-from narrowcast.kernels.ops import FLOATS
+from narrowcast.kernels import FLOATS
 from narrowcast.parallel import policy, scaling
 from narrowcast.parallel.ddp import layout, torch_parts
 from narrowcast.parallel.private import in_autograd

@@ -19,8 +19,8 @@ from narrowcast.collectives.runtime.messages import Exchange
 from narrowcast.collectives.runtime.submit import submit
 from narrowcast.collectives.segments import Times, segment_ranges
 from narrowcast.collectives.work import Work
+from narrowcast.kernels import FLOATS
 from narrowcast.kernels.noise import Noise
-from narrowcast.kernels.ops import FLOATS
 from narrowcast.parallel.fsdp import sharded_rows
 from narrowcast.parallel.fsdp.layout import Sharded, Unit
 from narrowcast.parallel.fsdp.torch_parts import AllGather, ReduceScatter
@@ -75,7 +75,7 @@ class _Comm:
 
     def _signature(self, call: str, plan: sharded_rows.Rows, names: Sequence[str], **more: object) -> dict[str, object]:
         dtype = str(plan.dtype).removeprefix("torch.")
-        specs = [str(codec) for codec in plan.codecs]
+        specs = [codec.spec for codec in plan.codecs]
         common: dict[str, object] = {
             "version": agreement.VERSION,
             "seed": self.state.seed if any(codec.stochastic for codec in plan.codecs) else None,
@@ -158,7 +158,7 @@ class Gradients(_Comm, ReduceScatter):
 
         plain = (world - 1) * x.numel() * x.element_size() // world
         count = self._count(GRADIENT, "reduce_scatter of gradients", x.numel(), plain, plan.times, _compressed(plan))
-        between = [str(codec) for codec in self.between]
+        between = [codec.spec for codec in self.between]
         signature = self._signature("reduce_scatter", plan, names, op=str(reduction), between=between)
         owed = [] if residuals is None else [residuals.first]
         # FSDP's own stream is the current one here: it waits, and this thread only until the device has the work

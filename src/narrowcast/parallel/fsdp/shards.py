@@ -19,7 +19,7 @@ from narrowcast.collectives.runtime.channel import Channel
 from narrowcast.collectives.runtime.messages import Exchange
 from narrowcast.collectives.segments import segment_ranges
 from narrowcast.collectives.transports.torch import TorchTransport
-from narrowcast.kernels.ops import FLOATS
+from narrowcast.kernels import FLOATS
 from narrowcast.parallel import policy, scaling
 from narrowcast.parallel.fingerprint import digest
 from narrowcast.parallel.fsdp import layout, optimizer_check

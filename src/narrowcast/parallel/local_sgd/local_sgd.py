@@ -23,7 +23,7 @@ from narrowcast.collectives.runtime.channel import Channel
 from narrowcast.collectives.segments import Times
 from narrowcast.collectives.transports.torch import TorchTransport
 from narrowcast.collectives.work import Work
-from narrowcast.kernels.ops import FLOATS
+from narrowcast.kernels import FLOATS
 from narrowcast.parallel import policy
 from narrowcast.parallel.fingerprint import differing, digest
 from narrowcast.parallel.fsdp.optimizer_check import parameters_of
@@ -183,8 +183,7 @@ class LocalSGD:
     def _rows(self) -> Iterator[Row]:
         for name, parameter in self._parameters.items():
             choice = self._choice(name, parameter)
-            bits = 32.0 if str(choice.codec) == "as-is" else choice.codec.bits_per_value
-            yield Row(name, parameter.numel(), str(choice.codec), bits, choice.why, ROLE)
+            yield Row(name, parameter.numel(), choice.codec.spec, choice.codec.bits_per_value, choice.why, ROLE)
 
     def explain(self) -> str:
         """Every parameter in a table, and how often it travels."""

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from narrowcast.kernels import check_floats
 from narrowcast.kernels.noise import derive
-from narrowcast.kernels.ops import check_floats
 from narrowcast.simulate.precision.caster import Caster, What, caster
 
 GRADIENTS = ("straight-through", "quantised")

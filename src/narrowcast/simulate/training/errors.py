@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from narrowcast.codecs import Codec
-from narrowcast.codecs.report import SLACK
+from narrowcast.codecs import SLACK, Codec
 from narrowcast.collectives.segments import segment_ranges
 from narrowcast.simulate.world.stack import stacked
 from narrowcast.simulate.world.world import World

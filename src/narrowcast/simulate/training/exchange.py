@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import _DEFAULT_FIRST_BUCKET_BYTES, _compute_bucket_assignment_by_size
 
 from narrowcast.codecs import Codec
-from narrowcast.kernels.ops import FLOATS
+from narrowcast.kernels import FLOATS
 from narrowcast.parallel import policy
 from narrowcast.parallel.ddp import strides
 from narrowcast.parallel.stats import Row

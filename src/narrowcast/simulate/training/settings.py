@@ -30,7 +30,7 @@ def world_of(workers: int | World, spec: object, algorithm: str | None, seed: in
     if spec is None:
         return workers, workers.codec
     # as-is is what a World has that was told nothing
-    if str(workers.codec) != "as-is" and not _names(spec, workers.codec):
+    if not workers.codec.is_identity and not _names(spec, workers.codec):
         raise ValueError(f"train: workers={workers!r} and spec={spec!r} differ; give the spec in one place")
     return workers, spec
 

@@ -19,10 +19,7 @@ from narrowcast.collectives.algorithms.native_sum import MAX_SHARED
 from narrowcast.collectives.algorithms.one_shot import store
 from narrowcast.collectives.algorithms.two_shot import FIRST, SECOND, chunks_of
 from narrowcast.collectives.segments import Range, split
-from narrowcast.kernels.noise import Noise
-from narrowcast.kernels.plan import TINY
-from narrowcast.kernels.reference import blocks
-from narrowcast.kernels.reference.arithmetic import plus
+from narrowcast.kernels import TINY, Noise, blocks, plus
 from narrowcast.simulate.world.residuals import Residuals
 from narrowcast.simulate.world.sums import Sums
 from narrowcast.simulate.world.wire import Scales, Wire

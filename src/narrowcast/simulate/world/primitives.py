@@ -13,8 +13,8 @@ from narrowcast.collectives.algorithms.context import Reduction
 from narrowcast.collectives.algorithms.one_shot import store
 from narrowcast.collectives.api import Step, noise_of
 from narrowcast.collectives.segments import segment_ranges
+from narrowcast.kernels import FLOATS
 from narrowcast.kernels.noise import Noise
-from narrowcast.kernels.ops import FLOATS
 from narrowcast.simulate.world.algorithms import Job
 from narrowcast.simulate.world.stack import Stack, flat_row
 from narrowcast.simulate.world.sums import Sums

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.collectives.segments import Range, segment_ranges
-from narrowcast.kernels.reference.arithmetic import still_owed, with_owed
+from narrowcast.kernels import Feedback
 
 Names = tuple[str, ...]
 Owners = list[tuple[int, Range]]
@@ -37,11 +37,11 @@ class Residuals:
 
     def wanted(self, values: Tensor, owed: Tensor) -> Tensor:
         """What should be sent, in float32."""
-        return with_owed(values, owed, self.unit)
+        return Feedback(owed, self.unit).add_to(values)
 
     def owe(self, owed: Tensor, wanted: Tensor, sent: Tensor) -> None:
         """Keep what was wanted but not sent; where that is not finite the old residual stays."""
-        owed.copy_(still_owed(wanted, sent, self.unit, owed))
+        Feedback(owed, self.unit).keep(wanted, sent)
 
     def keep(self, owed: Tensor, exact: Tensor, stored: Tensor, gain: float = 1.0) -> None:
         """`narrowcast.collectives.Residuals.keep`."""

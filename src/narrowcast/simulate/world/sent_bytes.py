@@ -28,7 +28,7 @@ def sent_bytes(algorithm: str, world: World, segments: Sequence[int], dtype: tor
         sent = [2 * (n - 1) * (blocks * coder.codec.block + 4 * blocks) // n + n - 1] * n
     else:
         sent = {"one_shot": _one_shot, "two_shot": _two_shot, "ring": _ring, "tree": _tree}[algorithm](coder, n)
-    exponents = 4 * (n - 1) * len(segments) if getattr(world.codec, "aps", False) else 0
+    exponents = 4 * (n - 1) * len(segments) if world.codec.agrees_on_scales else 0
     return [count + exponents for count in sent]
 
 

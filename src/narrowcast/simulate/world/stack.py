@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.collectives.segments import segment_ranges
-from narrowcast.kernels.ops import FLOATS
+from narrowcast.kernels import FLOATS
 
 Tensors = Any
 """A tensor W x ..., or a list with one entry for each worker: a tensor, or a list of tensors (segments)."""

@@ -10,15 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from narrowcast.codecs import Codec
-from narrowcast.codecs.cast import Cast
-from narrowcast.codecs.scaled import Scaled, largest_finite
+from narrowcast.codecs import Codec, largest_finite
 from narrowcast.collectives.aps import NOTHING
 from narrowcast.collectives.segments import Coder, Range, segment_ranges
-from narrowcast.kernels.noise import Noise
-from narrowcast.kernels.plan import TINY, Plan
-from narrowcast.kernels.reference.arithmetic import plus
-from narrowcast.kernels.reference.scaled import find_scales
+from narrowcast.kernels import TINY, Noise, plus
 
 Scales = list[Tensor | None] | None
 """One scale for each segment, or none."""
@@ -40,7 +35,7 @@ class Wire:
     @property
     def is_agreed(self) -> bool:
         """Whether all workers use the same scales, for sums too (APS)."""
-        return bool(getattr(self.codec, "aps", False))
+        return self.codec.agrees_on_scales
 
     def through(
         self, values: Tensor, part: Range, noise: Noise, scales: Scales, out: Tensor, accumulate: bool = False
@@ -54,7 +49,7 @@ class Wire:
         self.coder.decode(wire, part, out, accumulate)
 
     def _is_identity(self, dtype: torch.dtype) -> bool:
-        return isinstance(self.codec, Cast) and self.codec.stored(dtype) == dtype
+        return self.codec.stored_dtype(dtype) == dtype
 
     def _message(self, nbytes: int) -> Tensor:
         if self._bytes.numel() < nbytes:
@@ -82,19 +77,16 @@ def _largest_W(x_Wn: Tensor) -> Tensor:
 
 def own_scales(codec: Codec, top_WS: Tensor) -> list[Scales]:
     """By worker: the scales of its own segments, for codecs that take one from outside; else None."""
-    if not (isinstance(codec, Scaled) and codec.takes_scale):
+    if not codec.takes_scale:
         return [None] * len(top_WS)
     # on the CPU, whose division is the one that counts
-    scale_WS = find_scales(codec.plan, top_WS.cpu().view(-1, 1)).view(top_WS.shape).to(top_WS.device)
+    scale_WS = codec.scale_of(top_WS.cpu().view(-1)).view(top_WS.shape).to(top_WS.device)
     return [list(scale_S.view(-1, 1).unbind()) for scale_S in scale_WS]
 
 
-def agreed_scale_S(plan: Plan, top_WS: Tensor) -> Tensor:
+def agreed_scale_S(codec: Codec, top_WS: Tensor) -> Tensor:
     """The power of two of each segment that all workers agree on (`narrowcast.collectives.aps`), on the device."""
     mantissa, power = torch.frexp(top_WS.double() * len(top_WS))
     exponent_WS = torch.where(mantissa == 0.5, power - 1, power)
     exponent_S = torch.where(top_WS < TINY, NOTHING, exponent_WS).amax(dim=0)
-    low, high = plan.exponents
-    # by its bits: a power function may be off by one
-    bits = ((exponent_S - plan.top_exponent).clamp(low, high) + 127).int() << 23
-    return torch.where(exponent_S == NOTHING, 0.0, bits.view(torch.float32))
+    return torch.where(exponent_S == NOTHING, 0.0, codec.scale_of_exponent(exponent_S))

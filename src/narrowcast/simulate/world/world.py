@@ -11,7 +11,6 @@ from torch import Tensor
 
 from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
-from narrowcast.codecs.scaled import Scaled
 from narrowcast.collectives.algorithms import record
 from narrowcast.collectives.algorithms.context import Reduction
 from narrowcast.collectives.algorithms.hierarchical import checked_nodes
@@ -208,14 +207,14 @@ class World:
     def scales(self, stack: Stack, codec: Codec, owed: Residuals | None) -> tuple[list[Scales], Tensor | None]:
         """The scales of each worker's own values, and the unit of each value in a low-precision accumulator."""
         codec = concrete(codec, stack.x_Wn.dtype)
-        if not (isinstance(codec, Scaled) and codec.takes_scale):
+        if not codec.takes_scale:
             return [None] * self.n, _constant_unit(codec, stack)
         # what is owed counts too: a scale for the gradient alone would cut it off or flush it
         wanted = stack.x_Wn if owed is None else owed.wanted(stack.x_Wn, owed.first_Wn)
         top_WS = largest_WS(wanted, stack.lengths)
-        if not codec.aps:
+        if not codec.agrees_on_scales:
             return own_scales(codec, top_WS), None
-        agreed_S = agreed_scale_S(codec.plan, top_WS)
+        agreed_S = agreed_scale_S(codec, top_WS)
         unit_n = None
         if self.sums.format is not None:
             unit_n = agreed_S.repeat_interleave(torch.tensor(stack.lengths, device=agreed_S.device))
@@ -223,9 +222,9 @@ class World:
 
 
 def _constant_unit(codec: Codec, stack: Stack) -> Tensor | None:
-    if not (isinstance(codec, Scaled) and codec.constant is not None):
+    if codec.constant_scale is None:
         return None
-    return torch.full_like(stack.x_Wn[0], codec.constant, dtype=torch.float32)
+    return torch.full_like(stack.x_Wn[0], codec.constant_scale, dtype=torch.float32)
 
 
 def _accumulator(accumulate: str | Format) -> Format | None:
