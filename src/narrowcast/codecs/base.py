@@ -30,10 +30,10 @@ from narrowcast.kernels import (
     NO_FINISH,
     NO_NOISE,
     AnyPlan,
-    Choice,
     CustomPlan,
     Feedback,
     Finish,
+    KernelChoice,
     Noise,
     Plan,
     check_count,
@@ -202,7 +202,7 @@ class Codec(abc.ABC):
         """The smallest and largest number that could have come back in each place, where that means something."""
         return None
 
-    def explain(self) -> list[Choice]:
+    def explain(self) -> list[KernelChoice]:
         """What runs this codec on this machine, and why nothing faster does."""
         return explain(self.plan_for(torch.float32))
 

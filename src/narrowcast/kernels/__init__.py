@@ -26,7 +26,7 @@ from narrowcast.kernels.checks import mark_written as mark_written
 from narrowcast.kernels.checks import overlap as overlap
 from narrowcast.kernels.checks import shares_places as shares_places
 from narrowcast.kernels.dispatch import OPS as OPS
-from narrowcast.kernels.dispatch import Choice as Choice
+from narrowcast.kernels.dispatch import KernelChoice as KernelChoice
 from narrowcast.kernels.dispatch import explain as explain
 from narrowcast.kernels.matmul.accumulator import Accumulator as Accumulator
 from narrowcast.kernels.matmul.accumulator import accumulator as accumulator

@@ -83,7 +83,7 @@ CUSTOM: Kernels = Unfused(lambda plan, *args: plan.encode(*args), lambda plan, *
 
 
 @dataclass(frozen=True)
-class Choice:
+class KernelChoice:
     """Which implementation runs an op, and why not a faster one."""
 
     op: str
@@ -143,11 +143,11 @@ def choose_rounding(fmt: Format, rounding: str, rules: str, device: str) -> Roun
 OPS = ("encode", "decode", "decode and add", "encode with residual", "reduce", "round_to")
 
 
-def explain(plan: AnyPlan | None = None) -> list[Choice]:
+def explain(plan: AnyPlan | None = None) -> list[KernelChoice]:
     """What runs each op on each device of this machine, and why nothing faster does."""
     devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     plans = {op: None if op == "round_to" else plan for op in OPS}
-    return [Choice(op, device, *_explain(plans[op], device)) for device in devices for op in OPS]
+    return [KernelChoice(op, device, *_explain(plans[op], device)) for device in devices for op in OPS]
 
 
 def _explain(plan: AnyPlan | None, device: str) -> tuple[str, str]:

@@ -58,7 +58,7 @@ SCALES_PER_BLOCK = {Method.SCALED: 1, Method.AFFINE: 2, Method.MEANS: 2, Method.
 
 
 @dataclass(frozen=True)
-class Layout:
+class WireLayout:
     """Where the planes of one wire lie, in bytes: codes from 0, then scales, then (nvfp4) the tensor's scale."""
 
     scales: int
@@ -144,11 +144,11 @@ class Plan(_KeepsDerived):
     def code_bytes(self, n: int) -> int:
         return -(-n * self.bits // 8)
 
-    def layout(self, n: int) -> Layout:
+    def layout(self, n: int) -> WireLayout:
         """Where the planes of n values lie."""
         if not isinstance(n, int):
             return self._layout(n)  # a size that a compiler does not know yet
-        known: dict[int, Layout] = self.__dict__.setdefault("_layouts", {})
+        known: dict[int, WireLayout] = self.__dict__.setdefault("_layouts", {})
         layout = known.get(n)
         if layout is None:
             if len(known) > MAX_KNOWN_LAYOUTS:
@@ -156,12 +156,12 @@ class Plan(_KeepsDerived):
             layout = known[n] = self._layout(n)
         return layout
 
-    def _layout(self, n: int) -> Layout:
+    def _layout(self, n: int) -> WireLayout:
         scales = _aligned(self.code_bytes(n)) if self.n_scales(n) else self.code_bytes(n)
         end = scales + self.n_scales(n) * self.store.value
         if self.method is not Method.NVFP4 or n == 0:
-            return Layout(scales, end, end)
-        return Layout(scales, _aligned(end), _aligned(end) + Store.FP32.value)
+            return WireLayout(scales, end, end)
+        return WireLayout(scales, _aligned(end), _aligned(end) + Store.FP32.value)
 
 
 @dataclass(frozen=True)
@@ -182,9 +182,9 @@ class CastPlan(_KeepsDerived):
     def code_bytes(self, n: int) -> int:
         return n * self.dtype.itemsize
 
-    def layout(self, n: int) -> Layout:
+    def layout(self, n: int) -> WireLayout:
         end = self.code_bytes(n)
-        return Layout(end, end, end)
+        return WireLayout(end, end, end)
 
 
 @dataclass(frozen=True)

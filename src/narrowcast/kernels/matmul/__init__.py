@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.kernels.checks import check_floats, check_seed, check_written, mark_written
-from narrowcast.kernels.dispatch import Choice
+from narrowcast.kernels.dispatch import KernelChoice
 from narrowcast.kernels.matmul.accumulator import Accumulator, accumulator
 from narrowcast.kernels.matmul.operands import how_to_compute
 from narrowcast.kernels.native import matmul as native_matmul
@@ -112,12 +112,12 @@ def _dispatch(a: Tensor, b: Tensor, rule: Accumulator, seed: int, out: Tensor) -
         reference_matmul.matmul(a, b, rule, seed, out)
 
 
-def explain(accumulate: str | Accumulator = "bf16", device: str = "cpu") -> Choice:
+def explain(accumulate: str | Accumulator = "bf16", device: str = "cpu") -> KernelChoice:
     """What runs a matrix product with this accumulator, and why nothing faster does."""
     rule = accumulator(accumulate)
     if rule.is_torch:
-        return Choice("matmul", device, "torch", "")
+        return KernelChoice("matmul", device, "torch", "")
     if device.startswith("cuda"):
-        return Choice("matmul", device, "triton", "")
+        return KernelChoice("matmul", device, "triton", "")
     why = native_matmul.why_not(rule)
-    return Choice("matmul", device, "native" if why is None else "reference", why or "")
+    return KernelChoice("matmul", device, "native" if why is None else "reference", why or "")

@@ -19,7 +19,7 @@ from narrowcast.kernels.native.library import isa as isa
 from narrowcast.kernels.native.library import load as load
 from narrowcast.kernels.native.library import set_isa as set_isa
 from narrowcast.kernels.noise import NO_NOISE, Noise
-from narrowcast.kernels.plan import CastPlan, Layout, Plan
+from narrowcast.kernels.plan import CastPlan, Plan, WireLayout
 from narrowcast.kernels.unfused import Unfused
 
 DEVICE = "cpu"
@@ -71,7 +71,7 @@ def encode(plan: Plan, x: Tensor, wire: Tensor, noise: Noise = NO_NOISE, scale: 
     check_status(status, "nc_encode", plan)
 
 
-def _clear_padding(plan: Plan, layout: Layout, wire: Tensor, n: int) -> None:
+def _clear_padding(plan: Plan, layout: WireLayout, wire: Tensor, n: int) -> None:
     """Bytes between planes are zero; mostly there are none."""
     codes_end, scales_end = plan.code_bytes(n), layout.scales + plan.n_scales(n) * plan.store.value
     if codes_end < layout.scales:

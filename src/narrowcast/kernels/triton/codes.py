@@ -15,9 +15,6 @@ E4M3 = tl.constexpr(1)
 E5M2 = tl.constexpr(2)
 
 
-# ---- floats: integer arithmetic on the pattern -----------------------------------------------------------------------
-
-
 @triton.jit
 def float_steps(u, noise, C: tl.constexpr, STOCHASTIC: tl.constexpr):
     """The code of a magnitude below the smallest normal number, where all steps are equal."""
@@ -101,9 +98,6 @@ def float_level(code, C: tl.constexpr):
     return level
 
 
-# ---- evenly spaced ---------------------------------------------------------------------------------------------------
-
-
 @triton.jit
 def integer_of(size, noise, STOCHASTIC: tl.constexpr):
     """A magnitude below 2**14 as an integer, nearest even or stochastic."""
@@ -147,9 +141,6 @@ def uniform_level(code, C: tl.constexpr):
         return float_of(bits_of(size) | ((code & C.sign_bit) << (32 - C.bits)))
     else:
         return float_of((code ^ C.sign_bit) | 0x4B000000) - (8388608.0 + C.sign_bit)
-
-
-# ---- tables ----------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -217,9 +208,6 @@ def table_code(t, noise, table, C: tl.constexpr, STOCHASTIC: tl.constexpr):
             zero = (grid_value(table, index, C) == 0) & (bits_of(t) < 0)
             code = tl.where(zero, C.neg_zero_code, code)
         return code
-
-
-# ---- any kind --------------------------------------------------------------------------------------------------------
 
 
 @triton.jit

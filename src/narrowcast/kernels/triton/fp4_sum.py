@@ -1,7 +1,7 @@
 """Sums of wires of 4-bit floats, by way of float16.
 
 Two words of four bytes hold what a word of eight codes does, each byte the upper one of a float16: seven instructions
-for eight codes. What is left of a code is to be widened and scaled. A float16 made so is 2**-LIFT of the level, and the
+for eight codes. What is left of a code is to be widened and scaled. A float16 of them is 2**-LIFT of the level, and the
 scale makes that good; where a scale is too large for that, its tile is summed as other codes are.
 """
 
@@ -56,9 +56,6 @@ def small_levels(word, C: tl.constexpr):
     one, three = widened(odd, 0)
     five, seven = widened(odd, 1)
     return zero, one, two, three, four, five, six, seven
-
-
-# ---- four words and their scales -------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -122,21 +119,21 @@ def can_be_lifted(reads, P: tl.constexpr, J: tl.constexpr):
 def plus_four(sums, read, FIRST: tl.constexpr, P: tl.constexpr, J: tl.constexpr):
     """The sums by place, of 32 together, and one more wire."""
     words, low, high, tensor = read
-    # `can_be_lifted` is a barrier unless one scale of each wire tells
+    # `can_be_lifted` is a barrier unless one scale of each wire says it
     words = after_loads(words, J.gated and FIRST and (P.method == NVFP4))
-    found = ()
+    added = ()
     for number in tl.static_range(4):
         levels = small_levels(words[number], P.codes)
         scale = lifted(low if number < 2 else high, tensor, P)
         for place in tl.static_range(8):
             if FIRST:
-                found += (levels[place] * scale,)
+                added += (levels[place] * scale,)
             elif P.method == NVFP4:
-                found += (sums[8 * number + place] + levels[place] * scale,)
+                added += (sums[8 * number + place] + levels[place] * scale,)
             else:
                 # by a power of two, so that the product is exact: the sum rounds but once either way
-                found += (tl.fma(levels[place], scale, sums[8 * number + place]),)
-    return found
+                added += (tl.fma(levels[place], scale, sums[8 * number + place]),)
+    return added
 
 
 @triton.jit

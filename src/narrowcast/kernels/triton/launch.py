@@ -16,7 +16,7 @@ from torch import Tensor
 from narrowcast.formats import Format, Kind, UniformFormat
 from narrowcast.kernels.arithmetic import NO_FINISH, Feedback, Finish
 from narrowcast.kernels.noise import NO_NOISE, Noise, as_signed
-from narrowcast.kernels.plan import CastPlan, Layout, Plan
+from narrowcast.kernels.plan import CastPlan, Plan, WireLayout
 from narrowcast.kernels.triton import decode as decoding
 from narrowcast.kernels.triton import encode as encoding
 from narrowcast.kernels.triton import rounding as rounding_kernels
@@ -28,7 +28,7 @@ from narrowcast.kernels.triton.recipe import (
     MEANS,
     NVFP4,
     SIGN,
-    Job,
+    CodecJob,
     Named,
     Recipe,
     RoundJob,
@@ -66,7 +66,7 @@ _COMPILING = threading.Lock()
 
 
 def _launch(kernel: Any, programs: int, args: tuple[Any, ...], recipe: Named, job: Named, tuning: Tuning) -> None:
-    """Start `kernel`. Triton looks at every argument anew; what it found is kept for arguments of the same kinds."""
+    """Start `kernel`. Triton looks at every argument anew; what it compiled is kept for arguments of the same kinds."""
     constant = constants(recipe), constants(job)
     if not FAST:
         kernel[(programs,)](*args, *constant, **tuning.options())
@@ -90,8 +90,8 @@ def _kind(arg: Any) -> object:
 
 
 @dataclass(frozen=True)
-class Want:
-    """What tells one prepared launch from another, beside the recipe and n."""
+class Variant:
+    """What one prepared launch differs in from another, beside the recipe and n."""
 
     aligned: bool
     world: int = 0
@@ -101,7 +101,7 @@ class Want:
     unit: int = 0
     divide: bool = False
     multiply: bool = False
-    given: bool = False
+    given_scale: bool = False
     offset: int = 0
     """Modulo 128."""
 
@@ -110,10 +110,10 @@ class Want:
 class Prepared:
     """The launches of one encode or reduce, all but their tensors."""
 
-    first: Job | None
+    first: CodecJob | None
     """The job of the first pass, where there is one."""
-    sums: Job | None
-    last: Job
+    sums: CodecJob | None
+    last: CodecJob
     tuning: Tuning
     blocks: int
     count: int
@@ -127,21 +127,21 @@ class Prepared:
 
 
 @lru_cache(maxsize=8192)
-def _prepare(recipe: Recipe, n: int, want: Want) -> Prepared:
-    tuning = shapes.tuning_of(recipe, "reduce" if want.world else "encode")
-    shape = shapes.shape_of(recipe, n, want.aligned, tuning.tile)
+def _prepare(recipe: Recipe, n: int, variant: Variant) -> Prepared:
+    tuning = shapes.tuning_of(recipe, "reduce" if variant.world else "encode")
+    shape = shapes.shape_of(recipe, n, variant.aligned, tuning.tile)
     job = replace(
-        shape, world=want.world, x_dtype=want.x_dtype, residual=int(want.residual), unit=want.unit,
-        divide=want.divide, multiply=want.multiply, given=want.given,
+        shape, world=variant.world, x_dtype=variant.x_dtype, residual=int(variant.residual), unit=variant.unit,
+        divide=variant.divide, multiply=variant.multiply, given_scale=variant.given_scale,
     )  # fmt: skip
-    if want.world:
-        job = replace(job, **shapes.of_sum(recipe, shape, tuning.warps, want.world))
+    if variant.world:
+        job = replace(job, **shapes.of_sum(recipe, shape, tuning.warps, variant.world))
         # nothing but what wires say goes into the sum
-        bare = not (want.residual or want.divide or want.multiply)
+        bare = not (variant.residual or variant.divide or variant.multiply)
         job = replace(job, no_minus=bare and job.few and job.signs and recipe.method == MEANS)
     job = replace(job, **shapes.packs(recipe, job))
     across = shapes.across(recipe, shape, tuning.warps)
-    if not want.world:
+    if not variant.world:
         job = replace(job, **across)
     two_passes = shape.mode == shapes.WIDE or recipe.method == NVFP4
     has_sums = shape.mode == shapes.WIDE and (recipe.l2 or recipe.method in (MEANS, SIGN))
@@ -149,11 +149,13 @@ def _prepare(recipe: Recipe, n: int, want: Want) -> Prepared:
     blocks, in_block = -(-n // size), -(-size // tuning.tile)
     first_tiles = -(-in_block // MAX_PARTS)
     count = -(-in_block // first_tiles)
-    first = replace(job, out=bool(want.world)) if two_passes else None
+    first = replace(job, out=bool(variant.world)) if two_passes else None
     if two_passes:
         job = replace(job, parts=shapes.pow2(count))
-        if want.world:  # the first pass leaves the sum, residual added
-            job = replace(job, world=0, x_dtype=0, divide=False, multiply=False, residual=2 * want.residual, **across)
+        if variant.world:  # the first pass leaves the sum, residual added
+            job = replace(
+                job, world=0, x_dtype=0, divide=False, multiply=False, residual=2 * variant.residual, **across
+            )
     columns = min(COLUMNS, recipe.tree_width) if has_sums else 1
     heights = recipe.tree_width // columns
     sums = None
@@ -162,9 +164,9 @@ def _prepare(recipe: Recipe, n: int, want: Want) -> Prepared:
         sums = replace(job, rows=heights, cols=COLUMN_GROUP, levels=heights.bit_length() - 1)
         sums = replace(sums, residual=int(job.residual == 1))
     programs, tiles, chunks = _grid(recipe, shape, n, blocks, in_block)
-    shared = recipe.stochastic and shapes.shares_noise(recipe, shape, want.offset)
-    has_out = want.out_dtype >= 0
-    last = replace(job, loop=tiles > 1, out=has_out, out_dtype=max(want.out_dtype, 0), shared_noise=shared)
+    shared = recipe.stochastic and shapes.shares_noise(recipe, shape, variant.offset)
+    has_out = variant.out_dtype >= 0
+    last = replace(job, loop=tiles > 1, out=has_out, out_dtype=max(variant.out_dtype, 0), shared_noise=shared)
     kinds = 3 if recipe.method == AFFINE else 1
     part_words = kinds * blocks * count if two_passes else 0
     return Prepared(
@@ -173,7 +175,7 @@ def _prepare(recipe: Recipe, n: int, want: Want) -> Prepared:
     )  # fmt: skip
 
 
-def _grid(recipe: Recipe, job: Job, n: int, blocks: int, in_block: int) -> tuple[int, int, int]:
+def _grid(recipe: Recipe, job: CodecJob, n: int, blocks: int, in_block: int) -> tuple[int, int, int]:
     """Programs, tiles for each, and programs for each large block."""
     if job.mode == shapes.WIDE:
         tiles = _tiles_for_each(in_block * blocks)
@@ -206,11 +208,11 @@ def encode(
     feedback: Feedback | None = None,
 ) -> None:
     """See `kernels.ops.encode`."""
-    want = Want(
+    variant = Variant(
         wire.data_ptr() % 4 == 0, 0, DTYPES[x.dtype], -1, feedback is not None, _unit_kind(feedback),
         False, False, scale is not None, noise.offset % 128,
     )  # fmt: skip
-    _run(plan, x, x.numel(), wire, want, noise, scale, feedback, NO_FINISH, None)
+    _run(plan, x, x.numel(), wire, variant, noise, scale, feedback, NO_FINISH, None)
 
 
 def reduce(
@@ -225,12 +227,12 @@ def reduce(
     out: Tensor | None = None,
 ) -> None:
     """See `kernels.ops.reduce`."""
-    want = Want(
+    variant = Variant(
         _is_aligned(wire, wires), wires.shape[0], 0, DTYPES[out.dtype] if out is not None else -1,
         feedback is not None, _unit_kind(feedback), finish.divide != 1.0, finish.multiply != 1.0, scale is not None,
         noise.offset % 128,
     )  # fmt: skip
-    _run(plan, wires, n, wire, want, noise, scale, feedback, finish, out)
+    _run(plan, wires, n, wire, variant, noise, scale, feedback, finish, out)
 
 
 Factors = tuple[float, float, float, float]
@@ -242,7 +244,7 @@ def _run(
     x: Tensor,
     n: int,
     wire: Tensor,
-    want: Want,
+    variant: Variant,
     noise: Noise,
     scale: Tensor | None,
     feedback: Feedback | None,
@@ -252,7 +254,7 @@ def _run(
     if n == 0:
         return
     recipe, tables = describe(plan)
-    prepared = _prepare(recipe, n, want)
+    prepared = _prepare(recipe, n, variant)
     layout = plan.layout(n)
     table = tables.on(wire.device)
     # what is not there is never read or written: any address will do
@@ -283,7 +285,7 @@ def _first_pass(
     wire: Tensor,
     residual: Tensor,
     table: Tensor,
-    layout: Layout,
+    layout: WireLayout,
     factors: Factors,
 ) -> tuple[Tensor, Tensor]:
     """What the second pass reads, and what scales follow from. A sum of wires is kept: nothing is decoded twice."""
@@ -320,7 +322,7 @@ def _sum_columns(
 @lru_cache(maxsize=8192)
 def _prepare_decode(
     recipe: Recipe, n: int, aligned: bool, dtype: int, accumulate: bool
-) -> tuple[Job, int, int, Tuning]:
+) -> tuple[CodecJob, int, int, Tuning]:
     """The job, programs, programs for each large block, tuning."""
     tuning = shapes.tuning_of(recipe, "decode")
     job = replace(shapes.shape_of(recipe, n, aligned, tuning.tile), out_dtype=dtype, accumulate=accumulate, words=False)
@@ -345,7 +347,7 @@ def decode(plan: Plan | CastPlan, wire: Tensor, n: int, out: Tensor, accumulate:
 
 
 @dataclass(frozen=True)
-class Rounds:
+class RoundLaunch:
     """One way to round: all that does not depend on the tensors, and what Triton compiled for their kinds."""
 
     tables: Tables
@@ -353,17 +355,17 @@ class Rounds:
     compiled: dict[object, Any]
 
 
-def _prepare_round(fmt: Format, dtype: torch.dtype, whole: bool, stochastic: bool, overflow: str) -> Rounds:
+def _prepare_round(fmt: Format, dtype: torch.dtype, whole: bool, stochastic: bool, overflow: str) -> RoundLaunch:
     """Kept with the format: a simulated training casts hundreds of times a step, and the host must keep up."""
-    known: dict[object, Rounds] = fmt.__dict__.setdefault("_triton_round", {})
+    known: dict[object, RoundLaunch] = fmt.__dict__.setdefault("_triton_round", {})
     key = dtype, whole, stochastic, overflow
-    found = known.get(key)
-    if found is None:
+    launch = known.get(key)
+    if launch is None:
         codes, tables = describe_codes(fmt, fmt.values, by_value=True)
         steps = float(fmt.steps_per_unit) if isinstance(fmt, UniformFormat) and fmt.kind is Kind.UNIFORM else 1.0
         job = RoundJob(shapes.ROUND.tile, DTYPES[dtype], whole, stochastic, OVERFLOWS[overflow], steps)
-        found = known[key] = Rounds(tables, (constants(codes), constants(job)), {})
-    return found
+        launch = known[key] = RoundLaunch(tables, (constants(codes), constants(job)), {})
+    return launch
 
 
 def round_to(x: Tensor, fmt: Format, rounding: str, overflow: str, rules: str, seed: int, out: Tensor) -> Tensor:
@@ -373,19 +375,19 @@ def round_to(x: Tensor, fmt: Format, rounding: str, overflow: str, rules: str, s
         return out
     # CPD's rules decide what becomes of an overflow, too
     lost = overflow if rules == "ieee" else rules
-    found = _prepare_round(fmt, x.dtype, n % shapes.ROUND.tile == 0, rounding == "stochastic", lost)
+    launch = _prepare_round(fmt, x.dtype, n % shapes.ROUND.tile == 0, rounding == "stochastic", lost)
     device, seed = x.device, as_signed(seed)
-    args = x, out, found.tables.on(device), n, seed
+    args = x, out, launch.tables.on(device), n, seed
     # the kernel specialises on neither n nor the seed: of both only the width counts
     key = x.data_ptr() % 16, out.data_ptr() % 16, n < 2**31, -(2**31) <= seed < 2**31, device.index
     programs = -(-n // shapes.ROUND.tile)
-    compiled = found.compiled.get(key) if FAST and device.index == torch.cuda.current_device() else None
+    compiled = launch.compiled.get(key) if FAST and device.index == torch.cuda.current_device() else None
     if compiled is not None:
-        compiled[(programs, 1, 1)](*args, *found.constant)
+        compiled[(programs, 1, 1)](*args, *launch.constant)
         return out
     with _on(out), _COMPILING:
         kernel = rounding_kernels.round_kernel[(programs,)]
-        made = kernel(*args, *found.constant, **shapes.ROUND.options())
+        compiled = kernel(*args, *launch.constant, **shapes.ROUND.options())
     if FAST:
-        found.compiled[key] = made
+        launch.compiled[key] = compiled
     return out

@@ -139,7 +139,7 @@ def stochastic(x, random, N: tl.constexpr, J: tl.constexpr):
 
 
 @triton.jit
-def rounded(x, index, seed, stream, N: tl.constexpr, J: tl.constexpr):
+def round_number(x, index, seed, stream, N: tl.constexpr, J: tl.constexpr):
     """x to a number, once."""
     if J.stochastic:
         return stochastic(x, own_noise(index, seed, stream), N, J)
@@ -163,7 +163,7 @@ def exact_sum(a, b, J: tl.constexpr):
 
 @triton.jit
 def mogami(a, b, J: tl.constexpr):
-    """Multiplication by adding patterns; subnormal operands were made zero."""
+    """Multiplication by adding patterns; subnormal operands are zero."""
     ua = pattern_of(a, J.wide)
     ub = pattern_of(b, J.wide)
     sign = (ua ^ ub) & J.sign
@@ -190,17 +190,17 @@ def product(a, b, index, seed, k, N: tl.constexpr, J: tl.constexpr):
     if J.fused:
         return p
     else:
-        return rounded(p, index, seed, k * SLOTS + PRODUCT, N, J)
+        return round_number(p, index, seed, k * SLOTS + PRODUCT, N, J)
 
 
 @triton.jit
-def add(total, owed, term, index, seed, step, N: tl.constexpr, J: tl.constexpr):
-    """The new sum, and with Kahan's method what it owes."""
+def add(total, carry, term, index, seed, step, N: tl.constexpr, J: tl.constexpr):
+    """The new sum, and with Kahan's method its carry."""
     stream = step * SLOTS
     if J.kahan:
-        y = rounded(exact_sum(term, -owed, J), index, seed, stream + TERM, N, J)
-        t = rounded(exact_sum(total, y, J), index, seed, stream + SUM, N, J)
-        gained = rounded(exact_sum(t, -total, J), index, seed, stream + GAIN, N, J)
-        return t, rounded(exact_sum(gained, -y, J), index, seed, stream + CARRY, N, J)
+        y = round_number(exact_sum(term, -carry, J), index, seed, stream + TERM, N, J)
+        t = round_number(exact_sum(total, y, J), index, seed, stream + SUM, N, J)
+        gained = round_number(exact_sum(t, -total, J), index, seed, stream + GAIN, N, J)
+        return t, round_number(exact_sum(gained, -y, J), index, seed, stream + CARRY, N, J)
     else:
-        return rounded(exact_sum(total, term, J), index, seed, stream + SUM, N, J), owed
+        return round_number(exact_sum(total, term, J), index, seed, stream + SUM, N, J), carry

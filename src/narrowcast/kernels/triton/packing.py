@@ -52,9 +52,6 @@ def write_packed(wire, start, codes, live, P: tl.constexpr, J: tl.constexpr):
         tl.store(at + 2, lower(third, 16) + (fourth << 8))
 
 
-# ---- signs: words of 32 neighbours -----------------------------------------------------------------------------------
-
-
 @triton.jit
 def in_places(v, ROWS: tl.constexpr, GROUPS: tl.constexpr, EACH: tl.constexpr, LEVELS: tl.constexpr):
     """EACH tensors of shape (ROWS, GROUPS): the first value of each group of neighbours, the second, ..."""
@@ -67,10 +64,10 @@ def in_places(v, ROWS: tl.constexpr, GROUPS: tl.constexpr, EACH: tl.constexpr, L
             even += (one,)
             odd += (other,)
         places = even + odd
-    found = ()
+    rows = ()
     for place in tl.static_range(EACH):
-        found += (tl.reshape(places[place], (ROWS, GROUPS)),)
-    return found
+        rows += (tl.reshape(places[place], (ROWS, GROUPS)),)
+    return rows
 
 
 @triton.jit

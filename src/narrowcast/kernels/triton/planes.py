@@ -1,7 +1,7 @@
 """Codes and scales in the bytes of a wire.
 
 A tile has J.rows rows of J.cols places, of which the first J.step hold values; it starts at value `start` of the
-tensor and holds `rem` of them. P is a `Recipe`, J a `Job`.
+tensor and holds `rem` of them. P is a `Recipe`, J a `CodecJob`.
 """
 
 from __future__ import annotations
@@ -84,9 +84,6 @@ def spread(scale, J: tl.constexpr):
     return tl.reshape(tl.broadcast_to(scale[:, None], (J.rows, J.cols)), (J.rows * J.cols,))
 
 
-# ---- words of two or four bytes --------------------------------------------------------------------------------------
-
-
 @triton.jit
 def write_words(base, at, word, mask, SIZE: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr):
     """Store int32 words as SIZE bytes each at base + SIZE * at."""
@@ -117,9 +114,6 @@ def read_words(base, at, mask, SIZE: tl.constexpr, ALIGNED: tl.constexpr, MASKED
         for byte in tl.static_range(1, SIZE):
             word = word | (load(base + at * SIZE + byte, mask, MASKED).to(tl.int32) << (8 * byte))
         return word
-
-
-# ---- codes -----------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -203,9 +197,6 @@ def read_codes(wire, start, rem, mask, P: tl.constexpr, J: tl.constexpr, MASKED:
         return apart(word, P.bits, J.group, J).to(tl.int32)
 
 
-# ---- plain casts -----------------------------------------------------------------------------------------------------
-
-
 @triton.jit
 def write_cast(wire, start, value, mask, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
     """Values in the type of the wire; finite ones stay finite."""
@@ -228,9 +219,6 @@ def read_cast(wire, start, mask, P: tl.constexpr, J: tl.constexpr, MASKED: tl.co
         return float_of(word << 16)
     else:
         return word.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
-
-
-# ---- scales ----------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -301,9 +289,6 @@ def read_scales_at(wire, scales_at, tail_at, row0, rows, mask, P: tl.constexpr, 
             first = float_of(word)
         second = first
     return first, second
-
-
-# ---- values ----------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
