@@ -201,9 +201,6 @@ def test_a_codec_that_was_used_can_be_pickled_and_copied(spec: str) -> None:
         assert torch.equal(twin.decode(wire, 500), codec.decode(wire, 500))
 
 
-# ---- scale= ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("spec", ["int8", "e5m2", "e5m2+aps", "dtree8", "linear8", "posit8.1"])
 def test_a_given_scale_replaces_the_tensors_own(spec: str) -> None:
     codec = nc.codec(spec)
@@ -259,9 +256,6 @@ def test_a_scale_is_refused_where_it_means_nothing(spec: str) -> None:
 def test_a_scale_that_is_no_single_float32_is_refused(scale: object) -> None:
     with pytest.raises(TypeError, match="scale must be a float32 tensor with one element, got"):
         nc.codec("int8").encode(torch.ones(4), scale=scale)  # type: ignore[arg-type]
-
-
-# ---- wrong arguments -------------------------------------------------------------------------------------------------
 
 
 @some_specs
@@ -381,9 +375,6 @@ def test_an_offset_inside_a_block_is_refused(offset: int) -> None:
 def test_a_tensor_on_another_device_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="got a tensor on meta; kernels run on CPUs and CUDA devices"):
         nc.codec("int8/64").encode(torch.empty(64, device="meta"))
-
-
-# ---- round_to as a call ----------------------------------------------------------------------------------------------
 
 
 def test_round_to_leaves_its_argument_alone_and_keeps_type_and_shape() -> None:

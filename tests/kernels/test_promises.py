@@ -142,9 +142,6 @@ def test_native_casts_equal_the_reference(n: int, native_library: None) -> None:
             casts_agree(hard_values(16, n).to(dtype))
 
 
-# ---- subnormals ------------------------------------------------------------------------------------------------------
-
-
 # made before anybody flushes
 EXPONENTS = torch.randint(-149, -90, (N,), generator=torch.Generator().manual_seed(1))
 SMALL = normal(N, seed=1) * torch.exp2(EXPONENTS.float())

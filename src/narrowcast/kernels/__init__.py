@@ -28,6 +28,7 @@ from narrowcast.kernels.checks import shares_places as shares_places
 from narrowcast.kernels.dispatch import OPS as OPS
 from narrowcast.kernels.dispatch import KernelChoice as KernelChoice
 from narrowcast.kernels.dispatch import explain as explain
+from narrowcast.kernels.matmul.accumulator import FLOAT32 as FLOAT32
 from narrowcast.kernels.matmul.accumulator import Accumulator as Accumulator
 from narrowcast.kernels.matmul.accumulator import accumulator as accumulator
 from narrowcast.kernels.noise import ALIGNMENT as ALIGNMENT
@@ -36,7 +37,6 @@ from narrowcast.kernels.noise import Noise as Noise
 from narrowcast.kernels.noise import as_signed as as_signed
 from narrowcast.kernels.noise import as_unsigned as as_unsigned
 from narrowcast.kernels.noise import derive as derive
-from narrowcast.kernels.number import FLOAT32 as FLOAT32
 from narrowcast.kernels.ops import Rounder as Rounder
 from narrowcast.kernels.ops import aligned_rows as aligned_rows
 from narrowcast.kernels.ops import round_to as round_to
@@ -53,5 +53,5 @@ from narrowcast.kernels.plan import Store as Store
 from narrowcast.kernels.reference import blocks as blocks
 from narrowcast.kernels.reference.blocks import pack as pack
 from narrowcast.kernels.reference.cast import saturate as saturate
+from narrowcast.kernels.reference.methods import find_scales as find_scales
 from narrowcast.kernels.reference.rounding import SR_BITS as SR_BITS
-from narrowcast.kernels.reference.scaled import find_scales as find_scales

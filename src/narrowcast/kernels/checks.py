@@ -81,10 +81,10 @@ def check_plain(what: object, x: Tensor, name: str = "") -> None:
     except RuntimeError:
         pass
     got = f"{name} is" if name else "got"
-    raise TypeError(f"{what}: {got} {_described(x)}, which is not plain memory; {_advice(x)}")
+    raise TypeError(f"{what}: {got} {_description(x)}, which is not plain memory; {_advice(x)}")
 
 
-def _described(x: Tensor) -> str:
+def _description(x: Tensor) -> str:
     if torch._C._functorch.is_functorch_wrapped_tensor(x):
         return "a tensor inside a transform of torch.func"
     if x.layout is not torch.strided or x.is_nested:

@@ -157,11 +157,11 @@ class Plan(_KeepsDerived):
         return layout
 
     def _layout(self, n: int) -> WireLayout:
-        scales = _aligned(self.code_bytes(n)) if self.n_scales(n) else self.code_bytes(n)
+        scales = _align(self.code_bytes(n)) if self.n_scales(n) else self.code_bytes(n)
         end = scales + self.n_scales(n) * self.store.value
         if self.method is not Method.NVFP4 or n == 0:
             return WireLayout(scales, end, end)
-        return WireLayout(scales, _aligned(end), _aligned(end) + Store.FP32.value)
+        return WireLayout(scales, _align(end), _align(end) + Store.FP32.value)
 
 
 @dataclass(frozen=True)
@@ -198,5 +198,5 @@ class CustomPlan(_KeepsDerived):
 AnyPlan = Plan | CastPlan | CustomPlan
 
 
-def _aligned(nbytes: int) -> int:
+def _align(nbytes: int) -> int:
     return -(-nbytes // PLANE_ALIGNMENT) * PLANE_ALIGNMENT

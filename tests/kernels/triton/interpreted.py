@@ -127,9 +127,6 @@ def check_reduce(plan: Plan | CastPlan, n: int, world: int, number: int, what: s
         same(got, wanted, f"{name} of reduce {what}")
 
 
-# ---- groups ----------------------------------------------------------------------------------------------------------
-
-
 def codecs(specs: list[str]) -> None:
     """Encode and decode of every listed codec, at sizes, types, offsets and addresses by turns."""
     for number, spec in enumerate(specs):

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from narrowcast.kernels.matmul.accumulator import Accumulator
-from narrowcast.kernels.number import Number
+from narrowcast.kernels.matmul.accumulator import Accumulator, Number
 
 NARROW_BITS = 12
 """Operands with no more significant bits have products that float32 holds."""

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from narrowcast.kernels.matmul.accumulator import Accumulator
+from narrowcast.kernels.matmul.accumulator import Accumulator, Number
 from narrowcast.kernels.matmul.operands import How
 from narrowcast.kernels.native import library
-from narrowcast.kernels.number import Number
 
 ORDERS = {"sequential": 0, "blocked": 1, "pairwise": 2}
 MULTIPLIES = {"ieee": 0, "mogami": 1}

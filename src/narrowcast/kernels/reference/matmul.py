@@ -13,8 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from narrowcast.kernels.matmul.accumulator import Accumulator
-from narrowcast.kernels.number import Number
+from narrowcast.kernels.matmul.accumulator import Accumulator, Number
 from narrowcast.kernels.reference.philox import LANES, PIECES, random_bits
 from narrowcast.kernels.reference.rounding import SR_BITS, RoundingGrid
 
@@ -147,7 +146,7 @@ def _run(steps: MatmulSteps, a: Tensor, b: Tensor, begin: int, end: int) -> Tens
     return total
 
 
-def _blocked(steps: MatmulSteps, a: Tensor, b: Tensor, terms: int) -> Tensor:
+def _sum_blocks(steps: MatmulSteps, a: Tensor, b: Tensor, terms: int) -> Tensor:
     total = carry = torch.zeros(steps.shape, dtype=torch.float64)
     for i, begin in enumerate(range(0, terms, steps.rule.block)):
         part = _run(steps, a, b, begin, min(begin + steps.rule.block, terms))
@@ -155,7 +154,7 @@ def _blocked(steps: MatmulSteps, a: Tensor, b: Tensor, terms: int) -> Tensor:
     return total
 
 
-def _pairwise(steps: MatmulSteps, a: Tensor, b: Tensor, terms: int) -> Tensor:
+def _sum_pairwise(steps: MatmulSteps, a: Tensor, b: Tensor, terms: int) -> Tensor:
     """A counter in binary: when a bit falls, two sums of equally many neighbours are added."""
     stack: list[Tensor] = []
     merges = 0
@@ -182,9 +181,9 @@ def matmul(a_BMK: Tensor, b_BKN: Tensor, rule: Accumulator, seed: int, out: Tens
     terms = a_BMK.shape[2]
     steps = MatmulSteps(rule, out.shape, seed)
     if rule.order == "pairwise":
-        total = _pairwise(steps, a_BMK, b_BKN, terms)
+        total = _sum_pairwise(steps, a_BMK, b_BKN, terms)
     elif rule.order == "blocked":
-        total = _blocked(steps, a_BMK, b_BKN, terms)
+        total = _sum_blocks(steps, a_BMK, b_BKN, terms)
     else:
         total = _run(steps, a_BMK, b_BKN, 0, terms)
     return out.copy_(total)

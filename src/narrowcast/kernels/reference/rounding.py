@@ -117,7 +117,7 @@ def _with_overflow(fmt: FloatFormat) -> RoundingGrid:
     return RoundingGrid(torch.cat([-beyond, fmt.grid, beyond]), torch.cat([past, fmt.starts, start]))
 
 
-def _overflowed(index: Tensor, grid: RoundingGrid, rounding: str) -> Tensor:
+def _overflows(index: Tensor, grid: RoundingGrid, rounding: str) -> Tensor:
     """Where a finite x went over the top. Rounding towards zero or away from that end never does."""
     high, low = index == len(grid.values) - 1, index == 0
     if rounding == "toward-zero":
@@ -140,7 +140,7 @@ def _finite_values(x: Tensor, fmt: Format, rounding: str, overflow: str, random:
     index = grid.index(x.clamp(-limit, limit), rounding, random)
     value = grid.values[index].clamp(fmt.min, fmt.max)
     lost = torch.copysign(torch.full_like(value, math.inf), x) if overflow == "inf" else math.nan
-    return torch.where(_overflowed(index, grid, rounding), lost, value)
+    return torch.where(_overflows(index, grid, rounding), lost, value)
 
 
 @keeps_subnormals

@@ -138,7 +138,7 @@ def power_of_two(exponent):
 
 
 @triton.jit
-def mixed(a, b, MASK: tl.constexpr):
+def mix_bits(a, b, MASK: tl.constexpr):
     """The bits of a under MASK, the others of b, in one instruction: left to itself the compiler takes two."""
     if INTERPRETED:
         return (a & MASK) | (b & ~MASK)

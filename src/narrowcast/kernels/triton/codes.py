@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from narrowcast.kernels.triton.bits import INFINITE, MAGNITUDE, ROUNDER, ROUNDER_BITS, bits_of, float_of, mixed
+from narrowcast.kernels.triton.bits import INFINITE, MAGNITUDE, ROUNDER, ROUNDER_BITS, bits_of, float_of, mix_bits
 
 FLOAT = tl.constexpr(0)
 UNIFORM = tl.constexpr(1)
@@ -53,7 +53,7 @@ def float_code(t, noise, C: tl.constexpr, STOCHASTIC: tl.constexpr):
         code = float_code_by_pattern(tl.minimum(v & MAGNITUDE, C.max_bits), noise, C, STOCHASTIC)
     # the low bits of the code, and of the value's what is left: the sign
     top = (v.to(tl.uint32, bitcast=True) >> (32 - C.bits)).to(tl.int32, bitcast=True)
-    signed = mixed(code, top, C.sign_bit - 1)
+    signed = mix_bits(code, top, C.sign_bit - 1)
     if C.signed_zero:
         return signed
     else:

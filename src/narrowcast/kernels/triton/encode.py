@@ -48,12 +48,12 @@ from narrowcast.kernels.triton.planes import (
     SIGN,
     STORE_NONE,
     WIDE,
+    as_stored,
     inside,
     places,
     read_coded,
     read_values,
     spread,
-    stored,
     value_of,
     write_cast,
     write_codes,
@@ -293,7 +293,7 @@ def encode_tile(
             else:
                 write_codes(wire, start, codes, rem, mask, P, J, MASKED)
         if J.residual or J.out:
-            sent = value_of(codes, stored(first, P), second, table, P, J)
+            sent = value_of(codes, as_stored(first, P), second, table, P, J)
     if J.residual:
         keep_residual(residual + start, v, sent, old, factors, mask, J, MASKED)
     if J.out:

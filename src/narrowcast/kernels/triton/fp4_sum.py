@@ -32,7 +32,7 @@ def upper_bytes(word, C: tl.constexpr):
 
 
 @triton.jit
-def widened(word, UPPER: tl.constexpr):
+def widen(word, UPPER: tl.constexpr):
     """Two bytes of a word, each the upper one of a float16, as float32."""
     if INTERPRETED:
         one = (((word >> (16 * UPPER)) & 0xFF) << 8).to(tl.uint16).to(tl.float16, bitcast=True)
@@ -51,10 +51,10 @@ def widened(word, UPPER: tl.constexpr):
 def small_levels(word, C: tl.constexpr):
     """2**-LIFT of the levels of eight codes, in their order."""
     even, odd = upper_bytes(word, C)
-    zero, two = widened(even, 0)
-    four, six = widened(even, 1)
-    one, three = widened(odd, 0)
-    five, seven = widened(odd, 1)
+    zero, two = widen(even, 0)
+    four, six = widen(even, 1)
+    one, three = widen(odd, 0)
+    five, seven = widen(odd, 1)
     return zero, one, two, three, four, five, six, seven
 
 
@@ -82,7 +82,7 @@ def read_four(wire, planes, tile, P: tl.constexpr, J: tl.constexpr):
 
 
 @triton.jit
-def lifted(byte, tensor, P: tl.constexpr):
+def lift(byte, tensor, P: tl.constexpr):
     """2**LIFT of the scales that bytes stand for."""
     LIFT: tl.constexpr = 15 - P.codes.bias
     if P.method == NVFP4:
@@ -124,7 +124,7 @@ def plus_four(sums, read, FIRST: tl.constexpr, P: tl.constexpr, J: tl.constexpr)
     added = ()
     for number in tl.static_range(4):
         levels = small_levels(words[number], P.codes)
-        scale = lifted(low if number < 2 else high, tensor, P)
+        scale = lift(low if number < 2 else high, tensor, P)
         for place in tl.static_range(8):
             if FIRST:
                 added += (levels[place] * scale,)

@@ -15,10 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from narrowcast.kernels.matmul.accumulator import Accumulator
+from narrowcast.kernels.matmul.accumulator import Accumulator, Number
 from narrowcast.kernels.matmul.operands import How
 from narrowcast.kernels.noise import as_signed
-from narrowcast.kernels.number import Number
 from narrowcast.kernels.triton.constants import constants
 from narrowcast.kernels.triton.launch import _on
 from narrowcast.kernels.triton.matmul_steps import add, product

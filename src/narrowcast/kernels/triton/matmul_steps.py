@@ -39,7 +39,7 @@ def real_of(u, WIDE: tl.constexpr):
 
 
 @triton.jit
-def limited(r, N: tl.constexpr):
+def limit(r, N: tl.constexpr):
     """What is beyond the largest number."""
     if N.lost == SATURATE:
         r = tl.where(r > N.high, N.high, r)
@@ -71,13 +71,13 @@ def with_specials(x, r, N: tl.constexpr):
 
 
 @triton.jit
-def clamped(x, N: tl.constexpr):
+def clamp_to(x, N: tl.constexpr):
     x = tl.where(x > N.high, N.high, x)
     return tl.where(x < N.low, N.low, x)
 
 
 @triton.jit
-def settled(x, N: tl.constexpr, J: tl.constexpr):
+def settle(x, N: tl.constexpr, J: tl.constexpr):
     """Without mantissa bits: where a tie goes down to the even code, that code."""
     u = pattern_of(x, J.wide)
     exponent = ((u & J.infinite) >> J.mantissa) - J.bias
@@ -98,15 +98,15 @@ def binade_of(u, N: tl.constexpr, J: tl.constexpr):
 def nearest(x, N: tl.constexpr, J: tl.constexpr):
     t = x
     if N.even_steps:
-        t = clamped(t, N)
+        t = clamp_to(t, N)
     if N.parity >= 0:
-        t = settled(t, N, J)
+        t = settle(t, N, J)
     u = pattern_of(t, J.wide)
     addend = real_of(binade_of(u, N, J) + N.to_addend, J.wide)
     r = (t + addend) - addend
     if N.signed_zero:
         r = real_of(pattern_of(r, J.wide) | (u & J.sign), J.wide)
-    r = limited(r, N)
+    r = limit(r, N)
     if J.careful:
         r = with_specials(x, r, N)
     return r
@@ -123,7 +123,7 @@ def floor_of(x):
 def stochastic(x, random, N: tl.constexpr, J: tl.constexpr):
     t = x
     if N.even_steps:
-        t = clamped(t, N)
+        t = clamp_to(t, N)
     u = pattern_of(t, True) & J.magnitude
     step = binade_of(u, N, J) - N.step_shift
     per_step = real_of((2046 << 52) - step, True)
@@ -135,7 +135,7 @@ def stochastic(x, random, N: tl.constexpr, J: tl.constexpr):
         r = real_of(pattern_of(r, True) | sign, True)
     else:
         r = tl.where(r == 0, r, real_of(pattern_of(r, True) | sign, True))
-    return with_specials(x, limited(r, N), N)
+    return with_specials(x, limit(r, N), N)
 
 
 @triton.jit

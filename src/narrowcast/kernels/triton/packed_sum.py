@@ -163,7 +163,7 @@ def values_of(read, table, lanes, P: tl.constexpr, J: tl.constexpr):
 
 
 @triton.jit
-def added(sums, read, table, lanes, P: tl.constexpr, J: tl.constexpr):
+def add_words(sums, read, table, lanes, P: tl.constexpr, J: tl.constexpr):
     """The sums so far, and one more wire."""
     words, first, second = read
     values = ()
@@ -195,11 +195,11 @@ def sum_wires(wires, planes, tile, table, lanes, P: tl.constexpr, J: tl.constexp
             second = second + 0.0
         sums = values_of((after_loads(words, J.gated), first, second), table, lanes, P, J)
         for rank in tl.static_range(1, J.world):
-            sums = added(sums, read[rank], table, lanes, P, J)
+            sums = add_words(sums, read[rank], table, lanes, P, J)
     else:
         sums = values_of(here, table, lanes, P, J)
         for rank in range(1, J.world):
-            sums = added(sums, read_rows(wires + rank * stride, planes, tile, P, J), table, lanes, P, J)
+            sums = add_words(sums, read_rows(wires + rank * stride, planes, tile, P, J), table, lanes, P, J)
     return sums
 
 

@@ -131,7 +131,7 @@ def group_places(rem, P: tl.constexpr, J: tl.constexpr):
 
 
 @triton.jit
-def joined(codes, BITS: tl.constexpr, EACH: tl.constexpr, J: tl.constexpr):
+def join_codes(codes, BITS: tl.constexpr, EACH: tl.constexpr, J: tl.constexpr):
     """Words of EACH neighbouring codes, the first lowest: pairs, then pairs of pairs. No value changes its thread."""
     word = codes
     LEVELS: tl.constexpr = 1 if EACH == 2 else 2 if EACH == 4 else 3 if EACH == 8 else 4 if EACH == 16 else 5
@@ -160,7 +160,7 @@ def write_codes(wire, start, codes, rem, mask, P: tl.constexpr, J: tl.constexpr,
         store(wire + start + places(J), codes.to(tl.uint8), mask, MASKED)
     elif J.words and not MASKED:
         EACH: tl.constexpr = 32 // P.bits
-        word = joined(codes, P.bits, EACH, J)
+        word = join_codes(codes, P.bits, EACH, J)
         base = (wire + (start >> 3) * P.bits).to(tl.pointer_type(tl.int32), bitcast=True)
         tl.store(base + tl.arange(0, J.rows * J.cols // EACH), word)
     else:
@@ -169,7 +169,7 @@ def write_codes(wire, start, codes, rem, mask, P: tl.constexpr, J: tl.constexpr,
         codes = tl.reshape(by_rows(codes, J), (J.rows * J.cols,))
         if J.group * P.bits > 32:
             codes = codes.to(tl.int64)
-        word = joined(codes, P.bits, J.group, J)
+        word = join_codes(codes, P.bits, J.group, J)
         at, room = group_places(rem, P, J)
         base = wire + (start >> 3) * P.bits
         for byte in tl.static_range(J.group_bytes):
@@ -251,7 +251,7 @@ def write_scales(wire, scales_at, row0, first, second, mask, P: tl.constexpr, J:
 
 
 @triton.jit
-def stored(scale, P: tl.constexpr):
+def as_stored(scale, P: tl.constexpr):
     """A scale as it is read back: one byte has no zero."""
     if (P.store == STORE_E8M0) & (P.method == SCALED):
         return tl.where(scale == 0, float_of(tl.full((), 0x00400000, tl.int32)), scale)

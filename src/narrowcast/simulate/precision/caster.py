@@ -12,7 +12,7 @@ from torch import Tensor
 from narrowcast.codecs import Codec, codec
 from narrowcast.formats import Format
 from narrowcast.formats import format as format_named
-from narrowcast.kernels.number import FLOAT32
+from narrowcast.kernels import FLOAT32
 from narrowcast.kernels.ops import Rounder, rounder, traced_round
 
 
