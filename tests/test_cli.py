@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from narrowcast import cli
 from narrowcast.console import emit
 from narrowcast.formats import all_formats
-from narrowcast.kernels.ops import OPS
+from narrowcast.kernels import OPS
 
 
 def run(*words: str, module: str = "narrowcast.cli") -> subprocess.CompletedProcess[str]:

@@ -24,7 +24,7 @@ from narrowcast.collectives import send as send
 from narrowcast.formats import Codebook as Codebook
 from narrowcast.formats import Format as Format
 from narrowcast.formats import format as format
-from narrowcast.kernels.ops import round_to as round_to
+from narrowcast.kernels import round_to as round_to
 from narrowcast.parallel import DDPState as DDPState
 from narrowcast.parallel import LocalSGD as LocalSGD
 from narrowcast.parallel import attach as attach

@@ -201,9 +201,6 @@ def test_a_codec_that_was_used_can_be_pickled_and_copied(spec: str) -> None:
         assert torch.equal(twin.decode(wire, 500), codec.decode(wire, 500))
 
 
-# ---- scale= ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("spec", ["int8", "e5m2", "e5m2+aps", "dtree8", "linear8", "posit8.1"])
 def test_a_given_scale_replaces_the_tensors_own(spec: str) -> None:
     codec = nc.codec(spec)
@@ -259,9 +256,6 @@ def test_a_scale_is_refused_where_it_means_nothing(spec: str) -> None:
 def test_a_scale_that_is_no_single_float32_is_refused(scale: object) -> None:
     with pytest.raises(TypeError, match="scale must be a float32 tensor with one element, got"):
         nc.codec("int8").encode(torch.ones(4), scale=scale)  # type: ignore[arg-type]
-
-
-# ---- wrong arguments -------------------------------------------------------------------------------------------------
 
 
 @some_specs
@@ -383,9 +377,6 @@ def test_a_tensor_on_another_device_is_refused() -> None:
         nc.codec("int8/64").encode(torch.empty(64, device="meta"))
 
 
-# ---- round_to as a call ----------------------------------------------------------------------------------------------
-
-
 def test_round_to_leaves_its_argument_alone_and_keeps_type_and_shape() -> None:
     for dtype in DTYPES:
         x = normal(6, 10).to(dtype).t()
@@ -456,9 +447,9 @@ def test_round_to_refuses_a_wrong_type() -> None:
 
 def test_noise_as_one_value_is_checked_as_its_parts_are() -> None:
     codec, x = nc.codec("int8/64+sr"), normal(64)
-    assert torch.equal(codec.encode(x, noise=Noise(5, 6, 16)), codec.encode(x, seed=5, stream=6, offset=16))
+    assert torch.equal(codec.encode_with(x, Noise(5, 6, 16)), codec.encode(x, seed=5, stream=6, offset=16))
     with pytest.raises(ValueError, match=r"offset=3; .*a multiple of 16"):
-        codec.encode(x, noise=Noise(0, 0, 3))
+        codec.encode_with(x, Noise(0, 0, 3))
 
 
 def test_a_nan_that_others_wrote_comes_back_as_ours() -> None:

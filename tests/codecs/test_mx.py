@@ -91,9 +91,6 @@ def test_with_rceil_nothing_saturates() -> None:
         assert nc.error_report(x, name).saturated > 0
 
 
-# ---- nvfp4 -----------------------------------------------------------------------------------------------------------
-
-
 def nvfp4(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.float32]:
     """Codes, block scales and tensor scale in float32 numpy, rounded by ml_dtypes."""
     one, largest = np.float32(1), np.float32(448)

@@ -45,7 +45,8 @@ def recorded(draws: list[Draw]) -> Iterator[None]:
 
     def encoding(plan: Any, x: Tensor, wire: Tensor, noise: Noise = NO_NOISE, *more: Any) -> None:
         if getattr(plan, "stochastic", False):
-            note(noise, x.numel(), "encode", x, *more)
+            scale, feedback = more
+            note(noise, x.numel(), "encode", x, scale, *(feedback or ()))
         encode(plan, x, wire, noise, *more)
 
     def reducing(plan: Any, wires: Any, n: int, wire: Tensor, noise: Noise = NO_NOISE, *more: Any) -> None:

@@ -95,9 +95,6 @@ def test_nf4_is_the_table_of_bitsandbytes() -> None:
     assert torch.equal(nc.format("nf4").values.float(), table.float())
 
 
-# ---- a user's table --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("implementation")
 def test_a_codebook_is_nearest_with_ties_to_the_even_code() -> None:
     fmt = nc.Codebook([4.0, -1.0, 0.0, 2.0])

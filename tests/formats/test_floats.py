@@ -48,9 +48,6 @@ def cast(x: Tensor, dtype: type) -> np.ndarray:
         return x.numpy().astype(np.float32).astype(dtype).astype(np.float32)
 
 
-# ---- ml_dtypes -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", [*TWINS, *SCALE])
 def test_every_code_has_the_value_that_ml_dtypes_gives_it(name: str) -> None:
     fmt = nc.format(name)
@@ -117,8 +114,6 @@ def test_scale_type_ties_go_to_the_even_code_and_what_is_too_small_or_large_to_t
     assert nc.round_to(x, "e8m0fnu").tolist() == [2.0, 2.0, 8.0, 2.0**-127, 2.0**127]
 
 
-# ---- overflow and the kept specials ----------------------------------------------------------------------------------
-
 FLOATS = [fmt for fmt in all_formats() if isinstance(fmt, FloatFormat)]
 every_float = pytest.mark.parametrize("fmt", FLOATS, ids=str)
 
@@ -161,9 +156,6 @@ def test_every_value_is_kept(fmt: FloatFormat) -> None:
     for rounding in ROUNDINGS:
         values = fmt.values[~fmt.values.isnan()].float()
         assert same(nc.round_to(values, fmt, rounding=rounding, seed=1), values), rounding
-
-
-# ---- names -----------------------------------------------------------------------------------------------------------
 
 
 def test_names_are_those_of_ml_dtypes_and_bf16_and_fp16_have_one_name() -> None:

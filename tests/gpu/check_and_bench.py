@@ -34,10 +34,7 @@ import narrowcast as nc
 from narrowcast.bench import cuda as bench
 from narrowcast.codecs import Codec, all_specs
 from narrowcast.formats import all_formats
-from narrowcast.kernels import native, ops, reference, triton_loader, unfused
-from narrowcast.kernels.noise import Noise
-from narrowcast.kernels.plan import CastPlan, Plan
-from narrowcast.kernels.reference import cast
+from narrowcast.kernels import CastPlan, Feedback, Finish, Noise, Plan, native, ops, reference, triton_loader
 
 N = 20_011
 WORKERS = 14
@@ -67,8 +64,7 @@ class Found:
             self.faults.append(f"{self.who} {what}: {len(where)} differ, first at {at}: {got[at]} not {wanted[at]}")
 
 
-def oracle(plan: Plan | CastPlan) -> Any:
-    return cast if isinstance(plan, CastPlan) else reference
+oracle = reference.kernels
 
 
 def like_wire(plan: Plan | CastPlan, n: int) -> Tensor:
@@ -113,8 +109,8 @@ def check_owed(found: Found, plan: Plan | CastPlan, x: Tensor, unit: float) -> N
     n = x.numel()
     wanted, owed = like_wire(plan, n), 0.01 * normal(n, 9)
     got, kept = wanted.cuda(), owed.cuda()
-    unfused.encode(oracle(plan), plan, x, wanted, Noise(7, 8, 128), None, owed, unit)
-    ops.encode(plan, x.cuda(), got, Noise(7, 8, 128), None, kept, unit)
+    oracle(plan).encode(plan, x, wanted, Noise(7, 8, 128), None, Feedback(owed, unit))
+    ops.encode(plan, x.cuda(), got, Noise(7, 8, 128), None, Feedback(kept, unit))
     if not isinstance(plan, CastPlan):
         found.same(got, wanted, f"wire with residual, unit {unit}")
     found.same(kept, owed, f"residual, unit {unit}")
@@ -130,9 +126,9 @@ def check_reduce(found: Found, plan: Plan | CastPlan, n: int, world: int, dtype:
     got, kept, there = wanted.cuda(), owed.cuda(), out.cuda()
     on_gpu = ops.aligned_rows(world, rows.shape[1], "cuda")
     on_gpu.copy_(rows)
-    factors = (1.0, divide, 0.3 if divide != 1 else 1.0)
-    unfused.reduce(oracle(plan), plan, rows.unbind(), n, wanted, Noise(1, 2, 0), None, owed, *factors, out)
-    ops.reduce(plan, on_gpu, n, got, Noise(1, 2), None, kept, *factors, there)
+    finish = Finish(divide, 0.3 if divide != 1 else 1.0)
+    oracle(plan).reduce(plan, rows, n, wanted, Noise(1, 2, 0), None, Feedback(owed), finish, out)
+    ops.reduce(plan, on_gpu, n, got, Noise(1, 2), None, Feedback(kept), finish, there)
     found.same(got, wanted, "reduce")
     found.same(kept, owed, "residual of reduce")
     found.same(there, out, "decoded by reduce")
@@ -146,7 +142,7 @@ def check_wires(found: Found, plan: Plan) -> None:
         wanted = like_wire(plan, n)
         got, on_gpu = wanted.cuda(), ops.aligned_rows(8, rows.shape[1], "cuda")
         on_gpu.copy_(rows)
-        unfused.reduce(reference, plan, rows.unbind(), n, wanted, Noise(0, 0, 0), None, None, 1.0, 1.0, 1.0, None)
+        oracle(plan).reduce(plan, rows, n, wanted)
         ops.reduce(plan, on_gpu, n, got)
         found.same(got, wanted, found.stage)
 

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 import narrowcast as nc
 from narrowcast import simulate
-from narrowcast.kernels import ops
+from narrowcast.kernels import ops, triton_loader
 from narrowcast.simulate.precision.casts import apply_casts, caster
 
 CASTS = ("e4m3", "e5m2", "e4m3+sr")
@@ -153,7 +153,7 @@ def print_pieces() -> None:
     """What one cast costs the host, from the inside out."""
     fmt, x = nc.format("e4m3"), torch.randn(4096, device="cuda")
     out, leaf, how, back = torch.empty_like(x), x.clone().requires_grad_(), caster("e4m3"), caster("e5m2")
-    run, kept = ops.accelerator.load()[0].round_to, ops.rounder(fmt)
+    run, kept = triton_loader.load()[0].round_to, ops.rounder(fmt)
 
     def both_ways() -> None:
         apply_casts(leaf, how, back).backward(x)
@@ -237,7 +237,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--casts", nargs="*", default=CASTS, help="formats whose casts are compared with the CPU's")
     arguments = parser.parse_args()
-    kernels = ops.accelerator.load()[1]
+    kernels = triton_loader.load()[1]
     print("torch", torch.__version__, kernels, "GPU:", torch.cuda.get_device_name(0), "formats:", FORMATS, flush=True)
     torch.backends.cudnn.deterministic = True
     for check in (partial(check_casts, arguments.casts), check_own_sums, check_torch_sums):

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import cache
 
-from narrowcast.kernels.matmul.accumulator import Accumulator
-from narrowcast.kernels.number import Number
+from narrowcast.kernels.matmul.accumulator import Accumulator, Number
 
 Value = Fraction | float
 """A float only where it is not finite."""

@@ -10,8 +10,7 @@ from torch import Tensor
 import narrowcast as nc
 from narrowcast.codecs import all_specs
 from narrowcast.codecs.base import PlanCodec
-from narrowcast.kernels import native, reference, unfused
-from narrowcast.kernels.noise import Noise
+from narrowcast.kernels import Feedback, Finish, Noise, native, reference
 
 pytestmark = pytest.mark.usefixtures("native_library")
 
@@ -57,11 +56,11 @@ def test_encoding_what_is_owed_equals_the_separate_steps(spec: str) -> None:
         for x, unit in ((hard, 1.0), (hard.to(torch.bfloat16), 1024.0)):
             wires = [torch.empty(plan.layout(n).nbytes, dtype=torch.uint8) for _ in range(2)]
             wanted = owed.clone()
-            unfused.encode(reference, plan, x, wires[0], noise, None, wanted, unit)
+            reference.PLANS.encode(plan, x, wires[0], noise, None, Feedback(wanted, unit))
             for name in instruction_sets():
                 native.set_isa(name)
                 got = owed.clone()
-                unfused.encode(native, plan, x, wires[1], noise, None, got, unit)
+                native.PLANS.encode(plan, x, wires[1], noise, None, Feedback(got, unit))
                 assert torch.equal(wires[0], wires[1]), (name, n, unit)
                 assert torch.equal(bits(got), bits(wanted)), (name, n, unit)
 
@@ -76,14 +75,14 @@ def test_a_reduction_equals_the_separate_steps(spec: str) -> None:
         ranks, owed = cases(spec, n)
         wires = [codec.encode(x, seed=noise.seed, stream=rank) for rank, x in enumerate(ranks)]
         found = []
-        for kernels in (reference, *instruction_sets()):
+        for kernels in (reference.PLANS, *instruction_sets()):
             if isinstance(kernels, str):
                 native.set_isa(kernels)
-                kernels = native
+                kernels = native.PLANS
             wire, out = torch.empty(plan.layout(n).nbytes, dtype=torch.uint8), torch.empty(n, dtype=dtype)
-            residual = owed.clone() if owing else None
-            unfused.reduce(kernels, plan, wires, n, wire, noise, None, residual, 2.0, 3.0, 0.5, out)
-            found.append((wire, bits(out), bits(residual) if owing else torch.empty(0)))
+            feedback = Feedback(owed.clone(), 2.0) if owing else None
+            kernels.reduce(plan, wires, n, wire, noise, None, feedback, Finish(3.0, 0.5), out)
+            found.append((wire, bits(out), bits(feedback.residual) if feedback else torch.empty(0)))
         for other in found[1:]:
             assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True)), (n, dtype)
 
@@ -93,7 +92,8 @@ def test_which_plans_go_in_one_pass() -> None:
 
     def fused(spec: str) -> bool:
         plan, x = nc.codec(spec).plan, torch.ones(64)
-        return native.encode_owed(plan, x, torch.empty(plan.layout(64).nbytes, dtype=torch.uint8), torch.zeros(64), 1.0)
+        wire = torch.empty(plan.layout(64).nbytes, dtype=torch.uint8)
+        return native.encode_with_feedback(plan, x, wire, Noise(), Feedback(torch.zeros(64)))
 
     one_pass = ("int8/256", "int4/128+sr", "e4m3fn/256", "mxfp4", "uint8/512", "onebit/64", "e4m3@1", "dynamic8/4096")
     assert [spec for spec in one_pass if not fused(spec)] == []
@@ -107,8 +107,8 @@ def test_threads_make_no_difference() -> None:
     for threads in (1, 3):
         torch.set_num_threads(threads)
         wire, residual = torch.empty(plan.layout(n).nbytes, dtype=torch.uint8), owed.clone()
-        unfused.encode(native, plan, x, wire, Noise(), None, residual, 1.0)
+        native.PLANS.encode(plan, x, wire, Noise(), None, Feedback(residual))
         out = torch.empty(n)
-        unfused.reduce(native, plan, [wire, wire], n, wire.clone(), Noise(), None, residual, 1.0, 2.0, 1.0, out)
+        native.PLANS.reduce(plan, [wire, wire], n, wire.clone(), Noise(), None, Feedback(residual), Finish(2.0), out)
         found.append((wire, residual, out))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

@@ -69,9 +69,6 @@ def native_matmuls(native_library: None) -> None:
         pytest.skip(why)
 
 
-# ---- the definition --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", ["", "+kahan", "+fma", "+fma+kahan"])
 @pytest.mark.parametrize("name", [*FORMATS, "e5m2+mul=fp16", "bf16+mul=fp32", "fp32+sequential"])
 def test_the_reference_equals_exact_fractions(name: str, method: str) -> None:
@@ -147,9 +144,6 @@ def test_multiplication_by_adding_patterns() -> None:
     assert special[1, 0] == -math.inf
     assert special[2].nan_to_num(0).tolist() == [0, 0, 0]
     assert special[3, 2] == math.inf
-
-
-# ---- the fast paths --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spec", RULES)
@@ -299,9 +293,6 @@ def test_a_table_of_values_runs_in_the_reference_and_says_so() -> None:
     got = matmul(torch.ones(2, 3), torch.ones(3, 2), "posit8.1")
     assert got.tolist() == [[3, 3], [3, 3]]
     assert explain("fp32").implementation == "torch"
-
-
-# ---- names and errors ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spec", [*RULES, "fp32", "fp16/128+outer=fp32+kahan", "posit16.1+pairwise"])

@@ -158,9 +158,6 @@ def name_of(plan: Plan) -> str:
     return f"{plan.format}-{plan.method.name}-{plan.block}-{scale}{flags}"
 
 
-# ---- encode ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("spec", PLANS)
 def test_every_listed_codec_at_every_size(spec: str) -> None:
     plan = PLANS[spec]
@@ -237,9 +234,6 @@ def test_a_scale_that_is_given_is_used(spec: str) -> None:
                 assert_equal(got, wanted, f"{spec} with scale {scale} ({way})")
 
 
-# ---- decode ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("spec", PLANS)
 def test_every_code_is_decoded_to_every_type_and_added_to_what_is_there(spec: str) -> None:
     plan, n = PLANS[spec], 4099
@@ -291,8 +285,6 @@ def test_nothing_is_written_outside_the_wire(spec: str) -> None:
             assert bool((outside == 0x5A).all()), f"{spec}, {n} values ({way})"
 
 
-# ---- round_to --------------------------------------------------------------------------------------------------------
-
 ROUNDED = [fmt for fmt in [*all_formats(), *WIDTHS.values()] if native.why_not_round(fmt, "nearest", "ieee") is None]
 
 
@@ -323,9 +315,6 @@ def test_round_to_is_the_same_at_every_size_and_in_place() -> None:
                 got = x.clone()
                 native.round_to(got, fmt, "stochastic", "saturate", "ieee", 1, got)
                 assert_equal(got, wanted, f"{name}, {n} values in place ({way})")
-
-
-# ---- the floating-point environment ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -94,9 +94,6 @@ def test_seed_and_stream_both_matter_and_nothing_else_does() -> None:
     assert not torch.equal(ours.random_bits(1000, 0, 2), first)
 
 
-# ---- what rounding makes of it ---------------------------------------------------------------------------------------
-
-
 def test_all_sixteen_bits_are_evenly_distributed() -> None:
     bits = ours.random_bits(2**20, 5, 0)
     assert int(bits.min()) >= 0

@@ -14,10 +14,7 @@ import narrowcast as nc
 from narrowcast.codecs import Codec, all_specs
 from narrowcast.codecs.base import Law
 from narrowcast.formats import all_formats
-from narrowcast.kernels import native, ops, reference, unfused
-from narrowcast.kernels.native import casts as native_casts
-from narrowcast.kernels.plan import CastPlan
-from narrowcast.kernels.reference import cast
+from narrowcast.kernels import CastPlan, Feedback, Finish, Noise, native, ops, reference
 
 LARGEST = torch.finfo(torch.float32).max
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -79,7 +76,7 @@ def test_what_was_not_finite_stays_so(implementation: str) -> None:
 
 def both_casts(x: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
     require_native()
-    for kernels in (native_casts, cast):
+    for kernels in (native.CASTS, reference.CASTS):
         wire = torch.full((len(x) * dtype.itemsize,), 0xA5, dtype=torch.uint8)
         kernels.encode(CastPlan(dtype), x, wire)
         yield wire
@@ -131,7 +128,7 @@ def casts_agree(x: Tensor) -> None:
         for out in FLOATS:
             for accumulate in (False, True):
                 found = [torch.linspace(-LARGEST, LARGEST, len(x)).to(out).nan_to_num(1.0) for _ in range(2)]
-                for kernels, values in zip((native_casts, cast), found, strict=True):
+                for kernels, values in zip((native.CASTS, reference.CASTS), found, strict=True):
                     kernels.decode(CastPlan(dtype), first, len(x), values, accumulate)
                 assert torch.equal(*(values.nan_to_num(7.0) for values in found)), (dtype, out, accumulate)
 
@@ -143,9 +140,6 @@ def test_native_casts_equal_the_reference(n: int, native_library: None) -> None:
         native.set_isa(isa)
         for dtype in FLOATS:
             casts_agree(hard_values(16, n).to(dtype))
-
-
-# ---- subnormals ------------------------------------------------------------------------------------------------------
 
 
 # made before anybody flushes
@@ -205,14 +199,12 @@ def test_native_and_reference_hold_sums_alike(native_library: None) -> None:
     for spec in FINITE:
         codec = nc.codec(spec)
         plan = codec.plan_for(torch.float32)
-        kernels = (native_casts, cast) if isinstance(plan, CastPlan) else (native, reference)
         if native.why_not(plan) is not None:
             continue
         wires = [codec.encode(x), codec.encode(x.flip(0)), codec.encode(x)]
         found = []
-        for one in kernels:
+        for kernels in (native.kernels(plan), reference.kernels(plan)):
             wire, residual, out = torch.empty_like(wires[0]), x * 0.5, torch.empty(N)
-            noise, factors = (1, 2, 0), (4.0, 3.0, 1e20)
-            unfused.reduce(one, plan, wires, N, wire, noise, None, residual, *factors, out)
+            kernels.reduce(plan, wires, N, wire, Noise(1, 2), None, Feedback(residual, 4.0), Finish(3.0, 1e20), out)
             found.append((wire, residual, out))
         assert all(torch.equal(a, b) for a, b in zip(*found, strict=True)), spec

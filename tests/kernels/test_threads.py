@@ -94,8 +94,8 @@ def test_two_threads_may_use_a_format_first(what: str, monkeypatch: pytest.Monke
     fmt = TableFormat("once", tuple(torch.randn(200, generator=torch.Generator().manual_seed(3)).tolist()))
     plan, x = Plan(fmt, block=64), torch.randn(4096, generator=torch.Generator().manual_seed(4))
     tables: list[weakref.ref[Tensor]] = []
-    meeting, both_build = Meeting(native._library(), tables), threading.Barrier(2, timeout=20)
-    build, pointer = search_table.build, native._pointer
+    meeting, both_build = Meeting(native.library.require(), tables), threading.Barrier(2, timeout=20)
+    build, pointer = search_table.build, native.library._pointer
 
     def build_together(fmt: nc.Format) -> search_table.SearchTable:
         both_build.wait()
@@ -114,8 +114,8 @@ def test_two_threads_may_use_a_format_first(what: str, monkeypatch: pytest.Monke
 
     with monkeypatch.context() as patch, ThreadPoolExecutor(2) as pool:
         patch.setattr(search_table, "build", build_together)
-        patch.setattr(native, "_pointer", noted)
-        patch.setattr(native, "_library", lambda: meeting)
+        patch.setattr(native.library, "_pointer", noted)
+        patch.setattr(native.library, "require", lambda: meeting)
         first, second = pool.map(run, range(2))
     assert torch.equal(first, second)
     assert torch.equal(first, run())

@@ -161,8 +161,6 @@ def refusal_fault(run: Callable[[], object]) -> str | None:
     return f"gave {got}"
 
 
-# ---- what is written -------------------------------------------------------------------------------------------------
-
 WRITES = (
     *("round_to(out=)", "encode(residual=)", "decode(out=)", "decode(accumulate)", "reduce(decoded=)"),
     *("reduce(residual=)", "matmul(out=)", "encode(out=)", "reduce(out=)"),
@@ -217,9 +215,6 @@ def write_faults() -> dict[tuple[str, str], str | None]:
     nc.all_reduce(VALUES.clone(), "int8/64+ef", residuals=residuals)
     found["all_reduce(residuals=)", "version"] = None if residuals.first._version else "autograd was not told"
     return found
-
-
-# ---- overlapping memory ----------------------------------------------------------------------------------------------
 
 
 def shared() -> tuple[Tensor, Tensor]:

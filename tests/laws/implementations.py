@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from narrowcast.kernels import native
+from narrowcast.kernels import dispatch, native, ops, reference
 
 
 def require_native() -> None:
@@ -22,5 +22,7 @@ def use(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "native":
         require_native()
         return
-    monkeypatch.setattr(native, "why_not", lambda *_: "the test asks for the reference")
-    monkeypatch.setattr(native, "why_not_round", lambda *_: "the test asks for the reference")
+    monkeypatch.setattr(dispatch, "IMPLEMENTATIONS", [reference])
+    # what plans and rounders keep was chosen before
+    monkeypatch.setattr(dispatch, "kernels_for", dispatch.choose_kernels)
+    monkeypatch.setattr(ops.Rounder, "kernel_for", ops.Rounder.choose_kernel)

@@ -76,9 +76,6 @@ def unaligned(x: Tensor) -> Tensor:
     return room[1:]
 
 
-# ---- wires -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Planes:
     """A wire taken apart."""

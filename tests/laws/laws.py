@@ -101,9 +101,6 @@ def exact_levels(codec: Codec) -> Iterator[Tensor]:
         yield -x
 
 
-# ---- law 1 -----------------------------------------------------------------------------------------------------------
-
-
 def size_is_known_beforehand(codec: Codec) -> None:
     for n in SIZES:
         for dtype in DTYPES:
@@ -113,9 +110,6 @@ def size_is_known_beforehand(codec: Codec) -> None:
     assert codec.nbytes(0) == 0
     n = 2**26
     assert abs(8 * codec.nbytes(n) - codec.bits_per_value * n) <= 64, "bits_per_value is the size of a large wire"
-
-
-# ---- law 2 -----------------------------------------------------------------------------------------------------------
 
 
 def joined(parts: list[Planes]) -> Planes:
@@ -137,9 +131,6 @@ def blocks_are_independent(codec: Codec) -> None:
         assert torch.equal(found.codes, whole.codes), f"{codec}: codes, cut at {cuts}"
         assert torch.equal(found.scales, whole.scales), f"{codec}: scales, cut at {cuts}"
         assert torch.equal(found.tail, whole.tail), f"{codec}: tensor scale, cut at {cuts}"
-
-
-# ---- law 3 -----------------------------------------------------------------------------------------------------------
 
 
 def nearest_means_nearest(codec: Codec) -> None:
@@ -224,9 +215,6 @@ def assert_nearest(plan: Plan, t: Tensor, level: Tensor, what: str) -> None:
         assert len(bad) == 0, f"{what}: t={some_t[bad[0]].item()!r} became {some_level[bad[0]].item()!r}"
 
 
-# ---- law 4 -----------------------------------------------------------------------------------------------------------
-
-
 def idempotent(codec: Codec) -> None:
     """With stochastic rounding: whatever the noise, so the second time it is the least and the largest there is."""
     extremes = (0, 2**16 - 1) if codec.stochastic else (None,)
@@ -283,8 +271,6 @@ def a_block_of_zeros_or_subnormals_works(codec: Codec) -> None:
 def has_constant(codec: Codec) -> TypeGuard[PlanCodec]:
     return isinstance(codec, PlanCodec) and codec.plan.constant is not None
 
-
-# ---- law 5 -----------------------------------------------------------------------------------------------------------
 
 N = 4096
 PLACES = {"nan": 100, "inf": 1500, "huge": 3000}

@@ -60,9 +60,9 @@ def run(library: Path, calls: int, seed: int, first: int = 0) -> subprocess.Comp
 def use(path: Path) -> None:
     """Have all kernels of this process come from another library."""
     library = ctypes.CDLL(str(path))
-    native._declare(library)
-    native.load.cache_clear()
-    native.load = lambda: (library, str(path))  # type: ignore[assignment]
+    native.library._declare(library)
+    native.library.load.cache_clear()
+    native.library.load = lambda: (library, str(path))  # type: ignore[assignment]
 
 
 def variants() -> list[str]:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from narrowcast.bench.timing import interleaved, torch_threads
 from narrowcast.formats import Kind
 from narrowcast.formats import format as format_named
+from narrowcast.kernels import FLOAT32
 from narrowcast.kernels.matmul import explain, matmul
 from narrowcast.kernels.matmul.accumulator import accumulator
-from narrowcast.kernels.number import FLOAT32
 from narrowcast.kernels.ops import round_to
 from narrowcast.kernels.reference import matmul as reference
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
-from narrowcast.codecs.scaled import Scaled
 from narrowcast.parallel.policy import TensorInfo, Watching
 
 Seen = Mapping[str, tuple[float, ...]]
@@ -34,14 +33,14 @@ class Assignment(Watching):
         promote: bool = True,
     ) -> None:
         self.low, self.high, self.tolerance, self.promote = codec_named(low), codec_named(high), tolerance, promote
-        if not isinstance(self.low, Scaled) or self.low.constant is None:
+        if self.low.constant_scale is None:
             raise ValueError(f"Assignment: low={self.low} never overflows; give a constant scale, as in e4m3fn@0.001")
         if not 0 < share <= 1:
             raise ValueError(f"Assignment: share={share}; give a share of the values between 0 and 1")
         self.demoted = _largest_first(model, share)
         self.promoted: dict[str, int] = {}
         """The tensors that overflowed, and at which step."""
-        self._limit = self.low.format.max * self.low.constant
+        self._limit = self.low.largest_value
 
     def __call__(self, info: TensorInfo, step: int) -> Codec:
         return self.low if info.name in self.demoted and info.name not in self.promoted else self.high

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from narrowcast.codecs import Codec
-from narrowcast.codecs.base import PlanCodec
+from narrowcast.codecs import Codec, PlanCodec
 from narrowcast.kernels import reference
 from narrowcast.kernels.noise import Noise
 

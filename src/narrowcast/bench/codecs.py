@@ -14,8 +14,7 @@ from narrowcast.bench.check import failure
 from narrowcast.bench.timing import ROUNDS, Timing, interleaved, torch_threads
 from narrowcast.codecs import codec as codec_named
 from narrowcast.formats import format as format_named
-from narrowcast.kernels import native, ops
-from narrowcast.kernels.ops import round_to
+from narrowcast.kernels import KernelChoice, native, round_to
 
 MIB = 1 << 20
 SIZES = {"64MiB": 64 * MIB, "1GiB": 1024 * MIB, "25MB": 25_000_000}
@@ -223,5 +222,5 @@ def run(specs: Iterable[str], sizes: Iterable[str], threads: Iterable[int], roun
 
 def implementation(spec: str) -> str:
     """What runs a codec here: "native (avx512)", "reference" or "torch"."""
-    choices: list[ops.Choice] = codec_named(spec).explain()
+    choices: list[KernelChoice] = codec_named(spec).explain()
     return choices[0].implementation

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.codecs.scaled import Scaled
 from narrowcast.collectives import Residuals, all_reduce
 from narrowcast.collectives.segments import Times
 
@@ -63,7 +62,7 @@ def measure(spec: str, x: Tensor, rounds: int) -> None:
         spec=spec,
         error=error,
         bits=codec.bits_per_value,
-        scale_per_tensor=isinstance(codec, Scaled) and codec.takes_scale,
+        scale_per_tensor=codec.takes_scale,
         encode_ms=1e3 * times.encode / (rounds + 1),
         decode_ms=1e3 * times.decode / (rounds + 1),
         peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,

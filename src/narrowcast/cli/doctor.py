@@ -17,7 +17,7 @@ from narrowcast.bench.check import failure
 from narrowcast.codecs import all_specs
 from narrowcast.codecs import codec as codec_named
 from narrowcast.console import JsonPath, emit, new_table
-from narrowcast.kernels import native, ops, triton_loader
+from narrowcast.kernels import explain, native, triton_loader
 
 EXTRAS = ("typer", "rich", "numpy", "ml_dtypes", "gfloat", "bitsandbytes", "torchao", "qtorch", "softposit")
 
@@ -59,7 +59,7 @@ def doctor(json_path: JsonPath = None) -> None:
         "isa": native.isa() if library is not None else None,
         "cuda": _cuda_devices(),
         "triton": triton_loader.load()[1],
-        "ops": [vars(choice) for choice in ops.explain()],
+        "ops": [vars(choice) for choice in explain()],
         "slow": _slow_codecs(),
         "failed_checks": failures,
         "extras": {name: importlib.util.find_spec(name) is not None for name in EXTRAS},

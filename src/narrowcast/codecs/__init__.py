@@ -1,9 +1,16 @@
-"""Codecs: n floats <-> exactly nbytes(n) bytes. A new codec is one new file here and one line in registry.py."""
+"""Codecs: n floats <-> exactly nbytes(n) bytes. A new codec is one new file here and one line in registry.py.
+
+What others ask of a codec (`takes_scale`, `agrees_on_scales`, `is_identity`, ...) `Codec` answers; no other package
+looks at the class of one.
+"""
 
 from narrowcast.codecs.base import Codec as Codec
 from narrowcast.codecs.base import Law as Law
+from narrowcast.codecs.base import PlanCodec as PlanCodec
 from narrowcast.codecs.feedback import ErrorFeedback as ErrorFeedback
 from narrowcast.codecs.registry import all_specs as all_specs
 from narrowcast.codecs.registry import codec as codec
+from narrowcast.codecs.report import SLACK as SLACK
 from narrowcast.codecs.report import ErrorReport as ErrorReport
 from narrowcast.codecs.report import error_report as error_report
+from narrowcast.codecs.scaled import largest_finite as largest_finite

@@ -11,10 +11,9 @@ from typing import ClassVar
 
 from narrowcast.codecs.base import Codec, Law, PlanCodec
 from narrowcast.codecs.spec import Spec, write
-from narrowcast.formats import Format
+from narrowcast.formats import Coding, Format, UniformFormat
 from narrowcast.formats import format as format_named
-from narrowcast.formats.integers import Coding, UniformFormat
-from narrowcast.kernels.plan import Method, Plan
+from narrowcast.kernels import Method, Plan
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,8 @@ class Affine(PlanCodec):
 
     @property
     def exemptions(self) -> dict[str, str]:
-        found = {} if self.block else {Law.BLOCKS: "one pair for the tensor"}
+        exempt = {} if self.block else {Law.BLOCKS: "one pair for the tensor"}
         if self.format.bits > 1:
-            found[Law.IDEMPOTENT] = "minimum + code * step rounds, so the step changes a little"
-        found[Law.ZERO] = "zero lies between two codes unless the block is all zeros"
-        return found
+            exempt[Law.IDEMPOTENT] = "minimum + code * step rounds, so the step changes a little"
+        exempt[Law.ZERO] = "zero lies between two codes unless the block is all zeros"
+        return exempt

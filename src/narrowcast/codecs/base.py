@@ -1,4 +1,4 @@
-"""What a codec is: n floats <-> exactly nbytes(n) bytes. Checks live here, once."""
+"""What a codec is, and what others may ask of one: n floats <-> exactly nbytes(n) bytes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,37 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import compiled
-from narrowcast.codecs.contiguity import check_reduced, described, flat, lies_plainly, write_back
+from narrowcast.codecs.checks import (
+    check_feedback,
+    check_noise,
+    check_reduced,
+    check_scale,
+    check_values,
+    check_wires,
+    flat,
+    output_for,
+    wire_for,
+    write_back,
+)
 from narrowcast.codecs.spec import Spec
-from narrowcast.kernels import ops
-from narrowcast.kernels.noise import ALIGNMENT, NO_NOISE, Noise
-from narrowcast.kernels.plain import check_plain, check_written, wrote
-from narrowcast.kernels.plan import AnyPlan, OwnPlan, Plan
-from narrowcast.kernels.reference.packing import pack
+from narrowcast.kernels import (
+    NO_FINISH,
+    NO_NOISE,
+    AnyPlan,
+    CustomPlan,
+    Feedback,
+    Finish,
+    KernelChoice,
+    Noise,
+    Plan,
+    check_count,
+    check_floats,
+    check_written,
+    explain,
+    mark_written,
+    ops,
+    pack,
+)
 
 
 class Law:
@@ -70,7 +94,11 @@ class Codec(abc.ABC):
 
     def plan_for(self, dtype: torch.dtype) -> AnyPlan:
         """What kernels do with values of this type."""
-        return OwnPlan(self._encode, self._decode)
+        return self._custom_plan
+
+    @cached_property
+    def _custom_plan(self) -> CustomPlan:
+        return CustomPlan(self._encode, self._decode)
 
     def _encode(self, x: Tensor, wire: Tensor, noise: Noise, scale: Tensor | None) -> None:
         """Fill `wire` with the bytes of x, which is not empty."""
@@ -81,7 +109,7 @@ class Codec(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} has neither a plan nor code of its own")
 
     def __post_init__(self) -> None:
-        # torch.compile can read a plain attribute of a frozen value
+        # written once: calls that agree on a codec compare it, and torch.compile can read a plain attribute
         object.__setattr__(self, "spec", str(self))
         compiled.KNOWN[self.spec] = self
 
@@ -107,6 +135,65 @@ class Codec(abc.ABC):
         return False
 
     @property
+    def is_identity(self) -> bool:
+        """Whether values travel as they are, in the tensor's own type."""
+        return False
+
+    def stored_dtype(self, dtype: torch.dtype) -> torch.dtype | None:
+        """The float type in which values of `dtype` lie on the wire; None where codes do."""
+        return None
+
+    @property
+    def code_bits(self) -> int:
+        """Bits of a value's code, scales apart: 1 for onebit/16, whose wire has 5 a value."""
+        return max(1, int(self.bits_per_value))
+
+    @property
+    def is_block_int8(self) -> bool:
+        """Whether codes are int8, rounded to nearest, with one scale for each block: then integers may be summed."""
+        return False
+
+    @property
+    def constant_scale(self) -> float | None:
+        """The scale that the spec names (`@SCALE`) and no wire carries."""
+        return None
+
+    @property
+    def largest_value(self) -> float:
+        """The largest magnitude that can come back; infinite where scales follow the values."""
+        return math.inf
+
+    @property
+    def takes_scale(self) -> bool:
+        """Whether `encode(scale=)` means something: one float32 scale for the tensor."""
+        return False
+
+    @property
+    def agrees_on_scales(self) -> bool:
+        """Whether all ranks agree on a scale for each tensor before they encode it, and for its sum too (APS)."""
+        return False
+
+    def tensor_scale(self, x: Tensor) -> Tensor:
+        """Where `takes_scale`: the scale of `x` as a whole, from its finite values. Encode parts of x with it."""
+        raise self._has_no_scale()
+
+    def scale_of(self, largest_N: Tensor) -> Tensor:
+        """Where `takes_scale`: the scale of N tensors of these largest finite magnitudes, on the CPU."""
+        raise self._has_no_scale()
+
+    def scale_of_exponent(self, exponent_N: Tensor) -> Tensor:
+        """Where `agrees_on_scales`: the scale of N tensors whose sums over all ranks stay within 2 ** exponent."""
+        raise self._has_no_scale()
+
+    def _has_no_scale(self) -> TypeError:
+        return TypeError(f"internal: {self} has no scale for the whole tensor; ask takes_scale or agrees_on_scales")
+
+    @property
+    def largest_scale(self) -> float:
+        """The largest number for `encode(scale=)`: with it no level turns infinite."""
+        return torch.finfo(torch.float32).max
+
+    @property
     def exemptions(self) -> dict[str, str]:
         """Laws that this codec cannot obey by its nature, each with the reason."""
         return {}
@@ -115,9 +202,9 @@ class Codec(abc.ABC):
         """The smallest and largest number that could have come back in each place, where that means something."""
         return None
 
-    def explain(self) -> list[ops.Choice]:
+    def explain(self) -> list[KernelChoice]:
         """What runs this codec on this machine, and why nothing faster does."""
-        return ops.explain(self.plan_for(torch.float32))
+        return explain(self.plan_for(torch.float32))
 
     def encode(
         self,
@@ -126,7 +213,6 @@ class Codec(abc.ABC):
         seed: int = 0,
         stream: int = 0,
         offset: int = 0,
-        noise: Noise | None = None,
         scale: Tensor | None = None,
         residual: Tensor | None = None,
         unit: float = 1.0,
@@ -135,45 +221,41 @@ class Codec(abc.ABC):
         """The wire (uint8) of the values of `x` in row-major order, on x's device.
 
         seed, stream, offset: where stochastic rounding takes its bits, see docs/wire-format.md; `offset` is the index
-        of x's first value in the whole tensor, when x is a part of it. noise: the three as one value. scale: one
-        float32, used instead of the tensor's own by codecs with one scale for the tensor: 0, NaN or a normal number
-        that turns no level infinite (looked at on the CPU only, since a GPU would have to be waited for). residual:
-        error feedback: n float32 that are added, times `unit`, and then hold what rounding removed, in units; where
-        that is not finite they stay as they were. out: a uint8 tensor of `nbytes(x.numel())` to write into.
+        of x's first value in the whole tensor, when x is a part of it. scale: one float32, used instead of the tensor's
+        own by codecs with one scale for the tensor: 0, NaN or a normal number that turns no level infinite (looked at
+        on the CPU only, since a GPU would have to be waited for). residual: error feedback: n float32 that are added,
+        times `unit`, and then hold what rounding removed, in units; where that is not finite they stay as they were.
+        out: a uint8 tensor of `nbytes(x.numel())` to write into.
         """
+        feedback = None if residual is None else Feedback(residual, unit)
+        return self.encode_with(x, Noise(seed, stream, offset), scale, feedback, out)
+
+    def encode_with(
+        self,
+        x: Tensor,
+        noise: Noise = NO_NOISE,
+        scale: Tensor | None = None,
+        feedback: Feedback | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """`encode`, its numbers bundled as they travel on to kernels."""
         if torch.compiler.is_compiling():
-            return self._traced_encode(x, noise or Noise(seed, stream, offset), scale, residual, unit, out)
-        ops.check_floats(self, x)
-        noise = self._checked_noise(*((seed, stream, offset) if noise is None else noise))
+            return compiled.encode(self.spec, x, noise, scale, feedback, out)
+        check_floats(self, x)
+        noise = check_noise(self, noise)
         if scale is not None:
-            scale = self._checked_scale(scale, x)
-        n, dtype = x.numel(), x.dtype
-        if residual is not None:
-            self._check_residual(residual, unit, x)
-            dtype = torch.float32
-        wire = self._checked_wire(self.nbytes(n, dtype), out, x)
+            scale = check_scale(self, scale, x)
+        n, dtype, residual = x.numel(), x.dtype, None
+        if feedback is not None:
+            check_feedback(self, feedback, n, x)
+            dtype, residual = torch.float32, feedback.residual
+        wire = wire_for(self, self.nbytes(n, dtype), out, x)
         if out is not None or residual is not None:
             check_written(self, {"out": out, "residual": residual}, {"x": x, "scale": scale})
         if n:
-            ops.encode(self.plan_for(dtype), flat(x), wire, noise, scale, residual, unit)
-            wrote(out, residual)
+            ops.encode(self.plan_for(dtype), flat(x), wire, noise, scale, feedback)
+            mark_written(out, residual)
         return wire
-
-    def _traced_encode(
-        self,
-        x: Tensor,
-        noise: Noise,
-        scale: Tensor | None,
-        residual: Tensor | None,
-        unit: float,
-        out: Tensor | None,
-    ) -> Tensor:
-        words = *compiled.words(noise), scale
-        if residual is None:
-            wire = torch.ops.narrowcast.encode(x, self.spec, *words)
-        else:
-            wire = torch.ops.narrowcast.encode_owed(x, residual, self.spec, unit, *words)
-        return wire if out is None else out.copy_(wire)
 
     def reduce(
         self,
@@ -183,7 +265,6 @@ class Codec(abc.ABC):
         seed: int = 0,
         stream: int = 0,
         offset: int = 0,
-        noise: Noise | None = None,
         scale: Tensor | None = None,
         residual: Tensor | None = None,
         unit: float = 1.0,
@@ -199,61 +280,43 @@ class Codec(abc.ABC):
         `out`, that get what the result decodes to. The rest is as in `encode`. On a GPU all of it is one kernel, or two
         for one scale a tensor.
         """
+        feedback = None if residual is None else Feedback(residual, unit)
+        noise, finish = Noise(seed, stream, offset), Finish(divide, multiply)
+        return self.reduce_with(wires, n, noise, scale, feedback, finish, out, decoded)
+
+    def reduce_with(
+        self,
+        wires: Tensor | Sequence[Tensor],
+        n: int,
+        noise: Noise = NO_NOISE,
+        scale: Tensor | None = None,
+        feedback: Feedback | None = None,
+        finish: Finish = NO_FINISH,
+        out: Tensor | None = None,
+        decoded: Tensor | None = None,
+    ) -> Tensor:
+        """`reduce`, its numbers bundled as they travel on to kernels."""
         if torch.compiler.is_compiling():
-            words = *compiled.words(noise or Noise(seed, stream, offset)), scale
-            if not isinstance(wires, Tensor) or residual is not None or decoded is not None:
-                raise TypeError("reduce inside torch.compile: give wires as one tensor, without residual= and decoded=")
-            wire = torch.ops.narrowcast.reduce(wires, self.spec, n, divide, multiply, *words)
-            return wire if out is None else out.copy_(wire)
-        n = ops.check_count(self, n)
-        first = self._checked_wires(wires, n)
-        noise = self._checked_noise(*((seed, stream, offset) if noise is None else noise))
+            if feedback is not None or decoded is not None:
+                raise TypeError("reduce inside torch.compile: leave out residual= and decoded=")
+            return compiled.reduce(self.spec, wires, n, noise, scale, finish, out)
+        n = check_count(self, n)
+        first = check_wires(self, wires, n)
+        noise = check_noise(self, noise)
         if scale is not None:
-            scale = self._checked_scale(scale, first)
-        if residual is not None:
-            self._check_residual(residual, unit, first, n)
+            scale = check_scale(self, scale, first)
+        if feedback is not None:
+            check_feedback(self, feedback, n, first)
         if decoded is not None:
-            self._check_values("decoded", decoded, n, first)
-        wire = self._checked_wire(self.nbytes(n), out, first)
+            check_values(self, "decoded", decoded, n, first)
+        wire, residual = wire_for(self, self.nbytes(n), out, first), None if feedback is None else feedback.residual
         check_reduced(self, {"out": out, "residual": residual, "decoded": decoded}, wires, scale)
         if n:
             values = None if decoded is None else flat(decoded)
-            plan = self.plan_for(torch.float32)
-            ops.reduce(plan, wires, n, wire, noise, scale, residual, unit, divide, multiply, values)
+            ops.reduce(self.plan_for(torch.float32), wires, n, wire, noise, scale, feedback, finish, values)
             write_back(values, decoded)
-            wrote(out, residual, decoded)
+            mark_written(out, residual, decoded)
         return wire
-
-    def _checked_wires(self, wires: Tensor | Sequence[Tensor], n: int) -> Tensor:
-        """The first wire, after all were looked at."""
-        if isinstance(wires, Tensor):
-            check_plain(self, wires)
-        if not len(wires):
-            raise ValueError(f"reduce with {self}: got no wires; give one for each rank")
-        if isinstance(wires, Tensor) and (wires.dim() != 2 or (wires.numel() and wires.stride(1) != 1)):
-            raise ValueError(
-                f"reduce with {self}: got a tensor of shape {tuple(wires.shape)}; give one wire in each row"
-            )
-        expected = self.nbytes(n)
-        for wire in wires if not isinstance(wires, Tensor) else wires[:1]:
-            if not lies_plainly(wire, expected, torch.uint8):
-                raise ValueError(
-                    f"reduce with {self}: {n} values take {expected} bytes, got {described(wire)}; "
-                    "pass whole wires, contiguous uint8, and their own n"
-                )
-            ops.check_same_device(self, "a wire", wire, wires[0])
-            check_plain(self, wire)
-        return wires[0]
-
-    def _check_residual(self, residual: Tensor, unit: float, x: Tensor, n: int | None = None) -> None:
-        n = x.numel() if n is None else n
-        if not 0 < unit < math.inf:
-            raise ValueError(f"encode with {self}: unit={unit}; what is owed is kept in units of a positive number")
-        if not lies_plainly(residual, n, torch.float32):
-            got = described(residual)
-            raise ValueError(f"encode with {self}: the residual must be {n} contiguous float32, got {got}")
-        check_plain(self, residual, "residual")
-        ops.check_same_device(self, "the residual", residual, x)
 
     def decode(
         self,
@@ -266,86 +329,16 @@ class Codec(abc.ABC):
     ) -> Tensor:
         """The n values of a wire, flat, as `dtype`; or written into `out` (n values of any shape), or added to it."""
         if torch.compiler.is_compiling():
-            return self._traced_decode(wire, n, out, accumulate, dtype)
-        n, given = ops.check_count(self, n), out is not None
-        out = self._checked_output(wire, n, out, accumulate, dtype)
+            return compiled.decode(self.spec, wire, n, out, accumulate, dtype)
+        n, is_new = check_count(self, n), out is None
+        out = output_for(self, wire, n, out, accumulate, dtype)
         if n:
             values = flat(out)
             ops.decode(self.plan_for(out.dtype), wire.contiguous(), n, values, accumulate)
             write_back(values, out)
-            if given:
-                wrote(out)
+            if not is_new:
+                mark_written(out)
         return out
-
-    def _traced_decode(self, wire: Tensor, n: int, out: Tensor | None, accumulate: bool, dtype: torch.dtype) -> Tensor:
-        if accumulate and out is not None:
-            torch.ops.narrowcast.decode_add(wire, self.spec, out)
-            return out
-        value = torch.ops.narrowcast.decode(wire, self.spec, n, dtype if out is None else out.dtype)
-        return value if out is None else out.copy_(value.view(out.shape))
-
-    @property
-    def takes_scale(self) -> bool:
-        """Whether `encode(scale=)` means something: one float32 scale for the tensor."""
-        return False
-
-    def _checked_scale(self, scale: Tensor, like: Tensor) -> Tensor:
-        if not self.takes_scale:
-            raise ValueError(
-                f"encode with {self}: scale= is for codecs with one float32 scale for the tensor; leave it out"
-            )
-        if not isinstance(scale, Tensor) or scale.dtype != torch.float32 or scale.numel() != 1:
-            raise TypeError(f"encode with {self}: scale must be a float32 tensor with one element, got {scale!r}")
-        check_plain(self, scale, "scale")
-        ops.check_same_device(self, "scale", scale, like)
-        return scale.resolve_neg()
-
-    def _checked_noise(self, seed: int, stream: int, offset: int) -> Noise:
-        if (seed, stream, offset) == NO_NOISE:
-            return NO_NOISE
-        seed, stream = ops.check_seed(self, seed), ops.check_seed(self, stream)
-        rule = f"cut between blocks, at a multiple of {ALIGNMENT}"
-        offset = ops.check_integer(self, f"offset: {rule}", offset)
-        if offset < 0 or offset % ALIGNMENT:
-            raise ValueError(f"encode with {self}: offset={offset}; {rule}")
-        return Noise(seed, stream, offset)
-
-    def _checked_wire(self, nbytes: int, out: Tensor | None, like: Tensor) -> Tensor:
-        if out is None:
-            return torch.empty(nbytes, dtype=torch.uint8, device=like.device)
-        if not lies_plainly(out, nbytes, torch.uint8):
-            raise ValueError(f"encode with {self}: out must be {nbytes} contiguous uint8, got {described(out)}")
-        check_plain(self, out, "out")
-        ops.check_same_device(self, "out", out, like)
-        return out
-
-    def _checked_output(self, wire: Tensor, n: int, out: Tensor | None, accumulate: bool, dtype: torch.dtype) -> Tensor:
-        if not isinstance(wire, Tensor) or wire.dtype != torch.uint8:
-            got = wire.dtype if isinstance(wire, Tensor) else f"of type {type(wire).__name__}"
-            raise TypeError(f"decode with {self}: the wire is {got}; give the uint8 tensor that encode returned")
-        check_plain(self, wire)
-        if out is None:
-            if accumulate:
-                raise ValueError(f"decode with {self}: accumulate=True adds to out; give out=")
-            out = torch.empty(n, dtype=dtype, device=wire.device)
-            self._check_values("out", out, n, wire)
-        else:
-            self._check_values("out", out, n, wire)
-            check_written(self, {"out": out}, {"wire": wire})
-        expected = self.nbytes(n, out.dtype)
-        if wire.numel() != expected:
-            raise ValueError(
-                f"decode with {self}: {n} values take {expected} bytes, got {wire.numel()}; "
-                "pass the whole wire and its own n"
-            )
-        return out
-
-    def _check_values(self, name: str, values: Tensor, n: int, like: Tensor) -> None:
-        ops.check_floats(self, values)
-        ops.check_same_device(self, name, values, like)
-        if values.numel() != n:
-            got = values.numel()
-            raise ValueError(f"decode with {self}: {name} holds {got} values, not n={n}; give a tensor of {n}")
 
 
 @dataclass(frozen=True)
@@ -355,7 +348,7 @@ class PlanCodec(Codec):
     @cached_property
     @abc.abstractmethod
     def plan(self) -> Plan:
-        """The plan; made once."""
+        """The plan; one object, since kernels keep on it what they derive."""
 
     @property
     def block(self) -> int:
@@ -366,15 +359,16 @@ class PlanCodec(Codec):
         return self.plan.stochastic
 
     @property
+    def code_bits(self) -> int:
+        return self.plan.bits
+
+    @property
     def bits_per_value(self) -> float:
         scales = self.plan.n_scales(self.plan.block) if self.plan.block else 0
         return self.plan.bits + (8.0 * self.plan.store.value * scales / self.plan.block if scales else 0.0)
 
     def nbytes(self, n: int, dtype: torch.dtype = torch.float32) -> int:
-        return self.plan.layout(ops.check_count(self, n)).nbytes
-
-    def explain(self) -> list[ops.Choice]:
-        return ops.explain(self.plan)
+        return self.plan.layout(check_count(self, n)).nbytes
 
     def limits(self, wire: Tensor, n: int) -> tuple[Tensor, Tensor] | None:
         if self.plan.bits == 1:

@@ -10,11 +10,7 @@ import torch
 
 from narrowcast.codecs.base import Codec
 from narrowcast.codecs.spec import Spec, write
-from narrowcast.kernels import ops
-from narrowcast.kernels.plan import AnyPlan, CastPlan
-from narrowcast.kernels.reference.cast import saturating
-
-__all__ = ["DTYPES", "Cast", "saturating"]
+from narrowcast.kernels import AnyPlan, CastPlan, check_count
 
 DTYPES = {"as-is": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -38,15 +34,20 @@ class Cast(Codec):
     def __str__(self) -> str:
         return write(self.name, None, None, ["ef"] if self.feedback else [])
 
-    def stored(self, own: torch.dtype) -> torch.dtype:
-        return DTYPES[self.name] or own
+    def stored_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return DTYPES[self.name] or dtype
+
+    @property
+    def is_identity(self) -> bool:
+        return self.name == "as-is"
+
+    @property
+    def largest_value(self) -> float:
+        return torch.finfo(self.stored_dtype(torch.float32)).max
 
     @property
     def block(self) -> int:
         return 1
-
-    def explain(self) -> list[ops.Choice]:
-        return ops.explain(_plan(self.stored(torch.float32)))
 
     @property
     def lossless(self) -> bool:
@@ -54,13 +55,13 @@ class Cast(Codec):
 
     @property
     def bits_per_value(self) -> float:
-        return 8.0 * self.stored(torch.float32).itemsize
+        return 8.0 * self.stored_dtype(torch.float32).itemsize
 
     def nbytes(self, n: int, dtype: torch.dtype = torch.float32) -> int:
-        return ops.check_count(self, n) * self.stored(dtype).itemsize
+        return check_count(self, n) * self.stored_dtype(dtype).itemsize
 
     def plan_for(self, dtype: torch.dtype) -> AnyPlan:
-        return _plan(self.stored(dtype))
+        return _plan(self.stored_dtype(dtype))
 
 
 @lru_cache

@@ -1,64 +1,75 @@
-"""Codecs inside torch.compile: torch ops with fake implementations, which a compiler takes as they are.
+"""Codecs inside torch.compile: what the torch ops of `kernels.ops` run and what a compiler must know of them.
 
-`Codec.encode`, `decode` and `reduce` call these while a graph is traced, and only then; so does `round_to`. A codec is
-named by its spec and a format by its name; make a codec outside of the compiled function.
+`Codec.encode`, `decode` and `reduce` call `encode`, `decode` and `reduce` here while a graph is traced, and only then.
+A codec is named by its spec; make it outside of the compiled function.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from narrowcast.kernels import ops
-from narrowcast.kernels.noise import Noise
+from narrowcast.kernels import Feedback, Finish, Noise, as_signed, as_unsigned, ops
 
 if TYPE_CHECKING:
     from narrowcast.codecs.base import Codec
 
 KNOWN: dict[str, Codec] = {}
-"""Every codec that was made in this process, by its spec."""
-
-NOISE = "int seed, int stream, int offset, Tensor? scale"
-
-_lib = torch.library.Library("narrowcast", "DEF")
-_lib.define(f"encode(Tensor x, str codec, {NOISE}) -> Tensor")
-_lib.define(f"encode_owed(Tensor x, Tensor(a!) residual, str codec, float unit, {NOISE}) -> Tensor")
-_lib.define("decode(Tensor wire, str codec, int n, ScalarType dtype) -> Tensor")
-_lib.define("decode_add(Tensor wire, str codec, Tensor(a!) out) -> ()")
-_lib.define(f"reduce(Tensor wires, str codec, int n, float divide, float multiply, {NOISE}) -> Tensor")
+"""Every codec of this process, by its spec."""
 
 
-_lib.define("round_to(Tensor x, str format, str rounding, str? overflow, str rules, int? seed) -> Tensor")
+def encode(
+    spec: str, x: Tensor, noise: Noise, scale: Tensor | None, feedback: Feedback | None, out: Tensor | None
+) -> Tensor:
+    if feedback is None:
+        wire = torch.ops.narrowcast.encode(x, spec, *_words(noise), scale)
+    else:
+        wire = torch.ops.narrowcast.encode_owed(x, feedback.residual, spec, feedback.unit, *_words(noise), scale)
+    return wire if out is None else out.copy_(wire)
 
 
-def words(noise: Noise) -> tuple[int, int, int]:
-    """As an op takes them: its integers are signed."""
-    return _signed(noise.seed), _signed(noise.stream), noise.offset
+def decode(spec: str, wire: Tensor, n: int, out: Tensor | None, accumulate: bool, dtype: torch.dtype) -> Tensor:
+    if accumulate and out is not None:
+        torch.ops.narrowcast.decode_add(wire, spec, out)
+        return out
+    value = torch.ops.narrowcast.decode(wire, spec, n, dtype if out is None else out.dtype)
+    return value if out is None else out.copy_(value.view(out.shape))
 
 
-def _signed(word: int) -> int:
-    return word - 2**64 if word >= 2**63 else word
+def reduce(
+    spec: str,
+    wires: Tensor | Sequence[Tensor],
+    n: int,
+    noise: Noise,
+    scale: Tensor | None,
+    finish: Finish,
+    out: Tensor | None,
+) -> Tensor:
+    if not isinstance(wires, Tensor):
+        raise TypeError("reduce inside torch.compile: give wires as one tensor")
+    wire = torch.ops.narrowcast.reduce(wires, spec, n, finish.divide, finish.multiply, *_words(noise), scale)
+    return wire if out is None else out.copy_(wire)
 
 
-def _unsigned(word: int) -> int:
-    return word % 2**64
+def _words(noise: Noise) -> tuple[int, int, int]:
+    return as_signed(noise.seed), as_signed(noise.stream), noise.offset
 
 
 def _noise(seed: int, stream: int, offset: int) -> Noise:
-    return Noise(_unsigned(seed), _unsigned(stream), offset)
+    return Noise(as_unsigned(seed), as_unsigned(stream), offset)
 
 
 def _encode(x: Tensor, codec: str, seed: int, stream: int, offset: int, scale: Tensor | None) -> Tensor:
-    return KNOWN[codec].encode(x, noise=_noise(seed, stream, offset), scale=scale)
+    return KNOWN[codec].encode_with(x, _noise(seed, stream, offset), scale)
 
 
-def _encode_owed(
+def _encode_with_residual(
     x: Tensor, residual: Tensor, codec: str, unit: float, seed: int, stream: int, offset: int, scale: Tensor | None
 ) -> Tensor:
-    noise = _noise(seed, stream, offset)
-    return KNOWN[codec].encode(x, noise=noise, scale=scale, residual=residual, unit=unit)
+    return KNOWN[codec].encode_with(x, _noise(seed, stream, offset), scale, Feedback(residual, unit))
 
 
 def _decode(wire: Tensor, codec: str, n: int, dtype: torch.dtype) -> Tensor:
@@ -73,42 +84,15 @@ def _reduce(
     wires: Tensor, codec: str, n: int, divide: float, multiply: float, seed: int, stream: int, offset: int,
     scale: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    noise = _noise(seed, stream, offset)
-    return KNOWN[codec].reduce(wires, n, divide=divide, multiply=multiply, noise=noise, scale=scale)
-
-
-def _round_to(x: Tensor, format: str, rounding: str, overflow: str | None, rules: str, seed: int | None) -> Tensor:
-    given = None if seed is None else _unsigned(seed)
-    return ops.round_to(x, format, rounding=rounding, overflow=overflow, rules=rules, seed=given)
+    return KNOWN[codec].reduce_with(wires, n, _noise(seed, stream, offset), scale, finish=Finish(divide, multiply))
 
 
 def _wire_like(tensor: Tensor, codec: str, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(KNOWN[codec].nbytes(n, dtype), dtype=torch.uint8, device=tensor.device)
 
 
-def _fake_encode(x: Tensor, codec: str, *_: object) -> Tensor:
-    return _wire_like(x, codec, x.numel(), x.dtype)
-
-
-def _fake_encode_owed(x: Tensor, residual: Tensor, codec: str, *_: object) -> Tensor:
-    return _wire_like(x, codec, x.numel())
-
-
-def _fake_decode(wire: Tensor, codec: str, n: int, dtype: torch.dtype) -> Tensor:
-    return torch.empty(n, dtype=dtype, device=wire.device)
-
-
-def _fake_reduce(wires: Tensor, codec: str, n: int, *_: object) -> Tensor:
-    return _wire_like(wires, codec, n)
-
-
-for _name, _run, _fake in (
-    ("encode", _encode, _fake_encode),
-    ("encode_owed", _encode_owed, _fake_encode_owed),
-    ("decode", _decode, _fake_decode),
-    ("decode_add", _decode_add, lambda *_: None),
-    ("reduce", _reduce, _fake_reduce),
-    ("round_to", _round_to, lambda x, *_: torch.empty_like(x)),
-):
-    _lib.impl(_name, _run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"narrowcast::{_name}", _fake, lib=_lib)
+ops.implement("encode", _encode, lambda x, codec, *_: _wire_like(x, codec, x.numel(), x.dtype))
+ops.implement("encode_owed", _encode_with_residual, lambda x, residual, codec, *_: _wire_like(x, codec, x.numel()))
+ops.implement("decode", _decode, lambda wire, codec, n, dtype: torch.empty(n, dtype=dtype, device=wire.device))
+ops.implement("decode_add", _decode_add, lambda *_: None)
+ops.implement("reduce", _reduce, lambda wires, codec, n, *_: _wire_like(wires, codec, n))

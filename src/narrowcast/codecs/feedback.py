@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs.base import Codec
-from narrowcast.kernels.ops import check_floats
+from narrowcast.kernels import check_floats
 
 
 @dataclass
 class ErrorFeedback:
-    """A codec with a memory, for one tensor that is sent again and again."""
+    """A codec with the residual of one tensor that is sent again and again."""
 
     codec: Codec
     residual: Tensor | None = field(default=None, repr=False)
-    """What is still owed (float32, flat); None before the first step."""
+    """What rounding removed so far and nothing has sent yet (float32, flat); None before the first step."""
 
     def encode(
         self,
@@ -41,7 +41,7 @@ class ErrorFeedback:
                 f"ErrorFeedback: got {x.numel()} values, the residual has {self.residual.numel()}; "
                 "use one ErrorFeedback for each tensor"
             )
-        owed = self.residual.clone()  # whoever holds the old one, say for a checkpoint, keeps it
-        wire = self.codec.encode(x, seed=seed, stream=stream, offset=offset, scale=scale, residual=owed, out=out)
-        self.residual = owed
+        residual = self.residual.clone()  # whoever holds the old one, say for a checkpoint, keeps it
+        wire = self.codec.encode(x, seed=seed, stream=stream, offset=offset, scale=scale, residual=residual, out=out)
+        self.residual = residual
         return wire

@@ -12,7 +12,7 @@ from typing import ClassVar
 from narrowcast.codecs.base import Codec, Law, PlanCodec
 from narrowcast.codecs.spec import Spec, write
 from narrowcast.formats import format as format_named
-from narrowcast.kernels.plan import Method, Plan, Store
+from narrowcast.kernels import Method, Plan, Store
 
 BLOCK = 16
 

@@ -12,8 +12,7 @@ from narrowcast.codecs.nvfp4 import NvFp4
 from narrowcast.codecs.scaled import Scaled, every_small_format
 from narrowcast.codecs.signs import Signs
 from narrowcast.codecs.spec import Spec, parse
-from narrowcast.formats import all_formats
-from narrowcast.formats.registry import names_in_use, on_unregister
+from narrowcast.formats import all_formats, names_in_use, on_unregister
 
 # asked in this order; Scaled takes any head that is a format, so it comes last
 FAMILIES: list[type[Codec]] = [Cast, NvFp4, Signs, Affine, Scaled]
@@ -23,9 +22,9 @@ FAMILIES: list[type[Codec]] = [Cast, NvFp4, Signs, Affine, Scaled]
 def _from_text(text: str) -> Codec:
     spec = parse(text)
     for family in FAMILIES:
-        found = _ask(family, spec)
-        if found is not None:
-            return found
+        codec = _ask(family, spec)
+        if codec is not None:
+            return codec
     raise spec.error(f"unknown format {spec.head!r}; {_suggestion(spec.head)}")
 
 

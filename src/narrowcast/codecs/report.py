@@ -58,7 +58,7 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else (0.0 if part == 0 else math.inf)
 
 
-def _saturated(x: Tensor, codec: Codec, wire: Tensor) -> Tensor:
+def _beyond_limits(x: Tensor, codec: Codec, wire: Tensor) -> Tensor:
     """Values beyond what could come back in their place, by more than the roundings of a scale."""
     limits = codec.limits(wire, x.numel())
     if limits is None:
@@ -90,7 +90,7 @@ def error_report(x: Tensor, codec: str | Codec, *, seed: int = 0, stream: int = 
         mean_squared_error=noise / n,
         mean_relative_error=float((error[nonzero] / kept[nonzero]).abs().mean()) if bool(nonzero.any()) else 0.0,
         flushed=_share((x != 0) & (y == 0)),
-        saturated=_share(_saturated(x, codec, wire)),
+        saturated=_share(_beyond_limits(x, codec, wire)),
         nonfinite_in=_share(~x.isfinite()),
         nonfinite_out=_share(~y.isfinite()),
     )

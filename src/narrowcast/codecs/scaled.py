@@ -17,17 +17,13 @@ from torch import Tensor
 from narrowcast.codecs.base import Codec, Law, PlanCodec
 from narrowcast.codecs.cast import Cast
 from narrowcast.codecs.spec import Spec, write
-from narrowcast.formats import Format, Kind, all_formats, find
+from narrowcast.formats import Coding, FloatFormat, Format, Kind, Specials, UniformFormat, all_formats, find
 from narrowcast.formats import format as format_named
-from narrowcast.formats.floats import FloatFormat, Specials
-from narrowcast.formats.integers import UniformFormat
-from narrowcast.kernels.plan import TINY, Plan, Rule, Store
-from narrowcast.kernels.reference import scaled
-from narrowcast.kernels.reference.rounding import SR_BITS
+from narrowcast.kernels import SR_BITS, TINY, Plan, Rule, Store, find_scales
 
 MX_NAMES = {"mxfp8": "e4m3fn", "mxfp6": "e2m3fn", "mxfp4": "e2m1fn"}
 MX_BLOCK = 32
-LARGEST, NORMAL = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
+LARGEST = torch.finfo(torch.float32).max
 CUT_ANYWHERE = 16
 """With a constant scale a wire can be cut wherever codes of any width end on a byte."""
 
@@ -122,39 +118,57 @@ class Scaled(PlanCodec):
     def takes_scale(self) -> bool:
         return self.size is None and self.constant is None and self.store is Store.FP32
 
-    def _checked_scale(self, scale: Tensor, like: Tensor) -> Tensor:
-        given = super()._checked_scale(scale, like)
-        # a look at a scale on a GPU would wait for all that runs there
-        if given.is_cpu:
-            self._check_range(float(given))
-        return given
+    @property
+    def agrees_on_scales(self) -> bool:
+        return self.aps
 
-    def _check_range(self, scale: float) -> None:
-        low, high = NORMAL, self.plan.max_scale
-        if not (low <= scale <= high or scale == 0 or math.isnan(scale)):
-            raise ValueError(f"encode with {self}: scale={scale:g}; give 0, NaN or a number from {low:g} to {high:g}")
+    @property
+    def constant_scale(self) -> float | None:
+        return self.constant
+
+    @property
+    def largest_value(self) -> float:
+        return math.inf if self.constant is None else self.format.max * self.constant
+
+    @property
+    def is_block_int8(self) -> bool:
+        is_int8 = isinstance(self.format, UniformFormat) and self.format.coding is Coding.TWOS_COMPLEMENT
+        has_blocks = self.constant is None and self.block > 0
+        return is_int8 and self.format.bits == 8 and has_blocks and not self.stochastic
+
+    @property
+    def largest_scale(self) -> float:
+        return self.plan.max_scale
 
     def tensor_scale(self, x: Tensor) -> Tensor:
-        """The scale that `x` as a whole would get, from its finite values: give it to `encode` for parts of x."""
         if x.is_cuda:
             # by the kernel: torch's division on a GPU has other bits; nothing waits for the host
             return self.encode(largest_finite(x).view(1))[self.plan.layout(1).scales :].view(torch.float32)
-        return scaled.find_scales(self.plan, largest_finite(x).view(1, 1))
+        return self.scale_of(largest_finite(x).view(1))
+
+    def scale_of(self, largest_N: Tensor) -> Tensor:
+        return find_scales(self.plan, largest_N.view(-1, 1))
+
+    def scale_of_exponent(self, exponent_N: Tensor) -> Tensor:
+        low, high = self.plan.exponents
+        # by its bits: a power function may be off by one
+        bits_N = ((exponent_N - self.plan.top_exponent).clamp(low, high) + 127).int() << 23
+        return bits_N.view(torch.float32)
 
     @property
     def exemptions(self) -> dict[str, str]:
-        found = {}
+        exempt = {}
         if not self.block:
-            found[Law.BLOCKS] = "one scale for the tensor"
+            exempt[Law.BLOCKS] = "one scale for the tensor"
         if why := self._why_not_idempotent():
-            found[Law.IDEMPOTENT] = why
+            exempt[Law.IDEMPOTENT] = why
         if not bool((self.format.grid == 0).any()):
-            found[Law.ZERO] = "the table has no zero"
+            exempt[Law.ZERO] = "the table has no zero"
         if self.constant is not None and not self.format.holds_nonfinite:
-            found[Law.NONFINITE] = "neither a scale nor a code for Inf or NaN"
+            exempt[Law.NONFINITE] = "neither a scale nor a code for Inf or NaN"
         if self.cpd:
-            found[Law.FINITE] = "CPD overflows to Inf"
-        return found
+            exempt[Law.FINITE] = "CPD overflows to Inf"
+        return exempt
 
     def _why_not_idempotent(self) -> str | None:
         if self.l2:

@@ -13,7 +13,7 @@ from typing import ClassVar
 from narrowcast.codecs.base import Codec, Law, PlanCodec
 from narrowcast.codecs.spec import Spec, write
 from narrowcast.formats import format as format_named
-from narrowcast.kernels.plan import Method, Plan
+from narrowcast.kernels import Method, Plan
 
 METHODS = {"onebit": Method.MEANS, "sign": Method.SIGN}
 

@@ -28,8 +28,7 @@ from narrowcast.collectives.runtime.messages import Exchange
 from narrowcast.collectives.runtime.streams import StreamScope
 from narrowcast.collectives.segments import Coder, Times, segment_ranges, store
 from narrowcast.collectives.work import Work
-from narrowcast.kernels.noise import Noise
-from narrowcast.kernels.ops import check_integer, check_seed
+from narrowcast.kernels import Noise, check_integer, check_seed
 
 Tensors: TypeAlias = checks.Tensors
 Spec: TypeAlias = checks.Spec

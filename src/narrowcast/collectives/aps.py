@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from narrowcast.codecs.scaled import Scaled, largest_finite
+from narrowcast.codecs import Codec, largest_finite
 from narrowcast.collectives.runtime.messages import Exchange
 from narrowcast.collectives.segments import Coder
-from narrowcast.kernels.plan import TINY, Plan
+from narrowcast.kernels import TINY
 
 NOTHING = -(1 << 20)
 """The exponent of a tensor without a finite value other than zero: below any real one, so that MAX ignores it."""
@@ -24,12 +24,9 @@ def exponents(top: Tensor, world: int) -> Tensor:
     return torch.where(top < TINY, NOTHING, torch.where(mantissa == 0.5, power - 1, power)).int()
 
 
-def scales_of(plan: Plan, largest_S: Tensor) -> Tensor:
+def scales_of(codec: Codec, largest_S: Tensor) -> Tensor:
     """The scale of each segment for the largest exponent of all ranks; 0 where all have zeros."""
-    low, high = plan.exponents
-    # by its bits: a power function may be off by one
-    bits = ((largest_S - plan.top_exponent).clamp(low, high) + 127) << 23
-    return torch.where(largest_S == NOTHING, 0.0, bits.view(torch.float32))
+    return torch.where(largest_S == NOTHING, 0.0, codec.scale_of_exponent(largest_S))
 
 
 def agreed_scales(coder: Coder, exchange: Exchange, x: Tensor) -> list[Tensor | None]:
@@ -37,13 +34,12 @@ def agreed_scales(coder: Coder, exchange: Exchange, x: Tensor) -> list[Tensor | 
 
     One small MAX for all segments together. Bytes sent a rank: 4 (W-1) a segment. Nothing is read by the host.
     """
-    assert isinstance(coder.codec, Scaled)
     top_S = torch.stack([largest_finite(x[low:high]) for low, high in coder.segments])
     largest_S = exponents(top_S, exchange.world)
     exchange.max_(largest_S)
-    return list(scales_of(coder.codec.plan, largest_S).view(-1, 1).unbind())
+    return list(scales_of(coder.codec, largest_S).view(-1, 1).unbind())
 
 
-def agreed_scale_S(plan: Plan, top_WS: Tensor) -> Tensor:
+def agreed_scale_S(codec: Codec, top_WS: Tensor) -> Tensor:
     """In one process: the same, from the largest finite magnitude of each worker's segments."""
-    return scales_of(plan, exponents(top_WS, len(top_WS)).amax(dim=0))
+    return scales_of(codec, exponents(top_WS, len(top_WS)).amax(dim=0))

@@ -15,8 +15,7 @@ from narrowcast.collectives.algorithms import record
 from narrowcast.collectives.flat import Flat
 from narrowcast.collectives.residuals import Residuals
 from narrowcast.collectives.runtime.channel import Channel
-from narrowcast.kernels.ops import FLOATS, check_integer
-from narrowcast.kernels.plain import check_plain, shares_places
+from narrowcast.kernels import FLOATS, check_integer, check_plain, shares_places
 
 Tensors = Tensor | Sequence[Tensor]
 Spec = str | Codec

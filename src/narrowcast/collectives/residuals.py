@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from narrowcast.collectives.segments import Range, Residual, take
+from narrowcast.collectives.segments import Range, take
+from narrowcast.kernels import Feedback
 
 
 @dataclass
@@ -27,13 +28,13 @@ class Residuals:
         """Nothing removed yet. A call with one shot (a reduce-scatter) needs no `second`. device: of the values."""
         return cls(torch.zeros(numel, device=device), torch.zeros(numel if shots == 2 else 0, device=device))
 
-    def of(self, shot: int, part: Range) -> Residual:
+    def of(self, shot: int, part: Range) -> Feedback:
         """The residual of a part, which its encoding takes in and renews."""
-        return take(self.first if shot == 0 else self.second, part), self.unit
+        return Feedback(take(self.first if shot == 0 else self.second, part), self.unit)
 
     def added_to(self, values: Tensor, shot: int, part: Range) -> Tensor:
         """The values of `part` and their residual, in float32: what the encoding should send."""
-        return values.float() + self.of(shot, part)[0] * self.unit
+        return values.float() + self.of(shot, part).residual * self.unit
 
     def fold(self, gain: float) -> None:
         """Move `second` into `first`, for calls without a second encoding. gain: values to results."""

@@ -11,23 +11,18 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
-from narrowcast.codecs.cast import Cast
-from narrowcast.codecs.scaled import Scaled
-from narrowcast.kernels.noise import ALIGNMENT, NO_NOISE, Noise
-from narrowcast.kernels.reference.arithmetic import keeps_subnormals, plus
+from narrowcast.kernels import ALIGNMENT, NO_FINISH, NO_NOISE, Feedback, Finish, Noise, keeps_subnormals, plus
 
 Range = tuple[int, int]
 Scales = Sequence[Tensor | None] | None
 """One scale for each segment, for codecs with one scale for a tensor; None: each piece finds its own."""
-Residual = tuple[Tensor, float]
-"""What rounding removed before, and its unit: added to what is encoded, and renewed."""
 
 
 @dataclass
@@ -63,7 +58,7 @@ def store(x: Tensor, total: Tensor) -> None:
 
 def concrete(codec: Codec, dtype: torch.dtype) -> Codec:
     """`as-is` spelled out: sums are float32, so a message must say which type it carries."""
-    if not isinstance(codec, Cast) or codec.name != "as-is":
+    if not codec.is_identity:
         return codec
     return codec_named({torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype])
 
@@ -73,7 +68,9 @@ class _Piece(NamedTuple):
 
     values: slice
     bytes: slice
-    options: dict[str, Any]
+    noise: Noise
+    scale: Tensor | None
+    feedback: Feedback | None
 
 
 class Coder:
@@ -87,7 +84,7 @@ class Coder:
         self.whole_segments = codec.block == 0
         # blocks of 1 (plain casts) are cut at the same places as others, for whole vectors
         self.align = max(codec.block, ALIGNMENT)
-        self.shares_scales = isinstance(self.codec, Scaled) and self.codec.aps
+        self.shares_scales = self.codec.agrees_on_scales
         """Whether all ranks encode with the same scales, so that sums may use them too (APS)."""
         self._draws = self.codec.stochastic
         self._sizes: dict[int, int] = {}
@@ -126,15 +123,17 @@ class Coder:
         wire: Tensor,
         noise: Noise,
         scales: Scales = None,
-        residual: Residual | None = None,
+        feedback: Feedback | None = None,
     ) -> None:
-        """Write the message of `part`; `values` and `residual` hold that part alone.
+        """Write the message of `part`; `values` and `feedback` hold that part alone.
 
         noise: that of the whole tensor in this phase. scales: one for each segment.
         """
         start = time.perf_counter()
-        for piece in self._places(part, noise, scales, residual):
-            self.codec.encode(values[piece.values], out=wire[piece.bytes], **piece.options)
+        for piece in self._places(part, noise, scales, feedback):
+            self.codec.encode_with(
+                values[piece.values], piece.noise, piece.scale, piece.feedback, out=wire[piece.bytes]
+            )
         self.times.encode += time.perf_counter() - start
 
     def reduce(
@@ -144,34 +143,32 @@ class Coder:
         wire: Tensor,
         noise: Noise,
         scales: Scales = None,
-        residual: Residual | None = None,
-        divide: float = 1.0,
-        multiply: float = 1.0,
+        feedback: Feedback | None = None,
+        finish: Finish = NO_FINISH,
         out: Tensor | None = None,
     ) -> None:
         """Add the messages of all ranks, one a row, in their order, and write that of the sum. out: its values."""
         start = time.perf_counter()
-        for piece in self._places(part, noise, scales, residual):
-            self.codec.reduce(
+        for piece in self._places(part, noise, scales, feedback):
+            self.codec.reduce_with(
                 wires[:, piece.bytes],
                 piece.values.stop - piece.values.start,
-                divide=divide,
-                multiply=multiply,
+                piece.noise,
+                piece.scale,
+                piece.feedback,
+                finish,
                 out=wire[piece.bytes],
                 decoded=None if out is None else out[piece.values],
-                **piece.options,
             )
         self.times.decode += time.perf_counter() - start
 
-    def _places(self, part: Range, noise: Noise, scales: Scales, residual: Residual | None) -> Iterator[_Piece]:
+    def _places(self, part: Range, noise: Noise, scales: Scales, feedback: Feedback | None) -> Iterator[_Piece]:
         at = 0
         for number, (low, high) in self.pieces(part):
             size, values = self._size(high - low), slice(low - part[0], high - part[0])
-            options: dict[str, Any] = {"scale": scales[number] if scales else None}
-            options["noise"] = noise.part(low) if self._draws else NO_NOISE
-            if residual is not None:
-                options |= {"residual": residual[0][values], "unit": residual[1]}
-            yield _Piece(values, slice(at, at + size), options)
+            drawn = noise.part(low) if self._draws else NO_NOISE
+            kept = None if feedback is None else feedback.part(values)
+            yield _Piece(values, slice(at, at + size), drawn, scales[number] if scales else None, kept)
             at += size
 
     def decode(self, wire: Tensor, part: Range, out: Tensor, accumulate: bool = False) -> None:
@@ -186,7 +183,7 @@ class Coder:
 
     def is_identity(self, dtype: torch.dtype) -> bool:
         """Whether values of a type travel as they are."""
-        return isinstance(self.codec, Cast) and self.codec.stored(dtype) == dtype
+        return self.codec.stored_dtype(dtype) == dtype
 
     def passage(
         self,
@@ -196,21 +193,21 @@ class Coder:
         scales: Scales,
         out: Tensor,
         accumulate: bool = False,
-        residual: Residual | None = None,
+        feedback: Feedback | None = None,
     ) -> None:
         """What the other side gets to see, with nothing sent: encode and decode `values`, into `out` or added to it."""
-        if residual is None and self.is_identity(values.dtype):
+        if feedback is None and self.is_identity(values.dtype):
             out.copy_(plus(out, values.float()) if accumulate else values)
             return
         size = self.nbytes(part)
         if self._message.numel() < size or self._message.device != values.device:
             self._message = torch.empty(size, dtype=torch.uint8, device=values.device)
         wire = self._message[:size]
-        self.encode(values, part, wire, noise, scales, residual)
+        self.encode(values, part, wire, noise, scales, feedback)
         self.decode(wire, part, out, accumulate)
 
     def scales(self, x: Tensor) -> list[Tensor | None] | None:
         """The scale of each segment of x, for codecs with one scale for a tensor; None for others."""
-        if not (isinstance(self.codec, Scaled) and self.codec.takes_scale):
+        if not self.codec.takes_scale:
             return None
         return [self.codec.tensor_scale(x[low:high]) for low, high in self.segments]

@@ -157,8 +157,8 @@ class Format(abc.ABC):
         return self.min < 0
 
     def _code_where(self, mask: Tensor) -> int | None:
-        found = mask.nonzero()
-        return int(found[0]) if len(found) else None
+        places = mask.nonzero()
+        return int(places[0]) if len(places) else None
 
     @cached_property
     def nan_code(self) -> int | None:

@@ -125,10 +125,10 @@ def parse_float(name: str) -> FloatFormat | None:
         if fields == (exp, man) and not suffix and not match[3]:
             return FloatFormat(known, exp, man)
     bias = int(match[3]) if match[3] else None
-    return _checked(FloatFormat(name, exp, man, specials, bias))
+    return _check(FloatFormat(name, exp, man, specials, bias))
 
 
-def _checked(fmt: FloatFormat) -> FloatFormat:
+def _check(fmt: FloatFormat) -> FloatFormat:
     """Only formats whose every value is a float32 number: kernels compute in float32."""
     if fmt.bias + fmt.man_bits > 1 + 149 or fmt.largest > torch.finfo(torch.float32).max:
         raise ValueError(f"format {fmt.name!r}: its values reach outside float32; take a smaller bias or exponent")

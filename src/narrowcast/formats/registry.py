@@ -75,8 +75,8 @@ def register_family(family: Family) -> None:
 
 @cache
 def _in_families(name: str) -> Format | None:
-    found = (family.parse(name) for family in _FAMILIES)
-    return next((fmt for fmt in found if fmt is not None), None)
+    members = (family.parse(name) for family in _FAMILIES)
+    return next((fmt for fmt in members if fmt is not None), None)
 
 
 def find(name: str) -> Format | None:
@@ -86,10 +86,10 @@ def find(name: str) -> Format | None:
 
 def format(name: str) -> Format:
     """The format called `name`, such as "e4m3fn", "int4", "posit8.1" or "dtree8"."""
-    found = find(name)
-    if found is None:
+    fmt = find(name)
+    if fmt is None:
         raise ValueError(f"unknown format {name!r}; {_suggestion(name)}")
-    return found
+    return fmt
 
 
 def _suggestion(name: str) -> str:
@@ -106,10 +106,10 @@ def all_formats() -> Iterator[Format]:
 
 
 def _example(family: Family, name: str) -> Format:
-    found = find(name)  # not `format`, whose error lists all formats
-    if found is None:
+    fmt = find(name)  # not `format`, whose error lists all formats
+    if fmt is None:
         raise ValueError(f"family {family.pattern!r}: its example {name!r} is none of its members; name one that is")
-    return found
+    return fmt
 
 
 def families() -> tuple[Family, ...]:

@@ -16,7 +16,7 @@ ALIGNMENT = 16
 """`offset` is a multiple of this, as blocks are."""
 
 
-def _mixed(x: int) -> int:
+def _mix(x: int) -> int:
     """The finaliser of splitmix64 (Steele et al. 2014): a permutation of 64-bit integers in which every bit spreads."""
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
@@ -25,11 +25,21 @@ def _mixed(x: int) -> int:
 
 def derive(seed: int, *words: int) -> int:
     """A 64-bit seed for each path of integers, such as (step, site, call); `derive(seed)` is not `seed` itself."""
-    state = _mixed((seed + GOLDEN) & MASK)
+    state = _mix((seed + GOLDEN) & MASK)
     for word in words:
         # added, not xored with a mixed word: two equal numbers in a row would cancel
-        state = _mixed((state + word + GOLDEN) & MASK)
+        state = _mix((state + word + GOLDEN) & MASK)
     return state
+
+
+def as_signed(word: int) -> int:
+    """64 bits as the signed integer that torch ops and GPU kernels take."""
+    return word - 2**64 if word >= 2**63 else word
+
+
+def as_unsigned(word: int) -> int:
+    """The inverse."""
+    return word % 2**64
 
 
 class Noise(NamedTuple):

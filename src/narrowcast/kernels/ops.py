@@ -1,106 +1,46 @@
-"""What each op promises, its checks, and which implementation runs it. Checks live here, once."""
+"""Every op on one page: what it promises, and what torch.compile knows it by.
+
+`encode`, `decode` and `reduce` take what was checked and flattened before (`Codec` does), and call the kernels that
+`dispatch` chose for the plan; `round_to` checks for itself.
+"""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from narrowcast.formats import Format
+from narrowcast.formats import FloatFormat, Format, Specials
 from narrowcast.formats import format as format_named
-from narrowcast.formats.floats import FloatFormat, Specials
-from narrowcast.kernels import cpu_fallback, custom, native, reference, triton_loader, unfused
-from narrowcast.kernels.native import casts as native_casts
-from narrowcast.kernels.noise import NO_NOISE, Noise
-from narrowcast.kernels.plain import check_apart, check_plain, check_written, wrote
-from narrowcast.kernels.plan import AnyPlan, CastPlan, OwnPlan
-from narrowcast.kernels.reference import cast
+from narrowcast.kernels import dispatch
+from narrowcast.kernels.arithmetic import NO_FINISH, Feedback, Finish
+from narrowcast.kernels.checks import check_apart, check_floats, check_seed, check_written, mark_written
+from narrowcast.kernels.noise import NO_NOISE, Noise, as_signed, as_unsigned
+from narrowcast.kernels.plan import AnyPlan
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 ROUNDINGS = ("nearest", "stochastic", "nearest-away", "toward-zero", "up", "down")
 
-
-@dataclass(frozen=True)
-class Choice:
-    """Which implementation runs an op, and why not a faster one."""
-
-    op: str
-    device: str
-    implementation: str
-    why: str
-
-
-def _on_cpu(reason_against_native: str | None) -> tuple[ModuleType, str]:
-    if not native.available():
-        return reference, native.load()[1]
-    if reason_against_native is not None:
-        return reference, reason_against_native
-    return native, ""
+_NOISE = "int seed, int stream, int offset, Tensor? scale"
+_LIBRARY = torch.library.Library("narrowcast", "DEF")
+for _schema in (
+    f"encode(Tensor x, str codec, {_NOISE}) -> Tensor",
+    f"encode_owed(Tensor x, Tensor(a!) residual, str codec, float unit, {_NOISE}) -> Tensor",
+    "decode(Tensor wire, str codec, int n, ScalarType dtype) -> Tensor",
+    "decode_add(Tensor wire, str codec, Tensor(a!) out) -> ()",
+    f"reduce(Tensor wires, str codec, int n, float divide, float multiply, {_NOISE}) -> Tensor",
+    "round_to(Tensor x, str format, str rounding, str? overflow, str rules, int? seed) -> Tensor",
+):
+    # a codec is named by its spec and a format by its name; 64-bit words are signed (`noise.as_signed`)
+    _LIBRARY.define(_schema)
 
 
-def _on_cuda(reason_against_triton: str | None) -> tuple[ModuleType | None, str]:
-    """Triton, or None where the values must travel over the host."""
-    found, why = triton_loader.load()
-    if found is None:
-        return None, why
-    return (None, reason_against_triton) if reason_against_triton is not None else (found, "")
-
-
-def _kernels(plan: AnyPlan) -> ModuleType:
-    """What runs a plan on the CPU."""
-    if isinstance(plan, OwnPlan):
-        return custom
-    found = _on_cpu(native.why_not(plan))[0]
-    if isinstance(plan, CastPlan):
-        return native_casts if found is native else cast
-    return found
-
-
-def check_same_device(what: object, name: str, tensor: Tensor | None, like: Tensor) -> None:
-    if tensor is not None and tensor.device != like.device:
-        raise ValueError(
-            f"{what}: {name} is on {tensor.device} and the values on {like.device}; put both on one device"
-        )
-
-
-def check_floats(what: object, x: Tensor) -> None:
-    """`what` is who asks: a name, or a codec, written out only when something is wrong."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{what}: got {type(x).__name__}; give a torch tensor, for example torch.as_tensor(x)")
-    if x.dtype not in FLOATS:
-        raise TypeError(f"{what}: got {x.dtype}; give float32, float16 or bfloat16, for example x.float()")
-    check_plain(what, x)
-
-
-def check_integer(what: object, rule: str, number: int) -> int:
-    """`number` as a plain int, which is all that C takes; numpy and torch have integers of their own."""
-    try:
-        return operator.index(number)
-    except TypeError:
-        raise TypeError(f"{what}: {rule}, got {number!r}") from None
-
-
-def check_seed(what: object, seed: int) -> int:
-    rule = "seed and stream are 64-bit unsigned integers"
-    seed = check_integer(what, rule, seed)
-    if not 0 <= seed < 2**64:
-        raise ValueError(f"{what}: {rule}, got {seed}")
-    return seed
-
-
-def check_count(what: object, n: int) -> int:
-    if (type(n) is int and n >= 0) or isinstance(n, torch.SymInt):
-        return n  # as it is, with a size that a compiler does not know yet
-    rule = "n is a number of values, an integer that is not negative"
-    n = check_integer(what, rule, n)
-    if n < 0:
-        raise ValueError(f"{what}: {rule}, got {n}")
-    return n
+def implement(name: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """What an op of the list above does, and what a compiler must know of its result."""
+    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"narrowcast::{name}", fake, lib=_LIBRARY)
 
 
 def encode(
@@ -109,32 +49,22 @@ def encode(
     wire: Tensor,
     noise: Noise = NO_NOISE,
     scale: Tensor | None = None,
-    residual: Tensor | None = None,
-    unit: float = 1.0,
+    feedback: Feedback | None = None,
 ) -> None:
     """Turn the values of contiguous `x` into the `plan.layout(n).nbytes` bytes of `wire`.
 
-    `noise` is where random bits come from. `scale` (one float32) replaces the
-    tensor's own scale where the plan has one scale for the tensor. With `residual` (n float32, contiguous) what is
-    encoded is x + residual * unit, in float32, and afterwards residual holds (that - what comes back) / unit; where
-    this is not finite it stays as it was.
+    `noise` is where random bits come from. `scale` (one float32) replaces the tensor's own scale where the plan has one
+    scale for the tensor. With `feedback` (n float32, contiguous, and a unit) what is encoded is x + residual * unit, in
+    float32, and afterwards the residual holds (that - what comes back) / unit; where this is not finite it stays as it
+    was.
     """
-    if x.is_cuda:
-        found = _on_cuda(triton_loader.why_not(plan))[0]
-        run = cpu_fallback.encode(_kernels(plan)) if found is None else found.encode
-        run(plan, x, wire, noise, scale, residual, unit)
-        return
-    unfused.encode(_kernels(plan), plan, x, wire, noise, scale, residual, unit)
+    kernels = dispatch.kernels_for(plan, "cuda" if x.is_cuda else "cpu")
+    kernels.encode(plan, x, wire, noise, scale, feedback)
 
 
 def decode(plan: AnyPlan, wire: Tensor, n: int, out: Tensor, accumulate: bool = False) -> None:
     """Write the n values of `wire` into contiguous `out`, or add them to it: two roundings, in float32."""
-    if out.is_cuda:
-        found = _on_cuda(triton_loader.why_not(plan))[0]
-        run = cpu_fallback.decode(_kernels(plan)) if found is None else found.decode
-        run(plan, wire, n, out, accumulate)
-        return
-    _kernels(plan).decode(plan, wire, n, out, accumulate)
+    dispatch.kernels_for(plan, "cuda" if out.is_cuda else "cpu").decode(plan, wire, n, out, accumulate)
 
 
 def reduce(
@@ -144,26 +74,21 @@ def reduce(
     wire: Tensor,
     noise: Noise = NO_NOISE,
     scale: Tensor | None = None,
-    residual: Tensor | None = None,
-    unit: float = 1.0,
-    divide: float = 1.0,
-    multiply: float = 1.0,
+    feedback: Feedback | None = None,
+    finish: Finish = NO_FINISH,
     out: Tensor | None = None,
 ) -> None:
     """Decode W wires of n values each, add them in float32 in their order, encode the sum into `wire`.
 
-    The sum starts as the first wire's values. Before it is encoded it is divided by `divide` and multiplied by
-    `multiply`, where these are not 1. noise to unit: as in `encode`. out (n values of any float type) gets what `wire`
+    The sum starts as the first wire's values. Before it is encoded it is divided and multiplied as `finish` says, where
+    its numbers are not 1. noise, scale, feedback: as in `encode`. out (n values of any float type) gets what `wire`
     decodes to. `wires` is a uint8 tensor with one wire in each row, or a list of wires; on a CUDA device rows that are
     a multiple of 16 bytes apart are read fastest (`aligned_rows`), and a list is copied into one first.
     """
-    if wire.is_cuda:
-        rows = wires if isinstance(wires, Tensor) else _stacked(wires)
-        found = _on_cuda(triton_loader.why_not(plan))[0]
-        run = cpu_fallback.reduce(_kernels(plan)) if found is None else found.reduce
-        run(plan, rows, n, wire, noise, scale, residual, unit, divide, multiply, out)
-        return
-    unfused.reduce(_kernels(plan), plan, wires, n, wire, noise, scale, residual, unit, divide, multiply, out)
+    if wire.is_cuda and not isinstance(wires, Tensor):
+        wires = _stack(wires)
+    kernels = dispatch.kernels_for(plan, "cuda" if wire.is_cuda else "cpu")
+    kernels.reduce(plan, wires, n, wire, noise, scale, feedback, finish, out)
 
 
 ROW_ALIGNMENT = 16
@@ -175,7 +100,7 @@ def aligned_rows(world: int, nbytes: int, device: torch.device | str | None = No
     return torch.empty(world, stride, dtype=torch.uint8, device=device)[:, :nbytes]
 
 
-def _stacked(wires: Sequence[Tensor]) -> Tensor:
+def _stack(wires: Sequence[Tensor]) -> Tensor:
     rows = aligned_rows(len(wires), wires[0].numel(), wires[0].device)
     for row, one in zip(rows, wires, strict=True):
         row.copy_(one)
@@ -202,31 +127,28 @@ def round_to(
     """
     if torch.compiler.is_compiling():
         return traced_round(x, fmt, rounding, overflow, rules, seed, out)
-    found = rounder(format_named(fmt) if isinstance(fmt, str) else fmt, rounding, overflow, rules)
-    return found(x, seed, out)
+    return rounder(format_named(fmt) if isinstance(fmt, str) else fmt, rounding, overflow, rules)(x, seed, out)
 
 
 @dataclass(frozen=True)
 class Rounder:
-    """`round_to` with all but the tensor given: checked once, for those who round hundreds of times a step."""
+    """`round_to` with all but the tensor: checked once, for those who round hundreds of times a step."""
 
     format: Format
     rounding: str
     overflow: str
     rules: str
 
-    @cached_property
-    def _on_device(self) -> Callable[..., Tensor] | None:
-        """What runs on a CUDA device; None where values must travel over the host."""
-        found = _on_cuda(triton_loader.why_not_round(self.format, self.rounding, self.rules))[0]
-        return None if found is None else found.round_to
+    def choose_kernel(self, device: str) -> Callable[..., Tensor]:
+        """What runs on "cpu" or "cuda", asked anew."""
+        return dispatch.choose_rounding(self.format, self.rounding, self.rules, device)
 
-    def _run(self, x: Tensor) -> Callable[..., Tensor]:
-        if x.is_cuda and self._on_device is not None:
-            return self._on_device
-        # what runs on the CPU is asked for each time: it costs little there, and tests exchange it
-        on_cpu = _on_cpu(native.why_not_round(self.format, self.rounding, self.rules))[0]
-        return cpu_fallback.round_to(on_cpu) if x.is_cuda else on_cpu.round_to
+    def kernel_for(self, device: str) -> Callable[..., Tensor]:
+        """What runs on "cpu" or "cuda"; kept here, as `dispatch.kernels_for` keeps it on a plan."""
+        kernel: Callable[..., Tensor] | None = self.__dict__.get(device)
+        if kernel is None:
+            kernel = self.__dict__[device] = self.choose_kernel(device)
+        return kernel
 
     def __call__(self, x: Tensor, seed: int | None = None, out: Tensor | None = None) -> Tensor:
         noise = 0 if seed is None and self.rounding != "stochastic" else _checked_seed(seed)
@@ -236,16 +158,18 @@ class Rounder:
             source = source.resolve_neg()
         if out is None and source.is_contiguous():
             out = torch.empty_like(source)
-            self._run(x)(source, self.format, self.rounding, self.overflow, self.rules, noise, out)
+            run = self.kernel_for("cuda" if x.is_cuda else "cpu")
+            run(source, self.format, self.rounding, self.overflow, self.rules, noise, out)
             return out
         if out is None:
             return self._in_any_layout(source, noise, torch.empty_like(source))
         self._in_any_layout(source, noise, _checked_out(x, out))
-        wrote(out)
+        mark_written(out)
         return out
 
     def _in_any_layout(self, x: Tensor, seed: int, out: Tensor) -> Tensor:
-        how, run = (self.format, self.rounding, self.overflow, self.rules, seed), self._run(x)
+        how = self.format, self.rounding, self.overflow, self.rules, seed
+        run = self.kernel_for("cuda" if x.is_cuda else "cpu")
         if self.rounding != "stochastic" and (lying := _as_they_lie(x, out)) is not None:
             _check_in_place(*lying)
             run(lying[0], *how, lying[1])
@@ -262,12 +186,12 @@ def rounder(fmt: Format, rounding: str = "nearest", overflow: str | None = None,
     """The rounder of these, kept with the format."""
     known: dict[object, Rounder] = fmt.__dict__.setdefault("_rounders", {})
     key = rounding, overflow, rules
-    found = known.get(key)
-    if found is None:
-        given = overflow if overflow is not None else fmt.default_overflow
-        _check_rounding(fmt, rounding, given, rules)
-        found = known[key] = Rounder(fmt, rounding, given, rules)
-    return found
+    kept = known.get(key)
+    if kept is None:
+        chosen = overflow if overflow is not None else fmt.default_overflow
+        _check_rounding(fmt, rounding, chosen, rules)
+        kept = known[key] = Rounder(fmt, rounding, chosen, rules)
+    return kept
 
 
 def _as_they_lie(x: Tensor, out: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -304,11 +228,19 @@ def traced_round(
     seed: int | None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """As the torch op of codecs/compiled.py, which names the format; it checks what is given when it runs."""
+    """As the torch op, which names the format; it checks its arguments when it runs."""
     name = fmt if isinstance(fmt, str) else fmt.name
-    signed = seed if seed is None or seed < 2**63 else seed - 2**64
-    found: Tensor = torch.ops.narrowcast.round_to(x, name, rounding, overflow, rules, signed)
-    return found if out is None else out.copy_(found)
+    word = None if seed is None else as_signed(seed)
+    y: Tensor = torch.ops.narrowcast.round_to(x, name, rounding, overflow, rules, word)
+    return y if out is None else out.copy_(y)
+
+
+def _run_round_to(x: Tensor, format: str, rounding: str, overflow: str | None, rules: str, seed: int | None) -> Tensor:
+    word = None if seed is None else as_unsigned(seed)
+    return round_to(x, format, rounding=rounding, overflow=overflow, rules=rules, seed=word)
+
+
+implement("round_to", _run_round_to, lambda x, *_: torch.empty_like(x))
 
 
 def _checked_out(x: Tensor, out: Tensor) -> Tensor:
@@ -342,24 +274,3 @@ def _check_cpd(fmt: Format, rounding: str, overflow: str) -> None:
         raise ValueError(f"round_to: rules='cpd' is for IEEE-style floats such as e5m2 and e4m3, got {fmt}")
     if rounding != "nearest" or overflow != fmt.default_overflow:
         raise ValueError("round_to: CPD rounds to nearest and overflows to Inf; leave rounding and overflow alone")
-
-
-OPS = ("encode", "decode", "decode and add", "encode with residual", "reduce", "round_to")
-
-
-def explain(plan: AnyPlan | None = None) -> list[Choice]:
-    """What runs each op on each device of this machine, and why nothing faster does."""
-    devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-    return [_on(device, op, plan) for device in devices for op in OPS]
-
-
-def _on(device: str, op: str, plan: AnyPlan | None) -> Choice:
-    if isinstance(plan, OwnPlan):
-        on_cpu, why = "the codec's own code", ""
-    else:
-        module, why = _on_cpu(native.why_not(plan) if plan is not None and op != "round_to" else None)
-        on_cpu = f"native ({native.isa()})" if module is native else "reference"
-    if device == "cpu":
-        return Choice(op, device, on_cpu, why)
-    found, why = _on_cuda(triton_loader.why_not(plan) if plan is not None and op != "round_to" else None)
-    return Choice(op, device, f"host copy, {on_cpu}" if found is None else triton_loader.load()[1], why)

@@ -46,7 +46,7 @@ class Store(enum.Enum):
 
 
 class Rule(enum.Enum):
-    """How the scale of a block is found from its largest magnitude A."""
+    """How the scale of a block follows from its largest magnitude A."""
 
     DIVIDE = "A / target"
     FLOOR = "2 ** (floor(log2 A) - floor(log2 target))"
@@ -58,7 +58,7 @@ SCALES_PER_BLOCK = {Method.SCALED: 1, Method.AFFINE: 2, Method.MEANS: 2, Method.
 
 
 @dataclass(frozen=True)
-class Layout:
+class WireLayout:
     """Where the planes of one wire lie, in bytes: codes from 0, then scales, then (nvfp4) the tensor's scale."""
 
     scales: int
@@ -66,8 +66,16 @@ class Layout:
     nbytes: int
 
 
+class _KeepsDerived:
+    """Kernels keep what they derive from a plan on the plan itself."""
+
+    def __getstate__(self) -> dict[str, object]:
+        # that stays in this process
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True)
-class Plan:
+class Plan(_KeepsDerived):
     """A codec as kernels see it."""
 
     format: Format
@@ -83,10 +91,6 @@ class Plan:
     stochastic: bool = False
     cpd: bool = False
     """Round as CPD does, corner cases included."""
-
-    def __getstate__(self) -> dict[str, object]:
-        # what kernels cache on a plan stays in this process
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def bits(self) -> int:
@@ -140,28 +144,28 @@ class Plan:
     def code_bytes(self, n: int) -> int:
         return -(-n * self.bits // 8)
 
-    def layout(self, n: int) -> Layout:
+    def layout(self, n: int) -> WireLayout:
         """Where the planes of n values lie."""
         if not isinstance(n, int):
             return self._layout(n)  # a size that a compiler does not know yet
-        known: dict[int, Layout] = self.__dict__.setdefault("_layouts", {})
-        found = known.get(n)
-        if found is None:
+        known: dict[int, WireLayout] = self.__dict__.setdefault("_layouts", {})
+        layout = known.get(n)
+        if layout is None:
             if len(known) > MAX_KNOWN_LAYOUTS:
                 known.clear()
-            found = known[n] = self._layout(n)
-        return found
+            layout = known[n] = self._layout(n)
+        return layout
 
-    def _layout(self, n: int) -> Layout:
-        scales = _aligned(self.code_bytes(n)) if self.n_scales(n) else self.code_bytes(n)
+    def _layout(self, n: int) -> WireLayout:
+        scales = _align(self.code_bytes(n)) if self.n_scales(n) else self.code_bytes(n)
         end = scales + self.n_scales(n) * self.store.value
         if self.method is not Method.NVFP4 or n == 0:
-            return Layout(scales, end, end)
-        return Layout(scales, _aligned(end), _aligned(end) + Store.FP32.value)
+            return WireLayout(scales, end, end)
+        return WireLayout(scales, _align(end), _align(end) + Store.FP32.value)
 
 
 @dataclass(frozen=True)
-class CastPlan:
+class CastPlan(_KeepsDerived):
     """A plain cast as kernels see it: one plane, the values as `dtype`."""
 
     dtype: torch.dtype
@@ -178,21 +182,21 @@ class CastPlan:
     def code_bytes(self, n: int) -> int:
         return n * self.dtype.itemsize
 
-    def layout(self, n: int) -> Layout:
+    def layout(self, n: int) -> WireLayout:
         end = self.code_bytes(n)
-        return Layout(end, end, end)
+        return WireLayout(end, end, end)
 
 
 @dataclass(frozen=True)
-class OwnPlan:
+class CustomPlan(_KeepsDerived):
     """A codec that brings code of its own, for CPU tensors, instead of a plan."""
 
     encode: Callable[[Tensor, Tensor, Noise, Tensor | None], None]
     decode: Callable[[Tensor, int, Tensor, bool], None]
 
 
-AnyPlan = Plan | CastPlan | OwnPlan
+AnyPlan = Plan | CastPlan | CustomPlan
 
 
-def _aligned(nbytes: int) -> int:
+def _align(nbytes: int) -> int:
     return -(-nbytes // PLANE_ALIGNMENT) * PLANE_ALIGNMENT

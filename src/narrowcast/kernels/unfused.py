@@ -2,69 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import ModuleType
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from narrowcast.kernels import native
-from narrowcast.kernels.noise import Noise
-from narrowcast.kernels.plan import AnyPlan, Plan
-from narrowcast.kernels.reference.arithmetic import finished, still_owed, with_owed
+from narrowcast.kernels.arithmetic import NO_FINISH, Feedback, Finish
+from narrowcast.kernels.noise import NO_NOISE, Noise
 
 
-def encode(
-    kernels: ModuleType,
-    plan: AnyPlan,
-    x: Tensor,
-    wire: Tensor,
-    noise: Noise,
-    scale: Tensor | None,
-    residual: Tensor | None,
-    unit: float,
-) -> None:
-    """Encode x, or x + residual * unit; then the residual is what was wanted and not sent, in units."""
-    if residual is None:
-        kernels.encode(plan, x, wire, noise, scale)
-        return
-    # the native library does this in one pass over memory, where no scale of the whole tensor is needed
-    if (
-        kernels is native
-        and isinstance(plan, Plan)
-        and scale is None
-        and native.encode_owed(plan, x, wire, residual, unit, noise)
-    ):
-        return
-    wanted = with_owed(x, residual, unit)
-    kernels.encode(plan, wanted, wire, noise, scale)
-    sent = torch.empty_like(wanted)
-    kernels.decode(plan, wire, wanted.numel(), sent)
-    residual.copy_(still_owed(wanted, sent, unit, residual))
+@dataclass(frozen=True)
+class Unfused:
+    """The kernels of an implementation that has but an encode (plan, x, wire, noise, scale) and a decode."""
 
+    encode_alone: Callable[[Any, Tensor, Tensor, Noise, Tensor | None], None]
+    decode: Callable[..., None]
 
-def reduce(
-    kernels: ModuleType,
-    plan: AnyPlan,
-    wires: Tensor | Sequence[Tensor],
-    n: int,
-    wire: Tensor,
-    noise: Noise,
-    scale: Tensor | None,
-    residual: Tensor | None,
-    unit: float,
-    divide: float,
-    multiply: float,
-    out: Tensor | None,
-) -> None:
-    """Decode all wires into one float32 sum, in order; encode that."""
-    if kernels is native and isinstance(plan, Plan) and scale is None:
-        listed = list(wires)
-        if native.reduce(plan, listed, n, wire, residual, unit, divide, multiply, out, noise):
+    def encode(
+        self,
+        plan: Any,
+        x: Tensor,
+        wire: Tensor,
+        noise: Noise = NO_NOISE,
+        scale: Tensor | None = None,
+        feedback: Feedback | None = None,
+    ) -> None:
+        """See `kernels.ops.encode`."""
+        if feedback is None:
+            self.encode_alone(plan, x, wire, noise, scale)
             return
-    total = torch.empty(n)
-    for number, one in enumerate(wires):
-        kernels.decode(plan, one, n, total, number > 0)
-    encode(kernels, plan, finished(total, divide, multiply), wire, noise, scale, residual, unit)
-    if out is not None:
-        kernels.decode(plan, wire, n, out)
+        expected = feedback.add_to(x)
+        self.encode_alone(plan, expected, wire, noise, scale)
+        sent = torch.empty_like(expected)
+        self.decode(plan, wire, expected.numel(), sent, False)
+        feedback.keep(expected, sent)
+
+    def reduce(
+        self,
+        plan: Any,
+        wires: Tensor | Sequence[Tensor],
+        n: int,
+        wire: Tensor,
+        noise: Noise = NO_NOISE,
+        scale: Tensor | None = None,
+        feedback: Feedback | None = None,
+        finish: Finish = NO_FINISH,
+        out: Tensor | None = None,
+    ) -> None:
+        """Decode all wires into one float32 sum, in order; encode that."""
+        total = torch.empty(n)
+        for number, one in enumerate(wires):
+            self.decode(plan, one, n, total, number > 0)
+        self.encode(plan, finish.apply(total), wire, noise, scale, feedback)
+        if out is not None:
+            self.decode(plan, wire, n, out, False)

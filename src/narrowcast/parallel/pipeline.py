@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from narrowcast.codecs import Codec
 from narrowcast.collectives.runtime import agreement
 from narrowcast.collectives.segments import concrete
+from narrowcast.kernels import FLOATS
 from narrowcast.kernels.noise import Noise
-from narrowcast.kernels.ops import FLOATS
 from narrowcast.parallel.seeds import made_before, seed_of
 from narrowcast.parallel.wires import (
     Direction,
@@ -95,7 +95,7 @@ class Boundary(Route):
         turn = self.turn(direction)
         carrier = torch.zeros(self.words, dtype=CARRIER, device=x.device)
         noise = Noise(turn.seed).derive(turn.step, dist.get_rank() if dist.is_initialized() else 0)
-        turn.codec.encode(x.detach(), noise=noise, out=self._wire(carrier, turn.codec))
+        turn.codec.encode_with(x.detach(), noise, out=self._wire(carrier, turn.codec))
         carrier.view(torch.int32)[-1] = self._mark
         self.traffic[direction].count(self.nbytes, x.numel() * x.element_size(), x.numel())
         return carrier

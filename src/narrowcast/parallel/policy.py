@@ -14,7 +14,7 @@ from torch import Tensor
 
 from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
-from narrowcast.kernels.ops import FLOATS
+from narrowcast.kernels import FLOATS
 
 MIN_VALUES = 10_000
 """Tensors with fewer values stay as they are: they are next to nothing on the wire and the most sensitive (QSGD)."""

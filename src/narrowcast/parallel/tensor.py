@@ -27,7 +27,7 @@ from torch import Tensor
 
 from narrowcast.collectives import api
 from narrowcast.collectives.work import Work
-from narrowcast.kernels.ops import FLOATS
+from narrowcast.kernels import FLOATS
 from narrowcast.parallel.wires import Direction, Turn, Wires
 
 Layout = int | str

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import style
 
-from narrowcast.kernels.ops import FLOATS
+from narrowcast.kernels import FLOATS
 from narrowcast.parallel.tensor import PARTIAL, WHOLE, Layout, move
 from narrowcast.parallel.wires import Direction, Spec, Wires, activation_codecs, remember
 

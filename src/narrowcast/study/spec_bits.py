@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 
-import torch
-
 from narrowcast.codecs import codec
-from narrowcast.kernels.plan import OwnPlan
 from narrowcast.study.analysis import formatting
 
 
@@ -25,8 +22,7 @@ def code_bits(wire: str) -> float:
         found = codec(wire)
     except ValueError:
         return math.inf
-    plan = found.plan_for(torch.float32)
-    return max(1, math.floor(found.bits_per_value)) if isinstance(plan, OwnPlan) else plan.bits
+    return found.code_bits
 
 
 def bits_name(wire: str) -> str:

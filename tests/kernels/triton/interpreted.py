@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -22,10 +21,7 @@ from torch import Tensor
 import narrowcast as nc
 from narrowcast.codecs import all_specs
 from narrowcast.formats import all_formats
-from narrowcast.kernels import ops, reference, triton_loader, unfused
-from narrowcast.kernels.noise import Noise
-from narrowcast.kernels.plan import CastPlan, Plan
-from narrowcast.kernels.reference import cast
+from narrowcast.kernels import CastPlan, Feedback, Finish, Noise, Plan, ops, reference, triton_loader
 from narrowcast.kernels.triton import launch
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -72,8 +68,7 @@ def same(got: Tensor, wanted: Tensor, what: str) -> None:
         faults.append(f"{what}: {len(where)} of {len(got)} differ, first at {at}: {got[at]} not {wanted[at]}")
 
 
-def oracle(plan: Plan | CastPlan) -> Any:
-    return cast if isinstance(plan, CastPlan) else reference
+oracle = reference.kernels
 
 
 def poisoned(plan: Plan | CastPlan, n: int) -> Tensor:
@@ -105,12 +100,12 @@ def check_decode(plan: Plan | CastPlan, wire: Tensor, n: int, dtype: torch.dtype
     same(got, wanted, f"decode {what} to {dtype}{' adding' if add else ''}")
 
 
-def check_owed(plan: Plan | CastPlan, x: Tensor, unit: float, what: str) -> None:
+def check_feedback(plan: Plan | CastPlan, x: Tensor, unit: float, what: str) -> None:
     n = x.numel()
     wanted, got, left = poisoned(plan, n), poisoned(plan, n), 0.01 * normal(n, 9)
     kept = left.clone()
-    unfused.encode(oracle(plan), plan, x, wanted, Noise(7, 8, 128), None, left, unit)
-    launch.encode(plan, x, got, Noise(7, 8, 128), None, kept, unit)
+    oracle(plan).encode(plan, x, wanted, Noise(7, 8, 128), None, Feedback(left, unit))
+    launch.encode(plan, x, got, Noise(7, 8, 128), None, Feedback(kept, unit))
     same(got, wanted, f"wire of {what} with residual, unit {unit}")
     same(kept, left, f"residual of {what}, unit {unit}")
 
@@ -123,20 +118,13 @@ def check_reduce(plan: Plan | CastPlan, n: int, world: int, number: int, what: s
     unit, divide, multiply = ((1.0, 1.0, 1.0), (1024.0, 3.0, 1.0), (3.0, 1.0, 0.3))[number % 3]
     dtype, keeps = DTYPES[number % 3], number % 2 == 0
     found = []
-    for run in (composed_reduce, launch.reduce):
+    for kernels in (oracle(plan), launch):
         wire, out = poisoned(plan, n), torch.zeros(n, dtype=dtype)
-        owed = 0.01 * normal(n, 9) if keeps else None
-        run(plan, rows, n, wire, Noise(1, 2), None, owed, unit, divide, multiply, out)
-        found.append((wire, out, owed if owed is not None else torch.zeros(1)))
+        feedback = Feedback(0.01 * normal(n, 9), unit) if keeps else None
+        kernels.reduce(plan, rows, n, wire, Noise(1, 2), None, feedback, Finish(divide, multiply), out)
+        found.append((wire, out, feedback.residual if feedback is not None else torch.zeros(1)))
     for wanted, got, name in zip(*found, ("wire", "values", "residual"), strict=True):
         same(got, wanted, f"{name} of reduce {what}")
-
-
-def composed_reduce(plan: Plan | CastPlan, rows: Tensor, n: int, wire: Tensor, *rest: Any) -> None:
-    unfused.reduce(oracle(plan), plan, rows.unbind(), n, wire, *rest)
-
-
-# ---- groups ----------------------------------------------------------------------------------------------------------
 
 
 def codecs(specs: list[str]) -> None:
@@ -159,13 +147,13 @@ def codecs(specs: list[str]) -> None:
 def fused() -> None:
     for number, spec in enumerate(FUSED):
         plan = nc.codec(spec).plan
-        check_owed(plan, inputs(plan, 1001), (1.0, 1024.0, 3.0)[number % 3], spec)
+        check_feedback(plan, inputs(plan, 1001), (1.0, 1024.0, 3.0)[number % 3], spec)
         check_reduce(plan, (1001, 2048)[number % 2], 3 if number % 4 else 17, number, spec)
 
 
 def check_wires(plan: Plan, rows: Tensor, n: int, what: str) -> None:
     wanted, got = poisoned(plan, n), poisoned(plan, n)
-    unfused.reduce(reference, plan, rows.unbind(), n, wanted, Noise(), None, None, 1.0, 1.0, 1.0, None)
+    oracle(plan).reduce(plan, rows, n, wanted)
     launch.reduce(plan, rows, n, got)
     same(got, wanted, f"reduce of {what}")
 
@@ -186,7 +174,7 @@ def casts() -> None:
             plan = CastPlan(stored)
             wire = check_encode(plan, inputs(plan, 1001, dtype), Noise(), f"{stored} from {dtype}")
             check_decode(plan, wire, 1001, dtype, stored is dtype, f"{stored}")
-        check_owed(plan, inputs(plan, 1001), 1024.0, str(stored))
+        check_feedback(plan, inputs(plan, 1001), 1024.0, str(stored))
         check_reduce(plan, 1001, 3, 1, str(stored))
 
 
@@ -196,7 +184,7 @@ def wide() -> None:
         plan = nc.codec(spec).plan
         wire = check_encode(plan, inputs(plan, 20_011), Noise(5, 6, 48), spec)
         check_decode(plan, wire, 20_011, torch.float32, False, spec)
-        check_owed(plan, inputs(plan, 20_011), 3.0, spec)
+        check_feedback(plan, inputs(plan, 20_011), 3.0, spec)
         if number % 2:
             check_reduce(plan, 20_011, 2, number, spec)
     for spec in ("e5m2+aps", "int8", "dtree8"):
@@ -275,10 +263,11 @@ def finite() -> None:
             oracle(plan).encode(plan, with_specials(x, 3000) if rank == 2 else x.roll(rank // 2), row, Noise(rank))
         for unit, divide, multiply in ((1.0, 1.0, 1.0), (3.0, 1e-3, 1e30)):
             found = []
-            for run in (composed_reduce, launch.reduce):
-                wire, out, owed = poisoned(plan, n), torch.zeros(n), x * 0.9
-                run(plan, rows, n, wire, Noise(1, 2), None, owed, unit, divide, multiply, out)
-                found.append((wire, out, owed))
+            for kernels in (oracle(plan), launch):
+                wire, out, residual = poisoned(plan, n), torch.zeros(n), x * 0.9
+                feedback = Feedback(residual, unit)
+                kernels.reduce(plan, rows, n, wire, Noise(1, 2), None, feedback, Finish(divide, multiply), out)
+                found.append((wire, out, residual))
             for wanted, got, name in zip(*found, ("wire", "values", "residual"), strict=True):
                 same(got, wanted, f"{name} of a sum of {spec} that is too large")
         for dtype in DTYPES:

@@ -20,7 +20,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 import narrowcast as nc
-from narrowcast.kernels import ops
+from narrowcast.kernels import Feedback, Finish, ops
 from narrowcast.kernels.triton import launch
 
 launch.FAST = False
@@ -50,11 +50,11 @@ for spec in sys.argv[1:]:
     codec = nc.codec(spec)
     x, wire = torch.empty(n), torch.empty(codec.nbytes(n), dtype=torch.uint8)
     now = "encode:" + spec
-    launch.encode(codec.plan, x, wire, residual=torch.empty(n), unit=3.0)
+    launch.encode(codec.plan, x, wire, feedback=Feedback(torch.empty(n), 3.0))
     now = "decode:" + spec
     launch.decode(codec.plan, wire, n, x, True)
     now = "reduce:" + spec
-    launch.reduce(codec.plan, ops.aligned_rows(2, codec.nbytes(n)), n, wire, divide=3.0)
+    launch.reduce(codec.plan, ops.aligned_rows(2, codec.nbytes(n)), n, wire, finish=Finish(3.0))
 for what, kernel, args, options in seen:
     names = re.findall(r"^\\s+(?:@!?%p\\d+ )?([a-z]\\S*)", compiled(kernel, args, options), re.M)
     print(what, *sorted(set(names)))

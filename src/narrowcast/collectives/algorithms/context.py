@@ -11,17 +11,12 @@ from torch import Tensor
 from narrowcast.codecs import Codec
 from narrowcast.collectives.residuals import Residuals
 from narrowcast.collectives.runtime.messages import Exchange
-from narrowcast.collectives.segments import Coder, Range, Residual, Scales, Times
-from narrowcast.kernels.noise import NO_NOISE, Noise
-from narrowcast.kernels.reference.arithmetic import finished
+from narrowcast.collectives.segments import Coder, Range, Scales, Times
+from narrowcast.kernels import NO_NOISE, Feedback, Finish, Noise
 
 
-@dataclass(frozen=True)
-class Reduction:
+class Reduction(Finish):
     """What becomes of the sum: SUM as it is, AVG divided, PREMUL_SUM multiplied."""
-
-    divide: float = 1.0
-    multiply: float = 1.0
 
     @property
     def gain(self) -> float:
@@ -29,7 +24,7 @@ class Reduction:
         return self.divide / self.multiply if self.multiply else 0.0
 
     def finish(self, total: Tensor) -> Tensor:
-        return finished(total, self.divide, self.multiply)
+        return self.apply(total)
 
 
 @dataclass
@@ -68,7 +63,7 @@ class Call:
         rank, first = self.origin or (self.exchange.rank, 0)
         return self.noise.derive(rank, first + phase)
 
-    def residual(self, shot: int, part: Range) -> Residual | None:
+    def feedback(self, shot: int, part: Range) -> Feedback | None:
         return None if self.residuals is None else self.residuals.of(shot, part)
 
     def encode(
@@ -77,10 +72,10 @@ class Call:
         part: Range,
         phase: int,
         scales: Scales = None,
-        residual: Residual | None = None,
+        feedback: Feedback | None = None,
         wire: Tensor | None = None,
     ) -> Tensor:
         """The message of a part, with this rank's noise of a phase; in `wire`, or in memory of its own."""
         wire = self.exchange.wire(self.coder.nbytes(part)) if wire is None else wire
-        self.coder.encode(values, part, wire, self.noise_in(phase), scales, residual)
+        self.coder.encode(values, part, wire, self.noise_in(phase), scales, feedback)
         return wire

@@ -6,18 +6,14 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import Codec
-from narrowcast.codecs.cast import Cast, saturating
-from narrowcast.codecs.scaled import Scaled
 from narrowcast.collectives.algorithms.context import Call
 from narrowcast.collectives.algorithms.cost import Cost, Placement, Stage
 from narrowcast.collectives.algorithms.record import Algorithm, Order, Setting, register
 from narrowcast.collectives.algorithms.workers import Workers
 from narrowcast.collectives.segments import store
-from narrowcast.formats.integers import Coding, UniformFormat
-from narrowcast.kernels.plan import TINY
-from narrowcast.kernels.reference import blocks
-from narrowcast.kernels.reference.arithmetic import LARGEST
+from narrowcast.kernels import TINY, blocks, saturate
 
+LARGEST = torch.finfo(torch.float32).max
 MAX_SHARED = 127
 """The largest int8: the sum of one value from each rank must not pass it."""
 
@@ -31,10 +27,10 @@ def run_native(call: Call) -> None:
     Bytes sent a rank: 2 (W-1)/W times the type's size (as backends do it), and one to each peer. Roundings a value:
     about W.
     """
-    assert isinstance(call.codec, Cast)
-    dtype, n = call.codec.stored(call.x.dtype), call.x.numel()
+    dtype, n = call.codec.stored_dtype(call.x.dtype), call.x.numel()
+    assert dtype is not None
     wire = torch.zeros(n + 1, dtype=dtype, device=call.x.device)
-    wire[:n] = saturating(call.x, dtype)
+    wire[:n] = saturate(call.x, dtype)
     # finite - finite is 0, whatever is not gives NaN
     wire[n] = (wire[:n] - wire[:n]).sum()
     call.exchange.meet()
@@ -52,7 +48,7 @@ def _backend_bytes(nbytes: int, world: int) -> int:
 
 
 def check_native(codec: Codec, world: int) -> None:
-    if not isinstance(codec, Cast):
+    if codec.stored_dtype(torch.float32) is None:
         raise ValueError(f"all_reduce: algorithm 'native' takes as-is, fp32, bf16 or fp16, got {codec}")
 
 
@@ -122,22 +118,10 @@ def simulate_shared_scale(workers: Workers) -> None:
 
 
 def check_shared_scale(codec: Codec, world: int) -> None:
-    if not _is_int8(codec) or world > MAX_SHARED:
+    if not codec.is_block_int8 or world > MAX_SHARED:
         raise ValueError(
             f"all_reduce: 'shared_scale' takes int8/BLOCK and up to {MAX_SHARED} ranks, got {codec} on {world} ranks"
         )
-
-
-def _is_int8(codec: object) -> bool:
-    return (
-        isinstance(codec, Scaled)
-        and isinstance(codec.format, UniformFormat)
-        and codec.format.coding is Coding.TWOS_COMPLEMENT
-        and codec.format.bits == 8
-        and codec.block > 0
-        and codec.constant is None
-        and not codec.stochastic
-    )
 
 
 def shared_scale_bytes(setting: Setting) -> list[int]:

@@ -23,7 +23,7 @@ def run(call: Call) -> None:
     exchange, coder, whole = call.exchange, call.coder, (0, call.x.numel())
     size = coder.nbytes(whole)
     incoming = {peer: exchange.receive(size, peer, 0) for peer in exchange.others()}
-    wire = call.encode(call.x, whole, FIRST, call.scales, call.residual(FIRST, whole))
+    wire = call.encode(call.x, whole, FIRST, call.scales, call.feedback(FIRST, whole))
     for peer in exchange.others():
         exchange.send(wire, peer, 0)
     total = exchange.floats(call.x.numel())

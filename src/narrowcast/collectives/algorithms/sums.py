@@ -18,9 +18,7 @@ from torch import Tensor
 
 from narrowcast.collectives.segments import Range
 from narrowcast.formats import Format
-from narrowcast.kernels.ops import round_to
-from narrowcast.kernels.reference.arithmetic import plus
-from narrowcast.kernels.reference.blocks import inverse
+from narrowcast.kernels import blocks, plus, round_to
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class SumRule:
         if self.unit_n is None:
             return round_to(x, self.format)
         unit = self.unit_n[part[0] : part[1]]
-        return round_to(x * inverse(unit), self.format) * unit
+        return round_to(x * blocks.inverse(unit), self.format) * unit
 
     def over(self, part: Range) -> SumRule:
         """The same rule for a tensor that is this part alone."""

@@ -10,7 +10,7 @@ from narrowcast.collectives.algorithms.cost import Cost, Placement, Stage
 from narrowcast.collectives.algorithms.record import Algorithm, Order, Setting, check_power_of_two, register
 from narrowcast.collectives.algorithms.workers import FIRST, SECOND, Workers
 from narrowcast.collectives.segments import Range, take
-from narrowcast.kernels.reference.arithmetic import plus
+from narrowcast.kernels import plus
 
 
 def run(call: Call) -> None:

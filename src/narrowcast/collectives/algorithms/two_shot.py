@@ -44,7 +44,7 @@ def run(call: Call) -> None:
     def encode_own(c: int) -> None:
         for peer in [*peers, exchange.rank]:
             part, wire = chunks[peer][c], rows[c][peer] if peer == exchange.rank else None
-            wire = call.encode(take(call.x, part), part, FIRST, call.scales, call.residual(FIRST, part), wire)
+            wire = call.encode(take(call.x, part), part, FIRST, call.scales, call.feedback(FIRST, part), wire)
             if peer != exchange.rank:
                 exchange.send(wire, peer, first_index(c))
 
@@ -52,9 +52,9 @@ def run(call: Call) -> None:
         part, finish = mine[c], call.reduction
         for incoming in first[c]:
             incoming.get()
-        wire, out, residual = exchange.wire(coder.nbytes(part)), take(call.x, part), call.residual(SECOND, part)
+        wire, out, feedback = exchange.wire(coder.nbytes(part)), take(call.x, part), call.feedback(SECOND, part)
         noise, scales = call.noise_in(SECOND), call.sum_scales
-        coder.reduce(rows[c], part, wire, noise, scales, residual, finish.divide, finish.multiply, out)
+        coder.reduce(rows[c], part, wire, noise, scales, feedback, finish, out)
         for peer in peers:
             exchange.send(wire, peer, second_index(c))
         if call.residuals is not None and out.dtype != torch.float32:

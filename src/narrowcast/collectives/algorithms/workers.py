@@ -16,10 +16,9 @@ from torch import Tensor
 from narrowcast.collectives.algorithms.context import Reduction
 from narrowcast.collectives.algorithms.sums import SumRule
 from narrowcast.collectives.residuals import Residuals, keep_lost
-from narrowcast.collectives.segments import Coder, Range, Residual, Scales, store, take
+from narrowcast.collectives.segments import Coder, Range, Scales, store, take
+from narrowcast.kernels import Feedback, aligned_rows
 from narrowcast.kernels.noise import Noise
-from narrowcast.kernels.ops import aligned_rows
-from narrowcast.kernels.reference.arithmetic import with_owed
 
 FIRST, SECOND = 0, 1
 """Phases of the noise, and shots of residuals: of a worker's own values, and of sums."""
@@ -50,15 +49,15 @@ class StackedResiduals:
         """In a world of one."""
         return Residuals(self.first_Wn[0], self.second_n, self.unit)
 
-    def first(self, worker: int, part: Range) -> Residual:
-        return take(self.first_Wn[worker], part), self.unit
+    def first(self, worker: int, part: Range) -> Feedback:
+        return Feedback(take(self.first_Wn[worker], part), self.unit)
 
-    def second(self, part: Range) -> Residual:
-        return take(self.second_n, part), self.unit
+    def second(self, part: Range) -> Feedback:
+        return Feedback(take(self.second_n, part), self.unit)
 
     def added_to(self, x_Wn: Tensor) -> Tensor:
         """The values and their residuals, in float32: what first encodings should send."""
-        return with_owed(x_Wn, self.first_Wn, self.unit)
+        return Feedback(self.first_Wn, self.unit).add_to(x_Wn)
 
     def keep(self, residual: Tensor, exact: Tensor, stored: Tensor, gain: float = 1.0) -> None:
         """Add what a result of 16 bits does not hold of the float32 one."""
@@ -183,11 +182,10 @@ class Workers:
         noise, scales, out = self.noise(worker, SECOND), self.sum_scales(worker), take(self.out, part)
         residual = self.residuals.second(part) if self.residuals else None
         sent = out if residual is None else self.new(part)
-        finish = self.reduction
-        self.coder.reduce(rows[1:], part, rows[0], noise, scales, residual, finish.divide, finish.multiply, sent)
+        self.coder.reduce(rows[1:], part, rows[0], noise, scales, residual, self.reduction, sent)
         if residual is not None and self.residuals:
             store(out, sent)
-            self.residuals.keep(residual[0], sent, out)
+            self.residuals.keep(residual.residual, sent, out)
 
     def publish(self, total: Tensor, parts: Sequence[Part]) -> None:
         """What arrives of finished sums, encoded by whoever owns them, into `out`."""
@@ -197,9 +195,9 @@ class Workers:
                 self.coder.passage(take(total, part), part, noise, scales, out)
                 continue
             sent, residual = self.new(part), self.residuals.second(part)
-            self.coder.passage(take(total, part), part, noise, scales, sent, residual=residual)
+            self.coder.passage(take(total, part), part, noise, scales, sent, feedback=residual)
             store(out, sent)
-            self.residuals.keep(residual[0], sent, out)
+            self.residuals.keep(residual.residual, sent, out)
 
     def joined(self, parts: Sequence[Part]) -> Sequence[Part]:
         """Neighbouring parts that give the same bytes encoded in one go: blocks, where no noise tells who encoded."""

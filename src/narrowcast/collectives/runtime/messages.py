@@ -15,7 +15,7 @@ from torch import Tensor
 
 from narrowcast.collectives.runtime.streams import HOST, DeviceStream, Way
 from narrowcast.collectives.transports.base import Parcel, Pending, Subset, Transport
-from narrowcast.kernels.ops import aligned_rows
+from narrowcast.kernels import aligned_rows
 
 INDEX_BITS, CALL_BITS, KIND_BITS = 14, 6, 10
 """A tag says which message of a call it is, which call (the last digits of its number) and which kind of call."""

@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor
 
+from narrowcast.kernels.checks import check_floats, check_seed, check_written, mark_written
+from narrowcast.kernels.dispatch import KernelChoice
 from narrowcast.kernels.matmul.accumulator import Accumulator, accumulator
 from narrowcast.kernels.matmul.operands import how_to_compute
 from narrowcast.kernels.native import matmul as native_matmul
-from narrowcast.kernels.ops import Choice, check_floats, check_seed
-from narrowcast.kernels.plain import check_written, wrote
 from narrowcast.kernels.reference import matmul as reference_matmul
 
 
@@ -43,7 +43,7 @@ def matmul(
     _dispatch(a_BMK, b_BKN, rule, noise, result.view(a_BMK.shape[0], a_BMK.shape[1], b_BKN.shape[2]))
     if out is not result:
         return result if out is None else _into(out, result)
-    wrote(out)
+    mark_written(out)
     return out
 
 
@@ -101,9 +101,6 @@ def _flat(x: Tensor, batch: tuple[int, ...]) -> Tensor:
     return x.expand(*batch, *x.shape[-2:]).reshape(count, *x.shape[-2:])
 
 
-# ---- which implementation --------------------------------------------------------------------------------------------
-
-
 def _dispatch(a: Tensor, b: Tensor, rule: Accumulator, seed: int, out: Tensor) -> None:
     if a.is_cuda:
         from narrowcast.kernels.triton import matmul as triton_matmul
@@ -115,12 +112,12 @@ def _dispatch(a: Tensor, b: Tensor, rule: Accumulator, seed: int, out: Tensor) -
         reference_matmul.matmul(a, b, rule, seed, out)
 
 
-def explain(accumulate: str | Accumulator = "bf16", device: str = "cpu") -> Choice:
+def explain(accumulate: str | Accumulator = "bf16", device: str = "cpu") -> KernelChoice:
     """What runs a matrix product with this accumulator, and why nothing faster does."""
     rule = accumulator(accumulate)
     if rule.is_torch:
-        return Choice("matmul", device, "torch", "")
+        return KernelChoice("matmul", device, "torch", "")
     if device.startswith("cuda"):
-        return Choice("matmul", device, "triton", "")
+        return KernelChoice("matmul", device, "triton", "")
     why = native_matmul.why_not(rule)
-    return Choice("matmul", device, "native" if why is None else "reference", why or "")
+    return KernelChoice("matmul", device, "native" if why is None else "reference", why or "")

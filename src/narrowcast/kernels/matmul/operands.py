@@ -1,6 +1,6 @@
 """What the operands of a matrix product allow: simpler arithmetic, and no care for NaN and Inf.
 
-Kernels are told, so that they can leave out what cannot matter. The bits do not depend on it.
+Kernels are called with it and leave out what cannot matter. The bits do not depend on it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from narrowcast.kernels.matmul.accumulator import Accumulator
-from narrowcast.kernels.number import Number
+from narrowcast.kernels.matmul.accumulator import Accumulator, Number
 
 NARROW_BITS = 12
 """Operands with no more significant bits have products that float32 holds."""

@@ -1,254 +1,50 @@
-"""The C++ kernels of csrc/, loaded with ctypes at first use: no Python or torch headers, and the GIL is released."""
+"""The C++ kernels of csrc/ as an implementation: plans and casts, fused where one pass is enough."""
 
 from __future__ import annotations
 
 import ctypes
-import math
-import sys
-from collections.abc import Sequence
-from ctypes import (
-    POINTER,
-    Structure,
-    c_char_p,
-    c_double,
-    c_float,
-    c_int32,
-    c_int64,
-    c_uint16,
-    c_uint32,
-    c_uint64,
-    c_void_p,
-)
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from narrowcast.formats import Format, Kind
-from narrowcast.formats.floats import FloatFormat
-from narrowcast.formats.integers import Coding, UniformFormat
-from narrowcast.kernels import search_table
+from narrowcast.formats import FloatFormat, Format
+from narrowcast.kernels.arithmetic import NO_FINISH, Feedback, Finish
+from narrowcast.kernels.native import library
+from narrowcast.kernels.native.library import DTYPES, check_status
+from narrowcast.kernels.native.library import available as available
+from narrowcast.kernels.native.library import isa as isa
+from narrowcast.kernels.native.library import load as load
+from narrowcast.kernels.native.library import set_isa as set_isa
 from narrowcast.kernels.noise import NO_NOISE, Noise
-from narrowcast.kernels.plan import NVFP4_BLOCK_SCALE, CastPlan, Layout, Method, Plan, Rule, Store
+from narrowcast.kernels.plan import CastPlan, Plan, WireLayout
+from narrowcast.kernels.unfused import Unfused
 
-ABI = 4
+DEVICE = "cpu"
 FLOAT32_BIAS = 127
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 OVERFLOWS = {"saturate": 0, "inf": 1, "nan": 2}
-METHODS = {Method.SCALED: 0, Method.AFFINE: 1, Method.MEANS: 2, Method.SIGN: 3, Method.NVFP4: 4}
-KINDS = {Kind.FLOAT: 0, Kind.UNIFORM: 1, Kind.TABLE: 2}
-STORES = {Store.FP32: 0, Store.BF16: 1, Store.E8M0: 2}
-STORE_NONE = 3
-RULES = {Rule.DIVIDE: 0, Rule.FLOOR: 1, Rule.RCEIL: 2, Rule.APS: 3}
-CODINGS = {Coding.TWOS_COMPLEMENT: 0, Coding.SIGN_MAGNITUDE: 1, Coding.UNSIGNED: 2}
-
-_FORMAT_FIELDS: list[tuple[str, Any]] = [
-    *((name, c_int32) for name in ("kind", "bits", "nan_code", "inf_code", "neg_inf_code", "neg_zero_code")),
-    *((name, c_int32) for name in ("max_code", "min_code")),
-    *((name, c_float) for name in ("max_level", "min_level")),
-    *((name, c_int32) for name in ("exp_bits", "man_bits", "bias", "coding", "low", "high", "fraction_bits")),
-    *((name, POINTER(c_float)) for name in ("levels", "starts", "grid")),
-    ("inverse_gap", POINTER(c_double)),
-    ("grid_codes", POINTER(c_uint16)),
-    ("n_grid", c_int32),
-    ("prefix", POINTER(c_uint16)),
-    ("packed", POINTER(c_uint32)),
-]
 
 
-class NativeFormat(Structure):
-    """`nc_format` of csrc/narrowcast.h."""
-
-    _fields_ = _FORMAT_FIELDS
-    _keep: list[Tensor]
-    """The tables that it points to. They live as long as the description, which may outlive its place on a format:
-    where two threads describe one at once, the later description takes the place of one that C is reading."""
+def name() -> str:
+    return f"native ({isa()})"
 
 
-_PLAN_FIELDS: list[tuple[str, Any]] = [
-    ("format", NativeFormat),
-    *((name, c_int32) for name in ("method", "store", "rule", "l2", "stochastic", "target_exponent")),
-    ("block", c_int64),
-    *((name, c_float) for name in ("target", "max_scale", "constant")),
-    ("block_scale_levels", POINTER(c_float)),
-]
-
-
-class NativePlan(Structure):
-    """`nc_plan` of csrc/narrowcast.h."""
-
-    _fields_ = _PLAN_FIELDS
-    _keep: list[Tensor]
-    """As in `NativeFormat`."""
-
-
-# ---- loading ---------------------------------------------------------------------------------------------------------
-
-
-def library_name() -> str:
-    return "libnarrowcast_cpu.dylib" if sys.platform == "darwin" else "libnarrowcast_cpu.so"
-
-
-def _candidates() -> list[Path]:
-    # an editable install keeps sources and the built library in two folders; what was built in place is fresher
-    package = sys.modules["narrowcast.kernels"]
-    return [Path(folder) / library_name() for folder in reversed(list(package.__path__))]
-
-
-@cache
-def load() -> tuple[ctypes.CDLL | None, str]:
-    """The library and where it lies, or None and why not."""
-    for path in _candidates():
-        if not path.exists():
-            continue
-        try:
-            library = ctypes.CDLL(str(path))
-        except OSError as error:
-            return None, f"{path.name} does not load: {error}"
-        if library.nc_abi() != ABI:
-            return None, f"{path.name} is of another version (ABI {library.nc_abi()}, not {ABI}); run `make native`"
-        _declare(library)
-        return library, str(path)
-    return None, f"{library_name()} was not built; run `make native` or reinstall with a C++ compiler present"
-
-
-def _declare(library: ctypes.CDLL) -> None:
-    planes = [c_void_p, c_void_p, c_void_p]
-    noise = [c_uint64, c_uint64, c_uint64]
-    library.nc_encode.argtypes = [c_void_p, c_void_p, c_int32, c_int64, *planes, c_void_p, *noise, c_int32]
-    library.nc_decode.argtypes = [c_void_p, *planes, c_int64, c_void_p, c_int32, c_int32, c_int32]
-    owed: list[Any] = [c_void_p, c_float]
-    library.nc_encode_owed.argtypes = [c_void_p, c_void_p, c_int32, c_int64, *owed, *planes[:2], *noise, c_int32]
-    library.nc_reduce.argtypes = [
-        c_void_p, c_void_p, c_int32, c_int64, c_int64, *owed, c_float, c_float, *planes[:2], c_void_p, c_int32, *noise,
-        c_int32,
-    ]  # fmt: skip
-    library.nc_round.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int64, c_int32, c_int32, c_uint64, c_int32]
-    library.nc_cast.argtypes = [c_void_p, c_int32, c_int64, c_void_p, c_int32, c_int32, c_int32]
-    library.nc_isa.restype = c_char_p
-    library.nc_set_isa.argtypes = [c_char_p]
-
-
-def available() -> bool:
-    return load()[0] is not None
-
-
-def isa() -> str:
-    """The instruction set that runs: avx512, avx2 or baseline."""
-    return str(_library().nc_isa().decode())
-
-
-def set_isa(name: str) -> None:
-    """Run a lesser instruction set (tests and benchmarks)."""
-    if _library().nc_set_isa(name.encode()) != 0:
-        raise ValueError(f"instruction set {name!r}: not in this build or not on this machine; it runs {isa()!r}")
-
-
-def _library() -> ctypes.CDLL:
-    library, why = load()
-    if library is None:
-        raise RuntimeError(f"native kernels: {why}")
-    return library
-
-
-# ---- descriptions for C ----------------------------------------------------------------------------------------------
-
-
-def _pointer(tensor: Tensor, ctype: type[c_float | c_double | c_uint16 | c_uint32], keep: list[Tensor]) -> object:
-    keep.append(tensor)
-    return ctypes.cast(tensor.data_ptr(), POINTER(ctype))
-
-
-def _code(code: int | None) -> int:
-    return -1 if code is None else code
-
-
-def _fill_specials(native: NativeFormat, fmt: Format) -> None:
-    nan, inf = fmt.nan_code, fmt.inf_code
-    native.nan_code = _code(nan if nan is not None else inf)
-    native.inf_code = _code(inf if inf is not None else nan)
-    native.neg_inf_code = _code(inf + 2 ** (fmt.bits - 1) if inf is not None else nan)
-    native.neg_zero_code = _code(fmt.negative_zero_code)
-    native.max_code, native.min_code = int(fmt.grid_codes[-1]), int(fmt.grid_codes[0])
-
-
-def _fill_table(native: NativeFormat, fmt: Format, keep: list[Tensor]) -> None:
-    table = search_table.build(fmt)
-    native.starts = _pointer(fmt.starts.contiguous(), c_float, keep)
-    native.grid = _pointer(fmt.grid.float(), c_float, keep)
-    native.inverse_gap = _pointer(1.0 / (fmt.grid[1:] - fmt.grid[:-1]), c_double, keep)
-    native.grid_codes = _pointer(fmt.grid_codes.to(torch.uint16), c_uint16, keep)
-    native.n_grid = len(fmt.grid)
-    native.prefix = _pointer(table.prefix, c_uint16, keep)
-    if table.packed is not None:
-        native.packed = _pointer(table.packed, c_uint32, keep)
-
-
-def _counts_in_powers_of_two(fmt: UniformFormat) -> bool:
-    return fmt.steps_per_unit & (fmt.steps_per_unit - 1) == 0
-
-
-def native_format(fmt: Format, keep: list[Tensor], levels: Tensor) -> NativeFormat:
-    """Describe `fmt`; tables that the description points to are appended to `keep`."""
-    native = NativeFormat(kind=KINDS[fmt.kind], bits=fmt.bits)
-    _fill_specials(native, fmt)
-    usable = levels[fmt.grid_codes]
-    native.max_level, native.min_level = float(usable.max()), float(usable.min())
-    native.levels = _pointer(levels.float(), c_float, keep)
-    if isinstance(fmt, FloatFormat):
-        native.exp_bits, native.man_bits, native.bias = fmt.exp_bits, fmt.man_bits, fmt.bias
-    elif isinstance(fmt, UniformFormat):
-        native.coding, native.low, native.high = CODINGS[fmt.coding], fmt.low, fmt.high
-        native.fraction_bits = fmt.steps_per_unit.bit_length() - 1 if _counts_in_powers_of_two(fmt) else -1
-    if fmt.kind is Kind.TABLE or native.fraction_bits < 0:
-        _fill_table(native, fmt, keep)
-    return native
-
-
-def _native_plan(plan: Plan) -> NativePlan:
-    """The description of a plan, made once and kept on it."""
-    found: NativePlan | None = plan.__dict__.get("_native")
-    if found is not None:
-        return found
-    keep: list[Tensor] = []
-    native = NativePlan(format=native_format(plan.format, keep, plan.format.levels))
-    native.method, native.rule = METHODS[plan.method], RULES[plan.rule]
-    native.store = STORE_NONE if plan.constant is not None else STORES[plan.store]
-    native.l2, native.stochastic, native.block = plan.l2, plan.stochastic, plan.block
-    native.target, native.max_scale, native.target_exponent = plan.target, plan.max_scale, plan.top_exponent
-    native.constant = plan.unit_scale if plan.constant is not None else math.nan
-    native.block_scale_levels = _pointer(NVFP4_BLOCK_SCALE.values.float(), c_float, keep)
-    native._keep = keep
-    plan.__dict__["_native"] = native
-    return native
-
-
-def _round_format(fmt: Format) -> NativeFormat:
-    found: NativeFormat | None = fmt.__dict__.get("_native_round")
-    if found is not None:
-        return found
-    keep: list[Tensor] = []
-    native = native_format(fmt, keep, fmt.values)
-    if native.fraction_bits < 0:
-        native.kind = KINDS[Kind.TABLE]
-    native._keep = keep
-    fmt.__dict__["_native_round"] = native
-    return native
-
-
-# ---- the ops ---------------------------------------------------------------------------------------------------------
-
-
-def why_not(plan: Plan | CastPlan) -> str | None:
-    """Why this plan cannot run here, or None."""
-    if isinstance(plan, CastPlan):
+def why_not(plan: Plan | CastPlan | None) -> str | None:
+    """Why this plan cannot run here, or None. Without a plan: why none can."""
+    loaded, why = library.load()
+    if loaded is None:
+        return why
+    if plan is None or isinstance(plan, CastPlan):
         return None
     return "CPD's corner cases are in the reference only" if plan.cpd else _why_not_format(plan.format)
 
 
 def why_not_round(fmt: Format, rounding: str, rules: str) -> str | None:
+    loaded, why = library.load()
+    if loaded is None:
+        return why
     if rounding not in ("nearest", "stochastic"):
         return f"rounding {rounding!r} is in the reference only"
     if rules != "ieee":
@@ -262,7 +58,20 @@ def _why_not_format(fmt: Format) -> str | None:
     return None
 
 
-def _clear_padding(plan: Plan, layout: Layout, wire: Tensor, n: int) -> None:
+def encode(plan: Plan, x: Tensor, wire: Tensor, noise: Noise = NO_NOISE, scale: Tensor | None = None) -> None:
+    """See `kernels.ops.encode`."""
+    n, codes = x.numel(), wire.data_ptr()
+    layout = plan.layout(n)
+    scales = codes + layout.scales
+    _clear_padding(plan, layout, wire, n)
+    status = library.require().nc_encode(
+        ctypes.byref(library.describe_plan(plan)), x.data_ptr(), DTYPES[x.dtype], n, codes, scales,
+        codes + layout.tensor_scale, None if scale is None else scale.data_ptr(), *noise, torch.get_num_threads(),
+    )  # fmt: skip
+    check_status(status, "nc_encode", plan)
+
+
+def _clear_padding(plan: Plan, layout: WireLayout, wire: Tensor, n: int) -> None:
     """Bytes between planes are zero; mostly there are none."""
     codes_end, scales_end = plan.code_bytes(n), layout.scales + plan.n_scales(n) * plan.store.value
     if codes_end < layout.scales:
@@ -271,42 +80,22 @@ def _clear_padding(plan: Plan, layout: Layout, wire: Tensor, n: int) -> None:
         wire[scales_end : layout.tensor_scale] = 0
 
 
-def check_status(status: int, function: str, what: object) -> None:
-    """A call that the library refused has written nothing, so the result would be what lay in that memory."""
-    if status != 0:
-        raise RuntimeError(f"internal: {function} refused {what} with {status}; this is a fault of narrowcast")
-
-
-def encode(plan: Plan, x: Tensor, wire: Tensor, noise: Noise = NO_NOISE, scale: Tensor | None = None) -> None:
-    """See `kernels.ops.encode`."""
-    n, codes = x.numel(), wire.data_ptr()
-    layout = plan.layout(n)
-    scales = codes + layout.scales
-    _clear_padding(plan, layout, wire, n)
-    given = None if scale is None else scale.data_ptr()
-    status = _library().nc_encode(
-        ctypes.byref(_native_plan(plan)), x.data_ptr(), DTYPES[x.dtype], n, codes, scales, codes + layout.tensor_scale,
-        given, *noise, torch.get_num_threads(),
-    )  # fmt: skip
-    check_status(status, "nc_encode", plan)
-
-
 def decode(plan: Plan, wire: Tensor, n: int, out: Tensor, accumulate: bool = False) -> None:
     """See `kernels.ops.decode`."""
     codes, layout = wire.data_ptr(), plan.layout(n)
-    status = _library().nc_decode(
-        ctypes.byref(_native_plan(plan)), codes, codes + layout.scales, codes + layout.tensor_scale, n,
+    status = library.require().nc_decode(
+        ctypes.byref(library.describe_plan(plan)), codes, codes + layout.scales, codes + layout.tensor_scale, n,
         out.data_ptr(), DTYPES[out.dtype], accumulate, torch.get_num_threads(),
     )  # fmt: skip
     check_status(status, "nc_decode", plan)
 
 
-def encode_owed(plan: Plan, x: Tensor, wire: Tensor, residual: Tensor, unit: float, noise: Noise = NO_NOISE) -> bool:
+def encode_with_feedback(plan: Plan, x: Tensor, wire: Tensor, noise: Noise, feedback: Feedback) -> bool:
     """Encode with error feedback in one pass; False where this plan needs separate ones."""
     n, codes, layout = x.numel(), wire.data_ptr(), plan.layout(x.numel())
-    status = _library().nc_encode_owed(
-        ctypes.byref(_native_plan(plan)), x.data_ptr(), DTYPES[x.dtype], n, residual.data_ptr(), unit, codes,
-        codes + layout.scales, *noise, torch.get_num_threads(),
+    status = library.require().nc_encode_owed(
+        ctypes.byref(library.describe_plan(plan)), x.data_ptr(), DTYPES[x.dtype], n, feedback.residual.data_ptr(),
+        feedback.unit, codes, codes + layout.scales, *noise, torch.get_num_threads(),
     )  # fmt: skip
     if status == 0:
         _clear_padding(plan, layout, wire, n)
@@ -318,42 +107,99 @@ def reduce(
     wires: Sequence[Tensor],
     n: int,
     wire: Tensor,
-    residual: Tensor | None,
-    unit: float,
-    divide: float,
-    multiply: float,
+    noise: Noise,
+    feedback: Feedback | None,
+    finish: Finish,
     out: Tensor | None,
-    noise: Noise = NO_NOISE,
 ) -> bool:
     """Sum wires and encode the sum in one pass; False where this plan needs separate ones."""
     codes, layout = wire.data_ptr(), plan.layout(n)
     starts = (ctypes.c_void_p * len(wires))(*(one.data_ptr() for one in wires))
-    status = _library().nc_reduce(
-        ctypes.byref(_native_plan(plan)), starts, len(wires), layout.scales, n,
-        None if residual is None else residual.data_ptr(), unit, divide, multiply, codes, codes + layout.scales,
-        None if out is None else out.data_ptr(), DTYPES[torch.float32 if out is None else out.dtype],
-        *noise, torch.get_num_threads(),
+    residual, unit = (None, 1.0) if feedback is None else (feedback.residual.data_ptr(), feedback.unit)
+    status = library.require().nc_reduce(
+        ctypes.byref(library.describe_plan(plan)), starts, len(wires), layout.scales, n, residual, unit, *finish,
+        codes, codes + layout.scales, None if out is None else out.data_ptr(),
+        DTYPES[torch.float32 if out is None else out.dtype], *noise, torch.get_num_threads(),
     )  # fmt: skip
     if status == 0:
         _clear_padding(plan, layout, wire, n)
     return bool(status == 0)
 
 
+@dataclass(frozen=True)
+class Fused(Unfused):
+    """One pass over the values where no scale of the whole tensor is needed, else the separate steps."""
+
+    def encode(
+        self,
+        plan: Any,
+        x: Tensor,
+        wire: Tensor,
+        noise: Noise = NO_NOISE,
+        scale: Tensor | None = None,
+        feedback: Feedback | None = None,
+    ) -> None:
+        if feedback is None:
+            encode(plan, x, wire, noise, scale)
+        elif scale is not None or not encode_with_feedback(plan, x, wire, noise, feedback):
+            super().encode(plan, x, wire, noise, scale, feedback)
+
+    def reduce(
+        self,
+        plan: Any,
+        wires: Tensor | Sequence[Tensor],
+        n: int,
+        wire: Tensor,
+        noise: Noise = NO_NOISE,
+        scale: Tensor | None = None,
+        feedback: Feedback | None = None,
+        finish: Finish = NO_FINISH,
+        out: Tensor | None = None,
+    ) -> None:
+        if scale is not None or not reduce(plan, list(wires), n, wire, noise, feedback, finish, out):
+            super().reduce(plan, wires, n, wire, noise, scale, feedback, finish, out)
+
+
 def cast(x: Tensor, out: Tensor, accumulate: bool = False) -> None:
     """Write contiguous x into `out`, which may be of another type, or add it."""
-    status = _library().nc_cast(
+    status = library.require().nc_cast(
         x.data_ptr(), DTYPES[x.dtype], x.numel(), out.data_ptr(), DTYPES[out.dtype], accumulate, torch.get_num_threads()
     )
     check_status(status, "nc_cast", f"{x.dtype} to {out.dtype}")
+
+
+def encode_cast(plan: CastPlan, x: Tensor, wire: Tensor, noise: Noise = NO_NOISE, scale: Tensor | None = None) -> None:
+    """See `kernels.ops.encode`."""
+    aligned = wire if wire.data_ptr() % plan.dtype.itemsize == 0 else torch.empty_like(wire)
+    cast(x, aligned.view(plan.dtype))
+    if aligned is not wire:
+        wire.copy_(aligned)
+
+
+def decode_cast(plan: CastPlan, wire: Tensor, n: int, out: Tensor, accumulate: bool = False) -> None:
+    """See `kernels.ops.decode`."""
+    aligned = wire if wire.data_ptr() % plan.dtype.itemsize == 0 else wire.clone()
+    cast(aligned.view(plan.dtype), out, accumulate)
+
+
+PLANS, CASTS = Fused(encode, decode), Unfused(encode_cast, decode_cast)
+
+
+def kernels(plan: Plan | CastPlan) -> Unfused:
+    return CASTS if isinstance(plan, CastPlan) else PLANS
 
 
 def round_to(x: Tensor, fmt: Format, rounding: str, overflow: str, rules: str, seed: int, out: Tensor) -> Tensor:
     """See `kernels.ops.round_to`."""
     if rules != "ieee":
         raise ValueError(f"round_to: rules={rules!r} are computed by the reference alone, not by the native library")
-    status = _library().nc_round(
-        ctypes.byref(_round_format(fmt)), x.data_ptr(), out.data_ptr(), DTYPES[x.dtype], x.numel(),
+    status = library.require().nc_round(
+        ctypes.byref(library.describe_rounding(fmt)), x.data_ptr(), out.data_ptr(), DTYPES[x.dtype], x.numel(),
         OVERFLOWS[overflow], rounding == "stochastic", seed, torch.get_num_threads(),
     )  # fmt: skip
     check_status(status, "nc_round", fmt)
     return out
+
+
+def rounding() -> Callable[..., Tensor]:
+    return round_to

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from narrowcast.kernels import native
-from narrowcast.kernels.matmul.accumulator import Accumulator
+from narrowcast.kernels.matmul.accumulator import Accumulator, Number
 from narrowcast.kernels.matmul.operands import How
-from narrowcast.kernels.number import Number
+from narrowcast.kernels.native import library
 
 ORDERS = {"sequential": 0, "blocked": 1, "pairwise": 2}
 MULTIPLIES = {"ieee": 0, "mogami": 1}
@@ -60,10 +59,10 @@ class NativeMatrices(Structure):
 
 def why_not(rule: Accumulator) -> str | None:
     """Why this accumulator cannot run here, or None."""
-    library, why = native.load()
-    if library is None:
+    loaded, why = library.load()
+    if loaded is None:
         return why
-    if not hasattr(library, "nc_matmul"):
+    if not hasattr(loaded, "nc_matmul"):
         return "the native library was built without matrix products; run `make native`"
     tables = [n.name for n in (rule.product_number, rule.sum_number, rule.outer_number) if not n.by_arithmetic]
     return f"{tables[0]} is a table of values, to which only the reference rounds here" if tables else None
@@ -111,10 +110,10 @@ def _call(a: Tensor, b: Tensor, rule: Accumulator, seed: int, out: Tensor, how: 
     sizes = batch, rows, b.shape[2], terms
     matrices = NativeMatrices(a.data_ptr(), b.data_ptr(), out.data_ptr(), *sizes, *strides)
     described = _accumulator(rule, how, seed)
-    library = native._library()
-    library.nc_matmul.argtypes = [c_void_p, c_void_p, c_int32]
-    status = library.nc_matmul(ctypes.byref(described), ctypes.byref(matrices), torch.get_num_threads())
+    nc_matmul = library.require().nc_matmul
+    nc_matmul.argtypes = [c_void_p, c_void_p, c_int32]
+    status = nc_matmul(ctypes.byref(described), ctypes.byref(matrices), torch.get_num_threads())
     if status == -3:
         raise MemoryError(f"matmul: no memory for a panel of {terms} terms")
-    native.check_status(status, "nc_matmul", rule)
+    library.check_status(status, "nc_matmul", rule)
     return out

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from narrowcast.formats import Format
+from narrowcast.kernels.arithmetic import keeps_subnormals, plus
 from narrowcast.kernels.noise import NO_NOISE, Noise
-from narrowcast.kernels.plan import Method, Plan
-from narrowcast.kernels.reference import affine, nvfp4, scaled, signs
-from narrowcast.kernels.reference.arithmetic import keeps_subnormals, plus
-from narrowcast.kernels.reference.blocks import read_scales, write_scales
-from narrowcast.kernels.reference.cast import put, saturating
-from narrowcast.kernels.reference.packing import pack, unpack
+from narrowcast.kernels.plan import CastPlan, Method, Plan
+from narrowcast.kernels.reference import cast, methods
+from narrowcast.kernels.reference.blocks import pack, read_scales, unpack, write_scales
 from narrowcast.kernels.reference.philox import random_bits
 from narrowcast.kernels.reference.rounding import round_to as round_to
+from narrowcast.kernels.unfused import Unfused
+
+DEVICE = "cpu"
+
+
+def name() -> str:
+    return "reference"
+
+
+def why_not(plan: Plan | CastPlan | None) -> None:
+    """Every plan can run here."""
+
+
+def why_not_round(fmt: Format, rounding: str, rules: str) -> None:
+    """So can every rounding."""
 
 
 @keeps_subnormals
@@ -27,7 +43,7 @@ def encode(plan: Plan, x: Tensor, wire: Tensor, noise: Noise = NO_NOISE, scale: 
     wire.zero_()  # padding between planes is zero
     scale_plane = wire[layout.scales : layout.scales + plan.n_scales(n) * plan.store.value]
     if plan.method is Method.NVFP4:
-        codes, block_codes, tensor_scale = nvfp4.encode(plan, x, random)
+        codes, block_codes, tensor_scale = methods.encode_nvfp4(plan, x, random)
         scale_plane.copy_(block_codes.to(torch.uint8))
         wire[layout.tensor_scale :].copy_(tensor_scale.view(1).view(torch.uint8))
     else:
@@ -38,10 +54,10 @@ def encode(plan: Plan, x: Tensor, wire: Tensor, noise: Noise = NO_NOISE, scale: 
 
 def _encode_block(plan: Plan, x: Tensor, random: Tensor | None, scale: Tensor | None) -> tuple[Tensor, Tensor]:
     if plan.method is Method.SCALED:
-        return scaled.encode(plan, x, random, scale)
+        return methods.encode_scaled(plan, x, random, scale)
     if plan.method is Method.AFFINE:
-        return affine.encode(plan, x, random)
-    return signs.encode(plan, x)
+        return methods.encode_affine(plan, x, random)
+    return methods.encode_signs(plan, x)
 
 
 @keeps_subnormals
@@ -53,7 +69,7 @@ def decode(plan: Plan, wire: Tensor, n: int, out: Tensor, accumulate: bool = Fal
     if accumulate:
         value = plus(out.float(), value)
     # a finite value stays finite in a 16-bit output too
-    put(out, saturating(value, out.dtype))
+    cast.put(out, cast.saturate(value, out.dtype))
 
 
 def _decode_float(plan: Plan, wire: Tensor, n: int) -> Tensor:
@@ -62,8 +78,21 @@ def _decode_float(plan: Plan, wire: Tensor, n: int) -> Tensor:
     scale_plane = wire[layout.scales : layout.scales + plan.n_scales(n) * plan.store.value]
     if plan.method is Method.NVFP4:
         tensor_scale = wire[layout.tensor_scale :].clone().view(torch.float32)
-        return nvfp4.decode(plan, codes, scale_plane.long(), tensor_scale)
+        return methods.decode_nvfp4(plan, codes, scale_plane.long(), tensor_scale)
     scales = read_scales(plan, scale_plane)
     if plan.method is Method.SCALED:
-        return scaled.decode(plan, codes, scales)
-    return (affine if plan.method is Method.AFFINE else signs).decode(plan, codes, scales)
+        return methods.decode_scaled(plan, codes, scales)
+    if plan.method is Method.AFFINE:
+        return methods.decode_affine(plan, codes, scales)
+    return methods.decode_signs(plan, codes, scales)
+
+
+PLANS, CASTS = Unfused(encode, decode), Unfused(cast.encode, cast.decode)
+
+
+def kernels(plan: Plan | CastPlan) -> Unfused:
+    return CASTS if isinstance(plan, CastPlan) else PLANS
+
+
+def rounding() -> Callable[..., Tensor]:
+    return round_to

@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from narrowcast.kernels.arithmetic import keeps_subnormals, plus
 from narrowcast.kernels.noise import NO_NOISE, Noise
 from narrowcast.kernels.plan import CastPlan
-from narrowcast.kernels.reference.arithmetic import keeps_subnormals, plus
 
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 _NAN = {torch.float32: 0x7FC00000, torch.bfloat16: 0x7FC0, torch.float16: 0x7E00}
 
 
-def saturating(x: Tensor, dtype: torch.dtype) -> Tensor:
+def saturate(x: Tensor, dtype: torch.dtype) -> Tensor:
     """`x` with finite values cut to what `dtype` holds; Inf and NaN stay."""
     limit = torch.finfo(dtype).max
     if torch.finfo(x.dtype).max <= limit:
@@ -43,9 +43,9 @@ def encode(plan: CastPlan, x: Tensor, wire: Tensor, noise: Noise = NO_NOISE, sca
     dtype = plan.dtype
     aligned = wire if wire.data_ptr() % dtype.itemsize == 0 else torch.empty_like(wire)
     stored = aligned.view(dtype).copy_(x)
-    # one cheap pass tells whether anything overflowed, or was not finite to begin with
+    # one cheap pass shows whether anything overflowed, or was not finite to begin with
     if not bool(stored.sum(dtype=torch.float32).isfinite()):
-        with_one_nan_(stored.copy_(saturating(x, dtype)))
+        with_one_nan_(stored.copy_(saturate(x, dtype)))
     if aligned is not wire:
         wire.copy_(aligned)
 
@@ -57,4 +57,4 @@ def decode(plan: CastPlan, wire: Tensor, n: int, out: Tensor, accumulate: bool =
     value = with_one_nan_(aligned.view(plan.dtype).clone())
     if accumulate:
         value = plus(out.float(), value.float())
-    put(out, saturating(value, out.dtype))
+    put(out, saturate(value, out.dtype))

@@ -13,10 +13,9 @@ import math
 import torch
 from torch import Tensor
 
-from narrowcast.kernels.matmul.accumulator import Accumulator
-from narrowcast.kernels.number import Number
+from narrowcast.kernels.matmul.accumulator import Accumulator, Number
 from narrowcast.kernels.reference.philox import LANES, PIECES, random_bits
-from narrowcast.kernels.reference.rounding import SR_BITS, Grid
+from narrowcast.kernels.reference.rounding import SR_BITS, RoundingGrid
 
 PRODUCT, TERM, SUM, GAIN, CARRY = range(5)
 """Which rounding of a step: each has random bits of its own, under the stream SLOTS * step + slot."""
@@ -48,7 +47,7 @@ def mogami_product(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(special, flushed_a * flushed_b, product).double()
 
 
-def _grid(number: Number) -> Grid:
+def _grid(number: Number) -> RoundingGrid:
     """The numbers and one step beyond each end, with where nearest rounding changes over, in float64."""
     assert number.format is not None
     fmt = number.format
@@ -64,15 +63,15 @@ def _grid(number: Number) -> Grid:
         boundary = torch.cat([-half, boundary, half])
         up = torch.cat([torch.tensor([not tie_overflows]), up, torch.tensor([tie_overflows])])
     starts = torch.where(up, boundary, torch.nextafter(boundary, torch.full_like(boundary, math.inf)))
-    return Grid(values, starts)
+    return RoundingGrid(values, starts)
 
 
-def _grid_of(number: Number) -> Grid:
+def _grid_of(number: Number) -> RoundingGrid:
     cache = number.__dict__
     if "_grid" not in cache:
         object.__setattr__(number, "_grid", _grid(number))
-    found: Grid = cache["_grid"]
-    return found
+    grid: RoundingGrid = cache["_grid"]
+    return grid
 
 
 def _stochastic_float32(x: Tensor, random: Tensor) -> Tensor:
@@ -102,7 +101,7 @@ def round_exact(x: Tensor, number: Number, random: Tensor | None = None) -> Tens
     return torch.where(finite, value, special)
 
 
-class Steps:
+class MatmulSteps:
     """The arithmetic of one matrix product, with the random bits of each rounding."""
 
     def __init__(self, rule: Accumulator, shape: torch.Size, seed: int) -> None:
@@ -125,37 +124,37 @@ class Steps:
             exact = a_BM.double()[:, :, None] * b_BN.double()[:, None, :]
         return exact if self.rule.fused else round_exact(exact, self.rule.product_number, self.random(k, PRODUCT))
 
-    def add(self, total: Tensor, owed: Tensor, term: Tensor, number: Number, step: int) -> tuple[Tensor, Tensor]:
-        """The new sum, and with Kahan's method what it owes."""
+    def add(self, total: Tensor, carry: Tensor, term: Tensor, number: Number, step: int) -> tuple[Tensor, Tensor]:
+        """The new sum, and with Kahan's method its carry."""
 
-        def rounded(x: Tensor, slot: int) -> Tensor:
+        def round_in(x: Tensor, slot: int) -> Tensor:
             return round_exact(x, number, self.random(step, slot))
 
         if not self.rule.kahan:
-            return rounded(odd_sum(total, term), SUM), owed
-        y = rounded(odd_sum(term, -owed), TERM)
-        t = rounded(odd_sum(total, y), SUM)
-        gained = rounded(odd_sum(t, -total), GAIN)
-        return t, rounded(odd_sum(gained, -y), CARRY)
+            return round_in(odd_sum(total, term), SUM), carry
+        y = round_in(odd_sum(term, -carry), TERM)
+        t = round_in(odd_sum(total, y), SUM)
+        gained = round_in(odd_sum(t, -total), GAIN)
+        return t, round_in(odd_sum(gained, -y), CARRY)
 
 
-def _run(steps: Steps, a: Tensor, b: Tensor, begin: int, end: int) -> Tensor:
-    total = owed = torch.zeros(steps.shape, dtype=torch.float64)
+def _run(steps: MatmulSteps, a: Tensor, b: Tensor, begin: int, end: int) -> Tensor:
+    total = carry = torch.zeros(steps.shape, dtype=torch.float64)
     for k in range(begin, end):
         product = steps.product(a[:, :, k], b[:, k, :], k)
-        total, owed = steps.add(total, owed, product, steps.rule.sum_number, k)
+        total, carry = steps.add(total, carry, product, steps.rule.sum_number, k)
     return total
 
 
-def _blocked(steps: Steps, a: Tensor, b: Tensor, terms: int) -> Tensor:
-    total = owed = torch.zeros(steps.shape, dtype=torch.float64)
+def _sum_blocks(steps: MatmulSteps, a: Tensor, b: Tensor, terms: int) -> Tensor:
+    total = carry = torch.zeros(steps.shape, dtype=torch.float64)
     for i, begin in enumerate(range(0, terms, steps.rule.block)):
         part = _run(steps, a, b, begin, min(begin + steps.rule.block, terms))
-        total, owed = steps.add(total, owed, part, steps.rule.outer_number, terms + i)
+        total, carry = steps.add(total, carry, part, steps.rule.outer_number, terms + i)
     return total
 
 
-def _pairwise(steps: Steps, a: Tensor, b: Tensor, terms: int) -> Tensor:
+def _sum_pairwise(steps: MatmulSteps, a: Tensor, b: Tensor, terms: int) -> Tensor:
     """A counter in binary: when a bit falls, two sums of equally many neighbours are added."""
     stack: list[Tensor] = []
     merges = 0
@@ -180,11 +179,11 @@ def _pairwise(steps: Steps, a: Tensor, b: Tensor, terms: int) -> Tensor:
 def matmul(a_BMK: Tensor, b_BKN: Tensor, rule: Accumulator, seed: int, out: Tensor) -> Tensor:
     """See `kernels.matmul.matmul`."""
     terms = a_BMK.shape[2]
-    steps = Steps(rule, out.shape, seed)
+    steps = MatmulSteps(rule, out.shape, seed)
     if rule.order == "pairwise":
-        total = _pairwise(steps, a_BMK, b_BKN, terms)
+        total = _sum_pairwise(steps, a_BMK, b_BKN, terms)
     elif rule.order == "blocked":
-        total = _blocked(steps, a_BMK, b_BKN, terms)
+        total = _sum_blocks(steps, a_BMK, b_BKN, terms)
     else:
         total = _run(steps, a_BMK, b_BKN, 0, terms)
     return out.copy_(total)

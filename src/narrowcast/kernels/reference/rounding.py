@@ -7,18 +7,18 @@ import math
 import torch
 from torch import Tensor
 
-from narrowcast.formats import Format, Kind
-from narrowcast.formats.floats import FloatFormat
-from narrowcast.kernels.reference.arithmetic import keeps_subnormals
+from narrowcast.formats import FloatFormat, Format, Kind
+from narrowcast.kernels.arithmetic import keeps_subnormals
 from narrowcast.kernels.reference.cast import put
-from narrowcast.kernels.reference.cpd import round_cpd
 from narrowcast.kernels.reference.philox import random_bits
 
+FRACTION = 23
+HIDDEN = 1 << FRACTION
 SR_BITS = 17
 """A stochastic rounding compares 17 bits: the 16 random ones and a half, so that it has no bias."""
 
 
-class Grid:
+class RoundingGrid:
     """A rising list of values, with where nearest rounding changes over (`starts`, float32)."""
 
     def __init__(self, values: Tensor, starts: Tensor) -> None:
@@ -68,18 +68,18 @@ class Grid:
         return rules[rounding](t)
 
 
-def level_grid(fmt: Format) -> Grid:
+def level_grid(fmt: Format) -> RoundingGrid:
     """The grid on which codecs round: the format's values, or integers where it counts in steps."""
     if fmt.kind is not Kind.UNIFORM:
-        return Grid(fmt.grid, fmt.starts)
+        return RoundingGrid(fmt.grid, fmt.starts)
     values = fmt.levels[fmt.grid_codes]
     middle = ((values[:-1] + values[1:]) / 2).float()
     up = values[1:] % 2 == 0
-    return Grid(values, torch.where(up, middle, torch.nextafter(middle, torch.tensor(math.inf))))
+    return RoundingGrid(values, torch.where(up, middle, torch.nextafter(middle, torch.tensor(math.inf))))
 
 
 def codes_of(fmt: Format, t: Tensor, random: Tensor | None) -> Tensor:
-    """The code (int64) of each finite scaled value; nearest, or stochastic where random bits are given."""
+    """The code (int64) of each finite scaled value; nearest, or stochastic where there are random bits."""
     grid = level_grid(fmt)
     t = t.clamp(float(grid.values[0]), float(grid.values[-1]))
     index = grid.index(t, "nearest" if random is None else "stochastic", random)
@@ -103,7 +103,7 @@ def special_codes(fmt: Format, x: Tensor, code: Tensor) -> Tensor:
     return torch.where(torch.isnan(x), top if nan is None else nan, code)
 
 
-def _with_overflow(fmt: FloatFormat) -> Grid:
+def _with_overflow(fmt: FloatFormat) -> RoundingGrid:
     """The grid with one more step at each end: what lands there has overflowed."""
     # the unit in the last place of the largest value, which may be wider than the gap below it
     step = math.ldexp(1.0, fmt.max_exponent - fmt.man_bits)
@@ -114,10 +114,10 @@ def _with_overflow(fmt: FloatFormat) -> Grid:
     if int(fmt.grid_codes[-1]) % 2 == 0:
         start = torch.nextafter(start, torch.tensor([math.inf]))
     past = torch.nextafter(-start, torch.tensor([math.inf]))
-    return Grid(torch.cat([-beyond, fmt.grid, beyond]), torch.cat([past, fmt.starts, start]))
+    return RoundingGrid(torch.cat([-beyond, fmt.grid, beyond]), torch.cat([past, fmt.starts, start]))
 
 
-def _overflowed(index: Tensor, grid: Grid, rounding: str) -> Tensor:
+def _overflows(index: Tensor, grid: RoundingGrid, rounding: str) -> Tensor:
     """Where a finite x went over the top. Rounding towards zero or away from that end never does."""
     high, low = index == len(grid.values) - 1, index == 0
     if rounding == "toward-zero":
@@ -132,7 +132,7 @@ def _overflowed(index: Tensor, grid: Grid, rounding: str) -> Tensor:
 def _finite_values(x: Tensor, fmt: Format, rounding: str, overflow: str, random: Tensor | None) -> Tensor:
     if overflow == "saturate":
         t = x.clamp(fmt.min, fmt.max)
-        return fmt.grid[Grid(fmt.grid, fmt.starts).index(t, rounding, random)]
+        return fmt.grid[RoundingGrid(fmt.grid, fmt.starts).index(t, rounding, random)]
     assert isinstance(fmt, FloatFormat)
     grid = _with_overflow(fmt)
     # the step beyond may lie outside float32, which x does not
@@ -140,7 +140,7 @@ def _finite_values(x: Tensor, fmt: Format, rounding: str, overflow: str, random:
     index = grid.index(x.clamp(-limit, limit), rounding, random)
     value = grid.values[index].clamp(fmt.min, fmt.max)
     lost = torch.copysign(torch.full_like(value, math.inf), x) if overflow == "inf" else math.nan
-    return torch.where(_overflowed(index, grid, rounding), lost, value)
+    return torch.where(_overflows(index, grid, rounding), lost, value)
 
 
 @keeps_subnormals
@@ -158,3 +158,32 @@ def round_to(x: Tensor, fmt: Format, rounding: str, overflow: str, rules: str, s
     special = fmt.values.float()[special_codes(fmt, wide, torch.zeros_like(wide, dtype=torch.int64))]
     value = torch.where(finite, value, special)
     return put(out, torch.where(wide <= 0, math.nan, value) if fmt.positive_only else value)
+
+
+def _round_even(significand: Tensor, drop: int) -> Tensor:
+    """Round away `drop` low bits, ties to even of what is kept (the hidden bit counts, hence ties up for m = 0)."""
+    half, kept = 1 << (drop - 1), significand >> drop
+    rest = significand & ((1 << drop) - 1)
+    return kept + ((rest > half) | ((rest == half) & (kept % 2 == 1)))
+
+
+def round_cpd(x: Tensor, exp_bits: int, man_bits: int) -> Tensor:
+    """`cast_precision` of CPD (Han et al.) on float32, corner cases included, to compare with published numbers.
+
+    Differs from ours: overflow is tested before rounding (so a carry may leave the format), sticky bits of subnormals
+    are lost, float32 subnormals become zero, and with no mantissa bit ties go up.
+    """
+    bits = x.contiguous().view(torch.int32).long() & 0x7FFFFFFF
+    exponent = (bits >> FRACTION) - 127
+    bias = (1 << (exp_bits - 1)) - 1
+    field = exponent + bias
+    significand = (bits & (HIDDEN - 1)) | HIDDEN
+    shift = torch.where(field <= 0, 1 - field, 0).clamp(max=31)
+    kept = _round_even(significand >> shift, FRACTION - man_bits)
+    power = torch.where(field <= 0, 1 - bias, exponent) - man_bits
+    value = torch.ldexp(kept.double(), power)
+    value = torch.where(field >= 2**exp_bits - 1, torch.inf, value)
+    value = torch.where(bits >> FRACTION == 0, 0.0, value)
+    value = torch.copysign(value, x.double()).float()
+    unchanged = (x == 0) | ~torch.isfinite(x)
+    return torch.where(unchanged, x, value)

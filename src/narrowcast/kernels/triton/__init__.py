@@ -7,9 +7,9 @@
 | codes.py | a scaled value to its code, and back |
 | planes.py | codes and scales in the bytes of a wire |
 | scales.py | the scale of a block |
-| packing.py words.py | codes to whole words, and sums of wires word by word |
-| halves.py | sums of wires of 4-bit floats |
-| encode.py decode.py rounding.py matmul.py | the kernels |
+| packing.py packed_sum.py | codes to whole words, and sums of wires word by word |
+| fp4_sum.py | sums of wires of 4-bit floats |
+| encode.py decode.py rounding.py matmul.py matmul_steps.py | the kernels |
 | shapes.py | how large tiles are, and which ways through a kernel they allow |
 | launch.py | what the ops call: grids, scratch memory, launches |
 """

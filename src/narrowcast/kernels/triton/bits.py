@@ -55,9 +55,6 @@ def store(at, value, mask, MASKED: tl.constexpr):
         tl.store(at, value)
 
 
-# ---- values in memory ------------------------------------------------------------------------------------------------
-
-
 @triton.jit
 def read_floats(base, at, mask, DTYPE: tl.constexpr, MASKED: tl.constexpr):
     """Values of a tensor as float32, which is exact."""
@@ -116,7 +113,7 @@ def write_floats(base, at, value, mask, DTYPE: tl.constexpr, SATURATE: tl.conste
 
 @triton.jit
 def after_loads(words, GATED: tl.constexpr):
-    """The same words (int32), but not before all loads above were made: else the compiler makes each where it is
+    """The same words (int32), but not before all loads above are under way: else the compiler makes each where it is
     needed, and waits for it there.
 
     No load is moved over a barrier, and what a barrier finds (that no thread says yes) is not known before.
@@ -126,15 +123,12 @@ def after_loads(words, GATED: tl.constexpr):
             "{ .reg .pred p, q; setp.ne.b32 p, $1, $1; bar.red.or.pred q, 0, p; selp.b32 $0, 1, 0, q; }",
             "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
-        found = ()
+        late = ()
         for number in tl.static_range(len(words)):
-            found += (words[number] | none,)
-        return found
+            late += (words[number] | none,)
+        return late
     else:
         return words
-
-
-# ---- arithmetic ------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -144,7 +138,7 @@ def power_of_two(exponent):
 
 
 @triton.jit
-def mixed(a, b, MASK: tl.constexpr):
+def mix_bits(a, b, MASK: tl.constexpr):
     """The bits of a under MASK, the others of b, in one instruction: left to itself the compiler takes two."""
     if INTERPRETED:
         return (a & MASK) | (b & ~MASK)
@@ -178,25 +172,25 @@ def is_finite(x):
 
 
 @triton.jit
-def kept_finite(result, given):
-    """`result`, but the largest number where it is too large and what it was made of is finite. `given`: whether."""
+def clamp_overflow(result, finite):
+    """`result`, but the largest number where it is too large and what it comes from is finite."""
     cut = tl.where(result > LARGEST, LARGEST, tl.where(result < -LARGEST, -LARGEST, result))
-    return tl.where(given, cut, result)
+    return tl.where(finite, cut, result)
 
 
 @triton.jit
 def plus(a, b):
     """a + b; a finite sum stays finite."""
-    return kept_finite(a + b, is_finite(a) & is_finite(b))
+    return clamp_overflow(a + b, is_finite(a) & is_finite(b))
 
 
 @triton.jit
-def with_owed(v, owed, unit, UNIT: tl.constexpr):
-    """v + owed * unit: two roundings."""
+def add_residual(v, residual, unit, UNIT: tl.constexpr):
+    """v + residual * unit: two roundings."""
     if UNIT == 0:
-        return plus(v, owed)
+        return plus(v, residual)
     else:
-        return plus(v, kept_finite(owed * unit, is_finite(owed)))
+        return plus(v, clamp_overflow(residual * unit, is_finite(residual)))
 
 
 @triton.jit
@@ -219,9 +213,6 @@ def tree_sum_down(x, HEIGHT: tl.constexpr, COLS: tl.constexpr, LEVELS: tl.conste
 def bit_of(word, K: tl.constexpr):
     """Bit K of a word, where it lies. Compared with zero, seven of a byte become predicates by one instruction."""
     return word & (1 << K if K < 31 else -2147483648)
-
-
-# ---- random bits -----------------------------------------------------------------------------------------------------
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from narrowcast.kernels.triton.bits import INFINITE, MAGNITUDE, ROUNDER, ROUNDER_BITS, bits_of, float_of, mixed
+from narrowcast.kernels.triton.bits import INFINITE, MAGNITUDE, ROUNDER, ROUNDER_BITS, bits_of, float_of, mix_bits
 
 FLOAT = tl.constexpr(0)
 UNIFORM = tl.constexpr(1)
@@ -13,9 +13,6 @@ TABLE = tl.constexpr(2)
 
 E4M3 = tl.constexpr(1)
 E5M2 = tl.constexpr(2)
-
-
-# ---- floats: integer arithmetic on the pattern -----------------------------------------------------------------------
 
 
 @triton.jit
@@ -56,7 +53,7 @@ def float_code(t, noise, C: tl.constexpr, STOCHASTIC: tl.constexpr):
         code = float_code_by_pattern(tl.minimum(v & MAGNITUDE, C.max_bits), noise, C, STOCHASTIC)
     # the low bits of the code, and of the value's what is left: the sign
     top = (v.to(tl.uint32, bitcast=True) >> (32 - C.bits)).to(tl.int32, bitcast=True)
-    signed = mixed(code, top, C.sign_bit - 1)
+    signed = mix_bits(code, top, C.sign_bit - 1)
     if C.signed_zero:
         return signed
     else:
@@ -99,9 +96,6 @@ def float_level(code, C: tl.constexpr):
     if C.neg_zero_is_nan:
         level = tl.where(code == C.sign_bit, float("nan"), level)
     return level
-
-
-# ---- evenly spaced ---------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -147,9 +141,6 @@ def uniform_level(code, C: tl.constexpr):
         return float_of(bits_of(size) | ((code & C.sign_bit) << (32 - C.bits)))
     else:
         return float_of((code ^ C.sign_bit) | 0x4B000000) - (8388608.0 + C.sign_bit)
-
-
-# ---- tables ----------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -217,9 +208,6 @@ def table_code(t, noise, table, C: tl.constexpr, STOCHASTIC: tl.constexpr):
             zero = (grid_value(table, index, C) == 0) & (bits_of(t) < 0)
             code = tl.where(zero, C.neg_zero_code, code)
         return code
-
-
-# ---- any kind --------------------------------------------------------------------------------------------------------
 
 
 @triton.jit

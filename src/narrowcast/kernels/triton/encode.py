@@ -1,6 +1,6 @@
 """Encoding: one kernel where a tile holds whole blocks; two where a scale needs more than that; three for sums over it.
 
-`encode_kernel` reads values (of a tensor, or the sum of W decoded wires), adds what is owed, finds scales, rounds,
+`encode_kernel` reads values (of a tensor, or the sum of W decoded wires), adds residuals, finds scales, rounds,
 packs and stores, and keeps what rounding removed, all in one pass. Where a block is larger than a tile `parts_kernel`
 runs first and leaves what the scale follows from; nothing waits for the host.
 """
@@ -16,14 +16,15 @@ import triton.language as tl
 from narrowcast.kernels.triton.bits import (
     INFINITE,
     MAGNITUDE,
+    add_residual,
     after_loads,
     bf16_pattern,
     bits_of,
+    clamp_overflow,
     float_of,
     fp16_of,
     inverse,
     is_finite,
-    kept_finite,
     own_noise,
     plus,
     power_of_two,
@@ -31,7 +32,6 @@ from narrowcast.kernels.triton.bits import (
     shared_noise,
     store,
     tree_sum_down,
-    with_owed,
     write_floats,
 )
 from narrowcast.kernels.triton.codes import code_of, cpd_rounded, float_code, uniform_raw, with_specials
@@ -48,12 +48,12 @@ from narrowcast.kernels.triton.planes import (
     SIGN,
     STORE_NONE,
     WIDE,
+    as_stored,
     inside,
     places,
     read_coded,
     read_values,
     spread,
-    stored,
     value_of,
     write_cast,
     write_codes,
@@ -80,13 +80,13 @@ from narrowcast.kernels.triton.scales import (
 
 
 @triton.jit
-def finished(total, factors, J: tl.constexpr):
+def finish(total, factors, J: tl.constexpr):
     """A sum, divided and multiplied as the reduction says."""
     divide, multiply, _unit, _backward = factors
     if J.divide:
-        total = kept_finite(tl.div_rn(total, tl.zeros_like(total) + divide), is_finite(total))
+        total = clamp_overflow(tl.div_rn(total, tl.zeros_like(total) + divide), is_finite(total))
     if J.multiply:
-        total = kept_finite(total * multiply, is_finite(total))
+        total = clamp_overflow(total * multiply, is_finite(total))
     return total
 
 
@@ -148,12 +148,12 @@ def sum_of_wires(wires, table, planes, tile, factors, P: tl.constexpr, J: tl.con
     # what is not finite now was not finite before or has overflowed on the way: rare, and looked into only then
     if tl.max(bits_of(total) & MAGNITUDE, axis=0) >= INFINITE:
         total = sum_carefully(wires, table, planes, tile, P, J, MASKED)
-    return finished(total, factors, J)
+    return finish(total, factors, J)
 
 
 @triton.jit
-def wanted(memory, planes, tile, factors, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
-    """A tile of what is to be sent, and what was owed there. Zero outside."""
+def values_to_send(memory, planes, tile, factors, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
+    """A tile of what is to be sent, and the residuals there. Zero outside."""
     x, _wire, residual, _out, table = memory
     start, rem, _row0 = tile
     _divide, _multiply, unit, _backward = factors
@@ -164,15 +164,12 @@ def wanted(memory, planes, tile, factors, P: tl.constexpr, J: tl.constexpr, MASK
             v = tl.where(mask, v, 0.0)
     else:
         v = read_floats(x + start, places(J), mask, J.x_dtype, MASKED)
-    owed = v
+    old = v
     if J.residual:
-        owed = read_floats(residual + start, places(J), mask, 0, MASKED)
+        old = read_floats(residual + start, places(J), mask, 0, MASKED)
         if J.residual != 2:  # then the first pass added it
-            v = with_owed(v, owed, unit, J.unit)
-    return v, owed
-
-
-# ---- one tile --------------------------------------------------------------------------------------------------------
+            v = add_residual(v, old, unit, J.unit)
+    return v, old
 
 
 @triton.jit
@@ -197,7 +194,7 @@ def cpd_codes(t, P: tl.constexpr):
 @triton.jit
 def row_inverse(scale, P: tl.constexpr, J: tl.constexpr):
     """1 / scale, and 0 for a block of zeros or of non-finite values."""
-    if (P.rule != DIVIDE) & (P.method == SCALED) & (not J.given):
+    if (P.rule != DIVIDE) & (P.method == SCALED) & (not J.given_scale):
         # a normal power of two: the exponent changes its sign
         return float_of(tl.where(scale > 0, 0x7F000000 - bits_of(scale), 0))
     else:
@@ -232,7 +229,7 @@ def tile_codes(v, first, second, random, table, P: tl.constexpr, J: tl.constexpr
             t = (v - spread(first, J)) * spread(inverse(second), J)
         else:
             t = v * spread(row_inverse(first, P, J), J)
-        # the codes of a non-finite block are zero: its scale tells
+        # the codes of a non-finite block are zero: its scale says so
         tell = spread(first, J)
         t = tl.where(tell == tell, t, 0.0)
         if P.cpd:
@@ -253,15 +250,15 @@ def cast_back(v, P: tl.constexpr):
 
 
 @triton.jit
-def keep_owed(residual, v, sent, owed, factors, mask, J: tl.constexpr, MASKED: tl.constexpr):
-    """What was wanted but not sent; where that is not finite the old residual stays."""
+def keep_residual(residual, v, sent, old, factors, mask, J: tl.constexpr, MASKED: tl.constexpr):
+    """What should have been sent and was not; where that is not finite the old residual stays."""
     _divide, _multiply, unit, backward = factors
     lost = v - sent
     if J.unit == 1:
         lost = lost * backward
     elif J.unit == 2:
         lost = tl.div_rn(lost, tl.zeros_like(lost) + unit)
-    store(residual + places(J), tl.where(is_finite(lost), lost, owed), mask, MASKED)
+    store(residual + places(J), tl.where(is_finite(lost), lost, old), mask, MASKED)
 
 
 @triton.jit
@@ -269,12 +266,12 @@ def encode_tile(
     memory, planes, tile, noise, factors, first, second, tensor,
     P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Everything that becomes of one tile. The scales are given unless its rows are blocks."""
+    """Everything that becomes of one tile. The scales come from the caller unless its rows are blocks."""
     _x, wire, residual, out, table = memory
     _stride, scales_at, _tail_at = planes
     start, rem, row0 = tile
     mask = inside(rem, J)
-    v, owed = wanted(memory, planes, tile, factors, P, J, MASKED)
+    v, old = values_to_send(memory, planes, tile, factors, P, J, MASKED)
     if P.method == CAST:
         write_cast(wire, start, v, mask, P, J, MASKED)
         sent = cast_back(v, P)
@@ -296,9 +293,9 @@ def encode_tile(
             else:
                 write_codes(wire, start, codes, rem, mask, P, J, MASKED)
         if J.residual or J.out:
-            sent = value_of(codes, stored(first, P), second, table, P, J)
+            sent = value_of(codes, as_stored(first, P), second, table, P, J)
     if J.residual:
-        keep_owed(residual + start, v, sent, owed, factors, mask, J, MASKED)
+        keep_residual(residual + start, v, sent, old, factors, mask, J, MASKED)
     if J.out:
         write_floats(out + start, places(J), sent, mask, J.out_dtype, True, MASKED)
 
@@ -317,8 +314,6 @@ def encode_some(memory, planes, tile, noise, factors, first, second, tensor, P: 
         else:
             encode_tile(memory, planes, tile, noise, factors, first, second, tensor, P, J, True)
 
-
-# ---- the kernels -----------------------------------------------------------------------------------------------------
 
 PLAIN = (
     "n", "scales_at", "tail_at", "codes_end", "scales_end", "tiles", "chunks", "blocks", "count",
@@ -345,7 +340,7 @@ def end_of(block, n, P: tl.constexpr):
 
 @triton.jit(do_not_specialize=PLAIN)
 def encode_kernel(
-    x, wire, residual, out, table, parts, sums, given, n, stride, scales_at, tail_at, codes_end, scales_end,
+    x, wire, residual, out, table, parts, sums, given_scale, n, stride, scales_at, tail_at, codes_end, scales_end,
     tiles, chunks, blocks, count, seed, stream, offset, divide, multiply, unit, backward,
     P: tl.constexpr, J: tl.constexpr,
 ):  # fmt: skip
@@ -371,7 +366,7 @@ def encode_kernel(
         chunk = program % chunks
         begin = block * P.block
         end = end_of(block, n, P)
-        first, second = wide_scales(parts, sums, given, block, blocks, count, (end - begin).to(tl.int32), P, J)
+        first, second = wide_scales(parts, sums, given_scale, block, blocks, count, (end - begin).to(tl.int32), P, J)
         if chunk == 0:
             write_scales(wire, scales_at, block, first, second, first == first, P, J, False)
         for number in range(tiles):
@@ -394,11 +389,11 @@ def encode_kernel(
 
 @triton.jit
 def parts_tile(memory, planes, tile, factors, top, low, high, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
-    """Largest magnitude (and ends) of a tile, beside those that were found before; the values kept where asked."""
+    """Largest magnitude (and ends) of a tile, beside those of tiles before; the values kept where asked."""
     _x, _wire, _residual, total, _table = memory
     start, rem, _row0 = tile
     mask = inside(rem, J)
-    v, _owed = wanted(memory, planes, tile, factors, P, J, MASKED)
+    v, _old = values_to_send(memory, planes, tile, factors, P, J, MASKED)
     if J.out:
         store(total + start + places(J), v, mask, MASKED)
     here = largest(v, J)
@@ -472,8 +467,8 @@ def sums_kernel(
     mask = inner < tl.minimum(n - begin, P.block)
     v = read_floats(x + begin, inner, mask, J.x_dtype, True)
     if J.residual:
-        owed = read_floats(residual + begin, inner, mask, 0, True)
-        v = with_owed(v, owed, unit, J.unit)
+        old = read_floats(residual + begin, inner, mask, 0, True)
+        v = add_residual(v, old, unit, J.unit)
     into = sums + block * J.columns + column
     if P.l2:
         small = v * power_of_two(0 - norm_exponent(parts_top(parts, block, count, J)))[:, None]

@@ -1,7 +1,7 @@
 """Sums of wires of 4-bit floats, by way of float16.
 
 Two words of four bytes hold what a word of eight codes does, each byte the upper one of a float16: seven instructions
-for eight codes. What is left of a code is to be widened and scaled. A float16 made so is 2**-LIFT of the level, and the
+for eight codes. What is left of a code is to be widened and scaled. A float16 of them is 2**-LIFT of the level, and the
 scale makes that good; where a scale is too large for that, its tile is summed as other codes are.
 """
 
@@ -32,7 +32,7 @@ def upper_bytes(word, C: tl.constexpr):
 
 
 @triton.jit
-def widened(word, UPPER: tl.constexpr):
+def widen(word, UPPER: tl.constexpr):
     """Two bytes of a word, each the upper one of a float16, as float32."""
     if INTERPRETED:
         one = (((word >> (16 * UPPER)) & 0xFF) << 8).to(tl.uint16).to(tl.float16, bitcast=True)
@@ -51,14 +51,11 @@ def widened(word, UPPER: tl.constexpr):
 def small_levels(word, C: tl.constexpr):
     """2**-LIFT of the levels of eight codes, in their order."""
     even, odd = upper_bytes(word, C)
-    zero, two = widened(even, 0)
-    four, six = widened(even, 1)
-    one, three = widened(odd, 0)
-    five, seven = widened(odd, 1)
+    zero, two = widen(even, 0)
+    four, six = widen(even, 1)
+    one, three = widen(odd, 0)
+    five, seven = widen(odd, 1)
     return zero, one, two, three, four, five, six, seven
-
-
-# ---- four words and their scales -------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -85,7 +82,7 @@ def read_four(wire, planes, tile, P: tl.constexpr, J: tl.constexpr):
 
 
 @triton.jit
-def lifted(byte, tensor, P: tl.constexpr):
+def lift(byte, tensor, P: tl.constexpr):
     """2**LIFT of the scales that bytes stand for."""
     LIFT: tl.constexpr = 15 - P.codes.bias
     if P.method == NVFP4:
@@ -122,21 +119,21 @@ def can_be_lifted(reads, P: tl.constexpr, J: tl.constexpr):
 def plus_four(sums, read, FIRST: tl.constexpr, P: tl.constexpr, J: tl.constexpr):
     """The sums by place, of 32 together, and one more wire."""
     words, low, high, tensor = read
-    # `can_be_lifted` is a barrier unless one scale of each wire tells
+    # `can_be_lifted` is a barrier unless one scale of each wire says it
     words = after_loads(words, J.gated and FIRST and (P.method == NVFP4))
-    found = ()
+    added = ()
     for number in tl.static_range(4):
         levels = small_levels(words[number], P.codes)
-        scale = lifted(low if number < 2 else high, tensor, P)
+        scale = lift(low if number < 2 else high, tensor, P)
         for place in tl.static_range(8):
             if FIRST:
-                found += (levels[place] * scale,)
+                added += (levels[place] * scale,)
             elif P.method == NVFP4:
-                found += (sums[8 * number + place] + levels[place] * scale,)
+                added += (sums[8 * number + place] + levels[place] * scale,)
             else:
                 # by a power of two, so that the product is exact: the sum rounds but once either way
-                found += (tl.fma(levels[place], scale, sums[8 * number + place]),)
-    return found
+                added += (tl.fma(levels[place], scale, sums[8 * number + place]),)
+    return added
 
 
 @triton.jit

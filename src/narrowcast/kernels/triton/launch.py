@@ -13,10 +13,10 @@ import torch
 import triton
 from torch import Tensor
 
-from narrowcast.formats import Format, Kind
-from narrowcast.formats.integers import UniformFormat
-from narrowcast.kernels.noise import NO_NOISE, Noise
-from narrowcast.kernels.plan import CastPlan, Layout, Plan
+from narrowcast.formats import Format, Kind, UniformFormat
+from narrowcast.kernels.arithmetic import NO_FINISH, Feedback, Finish
+from narrowcast.kernels.noise import NO_NOISE, Noise, as_signed
+from narrowcast.kernels.plan import CastPlan, Plan, WireLayout
 from narrowcast.kernels.triton import decode as decoding
 from narrowcast.kernels.triton import encode as encoding
 from narrowcast.kernels.triton import rounding as rounding_kernels
@@ -28,7 +28,7 @@ from narrowcast.kernels.triton.recipe import (
     MEANS,
     NVFP4,
     SIGN,
-    Job,
+    CodecJob,
     Named,
     Recipe,
     RoundJob,
@@ -51,19 +51,12 @@ def _is_aligned(*tensors: Tensor | None) -> bool:
     return all(t.data_ptr() % 4 == 0 and (t.dim() < 2 or t.stride(0) % 4 == 0) for t in tensors if t is not None)
 
 
-def _signed(word: int) -> int:
-    """64 bits as the signed integer that a kernel takes."""
-    return word - 2**64 if word >= 2**63 else word
-
-
 def _on(tensor: Tensor) -> AbstractContextManager[object]:
     """Launches go to the current device: make it the tensor's own."""
     if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(tensor.device)
 
-
-# ---- launching -------------------------------------------------------------------------------------------------------
 
 FAST = not INTERPRETED and triton.__version__.startswith("3.6.")
 """Versions on which a compiled kernel was seen to start when called by itself."""
@@ -73,7 +66,7 @@ _COMPILING = threading.Lock()
 
 
 def _launch(kernel: Any, programs: int, args: tuple[Any, ...], recipe: Named, job: Named, tuning: Tuning) -> None:
-    """Start `kernel`. Triton looks at every argument anew; what it found is kept for arguments of the same kinds."""
+    """Start `kernel`. Triton looks at every argument anew; what it compiled is kept for arguments of the same kinds."""
     constant = constants(recipe), constants(job)
     if not FAST:
         kernel[(programs,)](*args, *constant, **tuning.options())
@@ -96,12 +89,9 @@ def _kind(arg: Any) -> object:
     return float
 
 
-# ---- encode ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class Want:
-    """What tells one prepared launch from another, beside the recipe and n."""
+class Variant:
+    """What one prepared launch differs in from another, beside the recipe and n."""
 
     aligned: bool
     world: int = 0
@@ -111,7 +101,7 @@ class Want:
     unit: int = 0
     divide: bool = False
     multiply: bool = False
-    given: bool = False
+    given_scale: bool = False
     offset: int = 0
     """Modulo 128."""
 
@@ -120,10 +110,10 @@ class Want:
 class Prepared:
     """The launches of one encode or reduce, all but their tensors."""
 
-    first: Job | None
+    first: CodecJob | None
     """The job of the first pass, where there is one."""
-    sums: Job | None
-    last: Job
+    sums: CodecJob | None
+    last: CodecJob
     tuning: Tuning
     blocks: int
     count: int
@@ -137,21 +127,21 @@ class Prepared:
 
 
 @lru_cache(maxsize=8192)
-def _prepare(recipe: Recipe, n: int, want: Want) -> Prepared:
-    tuning = shapes.tuning_of(recipe, "reduce" if want.world else "encode")
-    shape = shapes.shape_of(recipe, n, want.aligned, tuning.tile)
+def _prepare(recipe: Recipe, n: int, variant: Variant) -> Prepared:
+    tuning = shapes.tuning_of(recipe, "reduce" if variant.world else "encode")
+    shape = shapes.shape_of(recipe, n, variant.aligned, tuning.tile)
     job = replace(
-        shape, world=want.world, x_dtype=want.x_dtype, residual=int(want.residual), unit=want.unit,
-        divide=want.divide, multiply=want.multiply, given=want.given,
+        shape, world=variant.world, x_dtype=variant.x_dtype, residual=int(variant.residual), unit=variant.unit,
+        divide=variant.divide, multiply=variant.multiply, given_scale=variant.given_scale,
     )  # fmt: skip
-    if want.world:
-        job = replace(job, **shapes.of_sum(recipe, shape, tuning.warps, want.world))
+    if variant.world:
+        job = replace(job, **shapes.of_sum(recipe, shape, tuning.warps, variant.world))
         # nothing but what wires say goes into the sum
-        bare = not (want.residual or want.divide or want.multiply)
+        bare = not (variant.residual or variant.divide or variant.multiply)
         job = replace(job, no_minus=bare and job.few and job.signs and recipe.method == MEANS)
     job = replace(job, **shapes.packs(recipe, job))
     across = shapes.across(recipe, shape, tuning.warps)
-    if not want.world:
+    if not variant.world:
         job = replace(job, **across)
     two_passes = shape.mode == shapes.WIDE or recipe.method == NVFP4
     has_sums = shape.mode == shapes.WIDE and (recipe.l2 or recipe.method in (MEANS, SIGN))
@@ -159,11 +149,13 @@ def _prepare(recipe: Recipe, n: int, want: Want) -> Prepared:
     blocks, in_block = -(-n // size), -(-size // tuning.tile)
     first_tiles = -(-in_block // MAX_PARTS)
     count = -(-in_block // first_tiles)
-    first = replace(job, out=bool(want.world)) if two_passes else None
+    first = replace(job, out=bool(variant.world)) if two_passes else None
     if two_passes:
         job = replace(job, parts=shapes.pow2(count))
-        if want.world:  # the first pass leaves the sum, with what is owed
-            job = replace(job, world=0, x_dtype=0, divide=False, multiply=False, residual=2 * want.residual, **across)
+        if variant.world:  # the first pass leaves the sum, residual added
+            job = replace(
+                job, world=0, x_dtype=0, divide=False, multiply=False, residual=2 * variant.residual, **across
+            )
     columns = min(COLUMNS, recipe.tree_width) if has_sums else 1
     heights = recipe.tree_width // columns
     sums = None
@@ -172,9 +164,9 @@ def _prepare(recipe: Recipe, n: int, want: Want) -> Prepared:
         sums = replace(job, rows=heights, cols=COLUMN_GROUP, levels=heights.bit_length() - 1)
         sums = replace(sums, residual=int(job.residual == 1))
     programs, tiles, chunks = _grid(recipe, shape, n, blocks, in_block)
-    shared = recipe.stochastic and shapes.shares_noise(recipe, shape, want.offset)
-    has_out = want.out_dtype >= 0
-    last = replace(job, loop=tiles > 1, out=has_out, out_dtype=max(want.out_dtype, 0), shared_noise=shared)
+    shared = recipe.stochastic and shapes.shares_noise(recipe, shape, variant.offset)
+    has_out = variant.out_dtype >= 0
+    last = replace(job, loop=tiles > 1, out=has_out, out_dtype=max(variant.out_dtype, 0), shared_noise=shared)
     kinds = 3 if recipe.method == AFFINE else 1
     part_words = kinds * blocks * count if two_passes else 0
     return Prepared(
@@ -183,7 +175,7 @@ def _prepare(recipe: Recipe, n: int, want: Want) -> Prepared:
     )  # fmt: skip
 
 
-def _grid(recipe: Recipe, job: Job, n: int, blocks: int, in_block: int) -> tuple[int, int, int]:
+def _grid(recipe: Recipe, job: CodecJob, n: int, blocks: int, in_block: int) -> tuple[int, int, int]:
     """Programs, tiles for each, and programs for each large block."""
     if job.mode == shapes.WIDE:
         tiles = _tiles_for_each(in_block * blocks)
@@ -199,7 +191,8 @@ def _tiles_for_each(tiles: int) -> int:
     return max(1, min(8, tiles // 2048))
 
 
-def _unit_kind(unit: float) -> int:
+def _unit_kind(feedback: Feedback | None) -> int:
+    unit = 1.0 if feedback is None else feedback.unit
     if unit == 1.0:
         return 0
     # then multiplying by the inverse is the same as dividing
@@ -212,15 +205,14 @@ def encode(
     wire: Tensor,
     noise: Noise = NO_NOISE,
     scale: Tensor | None = None,
-    residual: Tensor | None = None,
-    unit: float = 1.0,
+    feedback: Feedback | None = None,
 ) -> None:
     """See `kernels.ops.encode`."""
-    want = Want(
-        wire.data_ptr() % 4 == 0, 0, DTYPES[x.dtype], -1, residual is not None, _unit_kind(unit),
+    variant = Variant(
+        wire.data_ptr() % 4 == 0, 0, DTYPES[x.dtype], -1, feedback is not None, _unit_kind(feedback),
         False, False, scale is not None, noise.offset % 128,
     )  # fmt: skip
-    _run(plan, x, x.numel(), wire, want, noise, scale, residual, None, (1.0, 1.0, unit, 1.0 / unit))
+    _run(plan, x, x.numel(), wire, variant, noise, scale, feedback, NO_FINISH, None)
 
 
 def reduce(
@@ -230,19 +222,17 @@ def reduce(
     wire: Tensor,
     noise: Noise = NO_NOISE,
     scale: Tensor | None = None,
-    residual: Tensor | None = None,
-    unit: float = 1.0,
-    divide: float = 1.0,
-    multiply: float = 1.0,
+    feedback: Feedback | None = None,
+    finish: Finish = NO_FINISH,
     out: Tensor | None = None,
 ) -> None:
     """See `kernels.ops.reduce`."""
-    want = Want(
-        _is_aligned(wire, wires), wires.shape[0], 0, DTYPES[out.dtype] if out is not None else -1, residual is not None,
-        _unit_kind(unit), divide != 1.0, multiply != 1.0, scale is not None, noise.offset % 128,
+    variant = Variant(
+        _is_aligned(wire, wires), wires.shape[0], 0, DTYPES[out.dtype] if out is not None else -1,
+        feedback is not None, _unit_kind(feedback), finish.divide != 1.0, finish.multiply != 1.0, scale is not None,
+        noise.offset % 128,
     )  # fmt: skip
-    factors = divide, multiply, unit, 1.0 / unit
-    _run(plan, wires, n, wire, want, noise, scale, residual, out, factors)
+    _run(plan, wires, n, wire, variant, noise, scale, feedback, finish, out)
 
 
 Factors = tuple[float, float, float, float]
@@ -254,32 +244,35 @@ def _run(
     x: Tensor,
     n: int,
     wire: Tensor,
-    want: Want,
+    variant: Variant,
     noise: Noise,
     scale: Tensor | None,
-    residual: Tensor | None,
+    feedback: Feedback | None,
+    finish: Finish,
     out: Tensor | None,
-    factors: Factors,
 ) -> None:
     if n == 0:
         return
     recipe, tables = describe(plan)
-    prepared = _prepare(recipe, n, want)
+    prepared = _prepare(recipe, n, variant)
     layout = plan.layout(n)
     table = tables.on(wire.device)
+    # what is not there is never read or written: any address will do
+    residual, unit = (wire, 1.0) if feedback is None else feedback
+    factors = *finish, unit, 1.0 / unit
     with _on(wire):
         parts = sums = wire
         if prepared.first is not None:
             x, parts = _first_pass(recipe, prepared, x, n, wire, residual, table, layout, factors)
             if prepared.sums is not None:
-                sums = _sum_columns(recipe, prepared, x, n, wire, residual, parts, factors[2])
+                sums = _sum_columns(recipe, prepared, x, n, residual, parts, unit)
         stride = x.stride(0) if prepared.last.world else 0
         scales_end = layout.scales + plan.n_scales(n) * plan.store.value
         args = (
-            x, wire, wire if residual is None else residual, wire if out is None else out, table, parts, sums,
-            wire if scale is None else scale, n, stride, layout.scales, layout.tensor_scale, plan.code_bytes(n),
-            scales_end, prepared.tiles, prepared.chunks, prepared.blocks, prepared.count, _signed(noise.seed),
-            _signed(noise.stream), noise.offset, *factors,
+            x, wire, residual, wire if out is None else out, table, parts, sums, wire if scale is None else scale, n,
+            stride, layout.scales, layout.tensor_scale, plan.code_bytes(n), scales_end, prepared.tiles,
+            prepared.chunks, prepared.blocks, prepared.count, as_signed(noise.seed), as_signed(noise.stream),
+            noise.offset, *factors,
         )  # fmt: skip
         _launch(encoding.encode_kernel, prepared.programs, args, recipe, prepared.last, prepared.tuning)
 
@@ -290,9 +283,9 @@ def _first_pass(
     x: Tensor,
     n: int,
     wire: Tensor,
-    residual: Tensor | None,
+    residual: Tensor,
     table: Tensor,
-    layout: Layout,
+    layout: WireLayout,
     factors: Factors,
 ) -> tuple[Tensor, Tensor]:
     """What the second pass reads, and what scales follow from. A sum of wires is kept: nothing is decoded twice."""
@@ -300,7 +293,7 @@ def _first_pass(
     parts = torch.empty(prepared.part_words, dtype=torch.int32, device=wire.device)
     total = torch.empty(n, dtype=torch.float32, device=wire.device) if prepared.first.world else None
     args = (
-        x, wire if residual is None else residual, wire if total is None else total, table, parts, n,
+        x, residual, wire if total is None else total, table, parts, n,
         x.stride(0) if prepared.first.world else 0, layout.scales, layout.tensor_scale, prepared.first_tiles,
         prepared.blocks, prepared.count, *factors,
     )  # fmt: skip
@@ -313,28 +306,23 @@ def _sum_columns(
     prepared: Prepared,
     x: Tensor,
     n: int,
-    wire: Tensor,
-    residual: Tensor | None,
+    residual: Tensor,
     parts: Tensor,
     unit: float,
 ) -> Tensor:
     """The first levels of the trees of blocks larger than a tile."""
     assert prepared.sums is not None
-    sums = torch.empty(prepared.sum_words, dtype=torch.int32, device=wire.device)
+    sums = torch.empty(prepared.sum_words, dtype=torch.int32, device=x.device)
     programs = prepared.blocks * prepared.sums.columns // COLUMN_GROUP
-    owed = wire if residual is None else residual
-    args = (x, owed, parts, sums, n, prepared.blocks, prepared.count, unit)
+    args = (x, residual, parts, sums, n, prepared.blocks, prepared.count, unit)
     _launch(encoding.sums_kernel, programs, args, recipe, prepared.sums, SUMS)
     return sums
-
-
-# ---- decode ----------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=8192)
 def _prepare_decode(
     recipe: Recipe, n: int, aligned: bool, dtype: int, accumulate: bool
-) -> tuple[Job, int, int, Tuning]:
+) -> tuple[CodecJob, int, int, Tuning]:
     """The job, programs, programs for each large block, tuning."""
     tuning = shapes.tuning_of(recipe, "decode")
     job = replace(shapes.shape_of(recipe, n, aligned, tuning.tile), out_dtype=dtype, accumulate=accumulate, words=False)
@@ -358,11 +346,8 @@ def decode(plan: Plan | CastPlan, wire: Tensor, n: int, out: Tensor, accumulate:
         _launch(decoding.decode_kernel, programs, args, recipe, job, tuning)
 
 
-# ---- round_to --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class Rounds:
+class RoundLaunch:
     """One way to round: all that does not depend on the tensors, and what Triton compiled for their kinds."""
 
     tables: Tables
@@ -370,17 +355,17 @@ class Rounds:
     compiled: dict[object, Any]
 
 
-def _prepare_round(fmt: Format, dtype: torch.dtype, whole: bool, stochastic: bool, overflow: str) -> Rounds:
+def _prepare_round(fmt: Format, dtype: torch.dtype, whole: bool, stochastic: bool, overflow: str) -> RoundLaunch:
     """Kept with the format: a simulated training casts hundreds of times a step, and the host must keep up."""
-    known: dict[object, Rounds] = fmt.__dict__.setdefault("_triton_round", {})
+    known: dict[object, RoundLaunch] = fmt.__dict__.setdefault("_triton_round", {})
     key = dtype, whole, stochastic, overflow
-    found = known.get(key)
-    if found is None:
+    launch = known.get(key)
+    if launch is None:
         codes, tables = describe_codes(fmt, fmt.values, by_value=True)
         steps = float(fmt.steps_per_unit) if isinstance(fmt, UniformFormat) and fmt.kind is Kind.UNIFORM else 1.0
         job = RoundJob(shapes.ROUND.tile, DTYPES[dtype], whole, stochastic, OVERFLOWS[overflow], steps)
-        found = known[key] = Rounds(tables, (constants(codes), constants(job)), {})
-    return found
+        launch = known[key] = RoundLaunch(tables, (constants(codes), constants(job)), {})
+    return launch
 
 
 def round_to(x: Tensor, fmt: Format, rounding: str, overflow: str, rules: str, seed: int, out: Tensor) -> Tensor:
@@ -390,19 +375,19 @@ def round_to(x: Tensor, fmt: Format, rounding: str, overflow: str, rules: str, s
         return out
     # CPD's rules decide what becomes of an overflow, too
     lost = overflow if rules == "ieee" else rules
-    found = _prepare_round(fmt, x.dtype, n % shapes.ROUND.tile == 0, rounding == "stochastic", lost)
-    device, seed = x.device, _signed(seed)
-    args = x, out, found.tables.on(device), n, seed
+    launch = _prepare_round(fmt, x.dtype, n % shapes.ROUND.tile == 0, rounding == "stochastic", lost)
+    device, seed = x.device, as_signed(seed)
+    args = x, out, launch.tables.on(device), n, seed
     # the kernel specialises on neither n nor the seed: of both only the width counts
     key = x.data_ptr() % 16, out.data_ptr() % 16, n < 2**31, -(2**31) <= seed < 2**31, device.index
     programs = -(-n // shapes.ROUND.tile)
-    compiled = found.compiled.get(key) if FAST and device.index == torch.cuda.current_device() else None
+    compiled = launch.compiled.get(key) if FAST and device.index == torch.cuda.current_device() else None
     if compiled is not None:
-        compiled[(programs, 1, 1)](*args, *found.constant)
+        compiled[(programs, 1, 1)](*args, *launch.constant)
         return out
     with _on(out), _COMPILING:
         kernel = rounding_kernels.round_kernel[(programs,)]
-        made = kernel(*args, *found.constant, **shapes.ROUND.options())
+        compiled = kernel(*args, *launch.constant, **shapes.ROUND.options())
     if FAST:
-        found.compiled[key] = made
+        launch.compiled[key] = compiled
     return out

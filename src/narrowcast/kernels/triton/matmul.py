@@ -15,11 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from narrowcast.kernels.matmul.accumulator import Accumulator
+from narrowcast.kernels.matmul.accumulator import Accumulator, Number
 from narrowcast.kernels.matmul.operands import How
-from narrowcast.kernels.number import Number
+from narrowcast.kernels.noise import as_signed
 from narrowcast.kernels.triton.constants import constants
-from narrowcast.kernels.triton.launch import _on, _signed
+from narrowcast.kernels.triton.launch import _on
 from narrowcast.kernels.triton.matmul_steps import add, product
 from narrowcast.kernels.triton.recipe import Named
 
@@ -137,14 +137,14 @@ def matmul_kernel(
     else:
         zero = tl.zeros((J.rows, J.columns), tl.float32)
     total = zero
-    owed = zero
+    carry = zero
     nothing = batch * 0  # makes a 64-bit integer of what is added
     wide_k = nothing + k
     if J.order == SEQUENTIAL:
         for i in range(k):
             at = nothing + i
             term = term_at(a, b, at, a_column, b_row, row_mask, column_mask, index, seed, P, J)
-            total, owed = add(total, owed, term, index, seed, at, S, J)
+            total, carry = add(total, carry, term, index, seed, at, S, J)
     elif J.order == BLOCKED:
         for j in range(tl.cdiv(k, block)):
             part = zero
@@ -153,7 +153,7 @@ def matmul_kernel(
                 at = nothing + i
                 term = term_at(a, b, at, a_column, b_row, row_mask, column_mask, index, seed, P, J)
                 part, part_owed = add(part, part_owed, term, index, seed, at, S, J)
-            total, owed = add(total, owed, part, index, seed, wide_k + j, O, J)
+            total, carry = add(total, carry, part, index, seed, wide_k + j, O, J)
     else:
         # a counter in binary: when a bit falls, two sums of equally many neighbours are added
         size = tl.num_programs(1).to(tl.int64) * m * n
@@ -164,12 +164,12 @@ def matmul_kernel(
         for i in range(k):
             at = nothing + i
             term = term_at(a, b, at, a_column, b_row, row_mask, column_mask, index, seed, P, J)
-            total, owed = add(zero, zero, term, index, seed, at, S, J)
+            total, carry = add(zero, zero, term, index, seed, at, S, J)
             done = at + 1
             while done % 2 == 0:
                 depth -= 1
                 left = tl.load(stack + depth * size, mask=mask, other=0.0)
-                total, owed = add(left, zero, total, index, seed, step, S, J)
+                total, carry = add(left, zero, total, index, seed, step, S, J)
                 step += 1
                 done = done // 2
             tl.store(stack + depth * size, total, mask=mask)
@@ -181,7 +181,7 @@ def matmul_kernel(
         while depth > 0:
             depth -= 1
             left = tl.load(stack + depth * size, mask=mask, other=0.0)
-            total, owed = add(left, zero, total, index, seed, step, S, J)
+            total, carry = add(left, zero, total, index, seed, step, S, J)
             step += 1
     value = total.to(tl.float32)
     value = tl.where(value != value, float("nan"), value)
@@ -217,7 +217,7 @@ def matmul(a_BMK: Tensor, b_BKN: Tensor, rule: Accumulator, seed: int, out: Tens
     grid = (triton.cdiv(m, job.rows) * triton.cdiv(n, job.columns), batch)
     with _on(out):
         matmul_kernel[grid](
-            a_BMK, b_BKN, out, _scratch(rule, out, k, how), m, n, k, rule.block, _signed(seed), *a_BMK.stride(),
+            a_BMK, b_BKN, out, _scratch(rule, out, k, how), m, n, k, rule.block, as_signed(seed), *a_BMK.stride(),
             *b_BKN.stride(), m * n, -(-n // SPAN) * SPAN, *numbers, constants(job), num_warps=8, enable_fp_fusion=False,
         )  # fmt: skip
     return out

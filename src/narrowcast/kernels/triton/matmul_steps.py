@@ -39,7 +39,7 @@ def real_of(u, WIDE: tl.constexpr):
 
 
 @triton.jit
-def limited(r, N: tl.constexpr):
+def limit(r, N: tl.constexpr):
     """What is beyond the largest number."""
     if N.lost == SATURATE:
         r = tl.where(r > N.high, N.high, r)
@@ -71,13 +71,13 @@ def with_specials(x, r, N: tl.constexpr):
 
 
 @triton.jit
-def clamped(x, N: tl.constexpr):
+def clamp_to(x, N: tl.constexpr):
     x = tl.where(x > N.high, N.high, x)
     return tl.where(x < N.low, N.low, x)
 
 
 @triton.jit
-def settled(x, N: tl.constexpr, J: tl.constexpr):
+def settle(x, N: tl.constexpr, J: tl.constexpr):
     """Without mantissa bits: where a tie goes down to the even code, that code."""
     u = pattern_of(x, J.wide)
     exponent = ((u & J.infinite) >> J.mantissa) - J.bias
@@ -98,15 +98,15 @@ def binade_of(u, N: tl.constexpr, J: tl.constexpr):
 def nearest(x, N: tl.constexpr, J: tl.constexpr):
     t = x
     if N.even_steps:
-        t = clamped(t, N)
+        t = clamp_to(t, N)
     if N.parity >= 0:
-        t = settled(t, N, J)
+        t = settle(t, N, J)
     u = pattern_of(t, J.wide)
     addend = real_of(binade_of(u, N, J) + N.to_addend, J.wide)
     r = (t + addend) - addend
     if N.signed_zero:
         r = real_of(pattern_of(r, J.wide) | (u & J.sign), J.wide)
-    r = limited(r, N)
+    r = limit(r, N)
     if J.careful:
         r = with_specials(x, r, N)
     return r
@@ -123,7 +123,7 @@ def floor_of(x):
 def stochastic(x, random, N: tl.constexpr, J: tl.constexpr):
     t = x
     if N.even_steps:
-        t = clamped(t, N)
+        t = clamp_to(t, N)
     u = pattern_of(t, True) & J.magnitude
     step = binade_of(u, N, J) - N.step_shift
     per_step = real_of((2046 << 52) - step, True)
@@ -135,11 +135,11 @@ def stochastic(x, random, N: tl.constexpr, J: tl.constexpr):
         r = real_of(pattern_of(r, True) | sign, True)
     else:
         r = tl.where(r == 0, r, real_of(pattern_of(r, True) | sign, True))
-    return with_specials(x, limited(r, N), N)
+    return with_specials(x, limit(r, N), N)
 
 
 @triton.jit
-def rounded(x, index, seed, stream, N: tl.constexpr, J: tl.constexpr):
+def round_number(x, index, seed, stream, N: tl.constexpr, J: tl.constexpr):
     """x to a number, once."""
     if J.stochastic:
         return stochastic(x, own_noise(index, seed, stream), N, J)
@@ -163,7 +163,7 @@ def exact_sum(a, b, J: tl.constexpr):
 
 @triton.jit
 def mogami(a, b, J: tl.constexpr):
-    """Multiplication by adding patterns; subnormal operands were made zero."""
+    """Multiplication by adding patterns; subnormal operands are zero."""
     ua = pattern_of(a, J.wide)
     ub = pattern_of(b, J.wide)
     sign = (ua ^ ub) & J.sign
@@ -190,17 +190,17 @@ def product(a, b, index, seed, k, N: tl.constexpr, J: tl.constexpr):
     if J.fused:
         return p
     else:
-        return rounded(p, index, seed, k * SLOTS + PRODUCT, N, J)
+        return round_number(p, index, seed, k * SLOTS + PRODUCT, N, J)
 
 
 @triton.jit
-def add(total, owed, term, index, seed, step, N: tl.constexpr, J: tl.constexpr):
-    """The new sum, and with Kahan's method what it owes."""
+def add(total, carry, term, index, seed, step, N: tl.constexpr, J: tl.constexpr):
+    """The new sum, and with Kahan's method its carry."""
     stream = step * SLOTS
     if J.kahan:
-        y = rounded(exact_sum(term, -owed, J), index, seed, stream + TERM, N, J)
-        t = rounded(exact_sum(total, y, J), index, seed, stream + SUM, N, J)
-        gained = rounded(exact_sum(t, -total, J), index, seed, stream + GAIN, N, J)
-        return t, rounded(exact_sum(gained, -y, J), index, seed, stream + CARRY, N, J)
+        y = round_number(exact_sum(term, -carry, J), index, seed, stream + TERM, N, J)
+        t = round_number(exact_sum(total, y, J), index, seed, stream + SUM, N, J)
+        gained = round_number(exact_sum(t, -total, J), index, seed, stream + GAIN, N, J)
+        return t, round_number(exact_sum(gained, -y, J), index, seed, stream + CARRY, N, J)
     else:
-        return rounded(exact_sum(total, term, J), index, seed, stream + SUM, N, J), owed
+        return round_number(exact_sum(total, term, J), index, seed, stream + SUM, N, J), carry

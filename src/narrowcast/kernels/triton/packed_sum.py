@@ -1,8 +1,8 @@
 """Sums of wires whose codes are narrower than a byte, word by word.
 
 A reduction of many wires is bound by arithmetic, so what counts is how many instructions a code takes. A word holds
-J.each codes; each is made a float where it lies in the word, multiplied by the scale of its row and added to the sum
-of its place. Only the finished sums are put in the order of the values.
+J.each codes; each becomes a float where it lies in the word, multiplied by the scale of its row and added to the sum
+of its place. Only whole sums are put in the order of the values.
 """
 
 # mypy: disable-error-code="assignment"
@@ -46,11 +46,8 @@ def read_group(wire, start, P: tl.constexpr, J: tl.constexpr):
         return (low.to(tl.int32), second, third, (high >> 8).to(tl.int32))
 
 
-# ---- one code --------------------------------------------------------------------------------------------------------
-
-
 @triton.jit
-def picked(word, MASK: tl.constexpr, FLIP: tl.constexpr):
+def pick(word, MASK: tl.constexpr, FLIP: tl.constexpr):
     """(word & MASK) ^ FLIP in one instruction: left to itself the compiler takes two."""
     if INTERPRETED:
         return (word & MASK) ^ FLIP
@@ -76,11 +73,11 @@ def lane_levels(table, P: tl.constexpr, J: tl.constexpr):
 @triton.jit
 def looked_up(lanes, code):
     """What the thread with the number in the low bits of `code` holds. All threads of a warp must come here."""
-    found = tl.inline_asm_elementwise(
+    pattern = tl.inline_asm_elementwise(
         "shfl.sync.idx.b32 $0, $1, $2, 0x1f, 0xffffffff;", "=r,r,r", [lanes, code],
         dtype=tl.int32, is_pure=True, pack=1,
     )  # fmt: skip
-    return float_of(found)
+    return float_of(pattern)
 
 
 @triton.jit
@@ -92,8 +89,8 @@ def level_in(word, table, lanes, K: tl.constexpr, P: tl.constexpr, J: tl.constex
         MOVED: tl.constexpr = 0 if (K + 1) * P.bits <= 23 else 12
         AT: tl.constexpr = K * P.bits - MOVED
         FLIP: tl.constexpr = 0 if P.codes.unsigned else P.codes.sign_bit
-        found = picked(word >> MOVED, MASK << AT, (FLIP << AT) | ((150 - AT) << 23))
-        return float_of(found) - (2.0 ** (23 - AT) + FLIP)
+        pattern = pick(word >> MOVED, MASK << AT, (FLIP << AT) | ((150 - AT) << 23))
+        return float_of(pattern) - (2.0 ** (23 - AT) + FLIP)
     elif J.by_lanes:
         return looked_up(lanes, word >> (K * P.bits))
     else:
@@ -137,9 +134,6 @@ def value_in(word, first, second, table, lanes, K: tl.constexpr, P: tl.constexpr
         return level_in(word, table, lanes, K, P, J) * first
 
 
-# ---- all codes of a group --------------------------------------------------------------------------------------------
-
-
 @triton.jit
 def read_rows(wire, planes, tile, P: tl.constexpr, J: tl.constexpr):
     """The words of a tile, and the scales of each row."""
@@ -161,18 +155,18 @@ def read_rows(wire, planes, tile, P: tl.constexpr, J: tl.constexpr):
 def values_of(read, table, lanes, P: tl.constexpr, J: tl.constexpr):
     """The values of a tile, by their places in a group of words."""
     words, first, second = read
-    found = ()
+    values = ()
     for place in tl.static_range(J.each * J.groups):
         word = words[place // J.each]
-        found += (value_in(word, first[:, None], second[:, None], table, lanes, place % J.each, P, J),)
-    return found
+        values += (value_in(word, first[:, None], second[:, None], table, lanes, place % J.each, P, J),)
+    return values
 
 
 @triton.jit
-def added(sums, read, table, lanes, P: tl.constexpr, J: tl.constexpr):
+def add_words(sums, read, table, lanes, P: tl.constexpr, J: tl.constexpr):
     """The sums so far, and one more wire."""
     words, first, second = read
-    found = ()
+    values = ()
     for place in tl.static_range(J.each * J.groups):
         word = words[place // J.each]
         if P.method == MEANS:
@@ -181,8 +175,8 @@ def added(sums, read, table, lanes, P: tl.constexpr, J: tl.constexpr):
         else:
             more = value_in(word, first[:, None], second[:, None], table, lanes, place % J.each, P, J)
             total = sums[place] + more
-        found += (total,)
-    return found
+        values += (total,)
+    return values
 
 
 @triton.jit
@@ -201,11 +195,11 @@ def sum_wires(wires, planes, tile, table, lanes, P: tl.constexpr, J: tl.constexp
             second = second + 0.0
         sums = values_of((after_loads(words, J.gated), first, second), table, lanes, P, J)
         for rank in tl.static_range(1, J.world):
-            sums = added(sums, read[rank], table, lanes, P, J)
+            sums = add_words(sums, read[rank], table, lanes, P, J)
     else:
         sums = values_of(here, table, lanes, P, J)
         for rank in range(1, J.world):
-            sums = added(sums, read_rows(wires + rank * stride, planes, tile, P, J), table, lanes, P, J)
+            sums = add_words(sums, read_rows(wires + rank * stride, planes, tile, P, J), table, lanes, P, J)
     return sums
 
 

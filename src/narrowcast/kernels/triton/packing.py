@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from narrowcast.kernels.triton.bits import INTERPRETED, ROUNDER_BITS, bit_of, bits_of
-from narrowcast.kernels.triton.planes import by_rows, joined
+from narrowcast.kernels.triton.planes import by_rows, join_codes
 
 
 @triton.jit
@@ -30,7 +30,7 @@ def write_packed(wire, start, codes, live, P: tl.constexpr, J: tl.constexpr):
     """
     EACH: tl.constexpr = 8 if P.bits == 3 else 4 if P.bits == 6 else 32 // P.bits
     ONES: tl.constexpr = (2 ** (EACH * P.bits) - 1) // (2**P.bits - 1)
-    word = joined(tl.reshape(by_rows(codes, J), (J.rows * J.cols,)), P.bits, EACH, J)
+    word = join_codes(tl.reshape(by_rows(codes, J), (J.rows * J.cols,)), P.bits, EACH, J)
     if J.raw:
         # as int32
         ABOVE: tl.constexpr = ((0 - ONES * ROUNDER_BITS + 2**31) & 0xFFFFFFFF) - 2**31
@@ -52,9 +52,6 @@ def write_packed(wire, start, codes, live, P: tl.constexpr, J: tl.constexpr):
         tl.store(at + 2, lower(third, 16) + (fourth << 8))
 
 
-# ---- signs: words of 32 neighbours -----------------------------------------------------------------------------------
-
-
 @triton.jit
 def in_places(v, ROWS: tl.constexpr, GROUPS: tl.constexpr, EACH: tl.constexpr, LEVELS: tl.constexpr):
     """EACH tensors of shape (ROWS, GROUPS): the first value of each group of neighbours, the second, ..."""
@@ -67,10 +64,10 @@ def in_places(v, ROWS: tl.constexpr, GROUPS: tl.constexpr, EACH: tl.constexpr, L
             even += (one,)
             odd += (other,)
         places = even + odd
-    found = ()
+    rows = ()
     for place in tl.static_range(EACH):
-        found += (tl.reshape(places[place], (ROWS, GROUPS)),)
-    return found
+        rows += (tl.reshape(places[place], (ROWS, GROUPS)),)
+    return rows
 
 
 @triton.jit
@@ -102,7 +99,7 @@ def push_sign(word, pattern):
 
 
 @triton.jit
-def parted(value, bit):
+def part_by_bit(value, bit):
     """The value and 0 where the bit is set, else 0 and the value."""
     if INTERPRETED:
         return tl.where(bit != 0, value, 0.0), tl.where(bit != 0, 0.0, value)
@@ -126,7 +123,7 @@ def plus_parted(low, high, value, bit):
 
 
 @triton.jit
-def halved(values, LEVELS: tl.constexpr):
+def halve(values, LEVELS: tl.constexpr):
     """The sum of 2**LEVELS tensors by the halving tree."""
     for level in tl.static_range(LEVELS):
         sums = ()
@@ -144,7 +141,7 @@ def sums_by_sign(v, words, J: tl.constexpr):
     low = ()
     high = ()
     for place in tl.static_range(32):
-        below, above = parted(places[place], bit_of(first[:, None], place))
+        below, above = part_by_bit(places[place], bit_of(first[:, None], place))
         low += (below,)
         high += (above,)
     lows = ()
@@ -153,7 +150,7 @@ def sums_by_sign(v, words, J: tl.constexpr):
         below, above = plus_parted(low[place], high[place], places[32 + place], bit_of(second[:, None], place))
         lows += (below,)
         highs += (above,)
-    return tl.reshape(halved(lows, 5), (J.rows,)), tl.reshape(halved(highs, 5), (J.rows,))
+    return tl.reshape(halve(lows, 5), (J.rows,)), tl.reshape(halve(highs, 5), (J.rows,))
 
 
 @triton.jit

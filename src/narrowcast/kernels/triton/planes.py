@@ -1,7 +1,7 @@
 """Codes and scales in the bytes of a wire.
 
 A tile has J.rows rows of J.cols places, of which the first J.step hold values; it starts at value `start` of the
-tensor and holds `rem` of them. P is a `Recipe`, J a `Job`.
+tensor and holds `rem` of them. P is a `Recipe`, J a `CodecJob`.
 """
 
 from __future__ import annotations
@@ -84,9 +84,6 @@ def spread(scale, J: tl.constexpr):
     return tl.reshape(tl.broadcast_to(scale[:, None], (J.rows, J.cols)), (J.rows * J.cols,))
 
 
-# ---- words of two or four bytes --------------------------------------------------------------------------------------
-
-
 @triton.jit
 def write_words(base, at, word, mask, SIZE: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr):
     """Store int32 words as SIZE bytes each at base + SIZE * at."""
@@ -119,9 +116,6 @@ def read_words(base, at, mask, SIZE: tl.constexpr, ALIGNED: tl.constexpr, MASKED
         return word
 
 
-# ---- codes -----------------------------------------------------------------------------------------------------------
-
-
 @triton.jit
 def group_places(rem, P: tl.constexpr, J: tl.constexpr):
     """Byte offsets of the groups of J.group codes, and how many bytes may be touched from each on."""
@@ -137,7 +131,7 @@ def group_places(rem, P: tl.constexpr, J: tl.constexpr):
 
 
 @triton.jit
-def joined(codes, BITS: tl.constexpr, EACH: tl.constexpr, J: tl.constexpr):
+def join_codes(codes, BITS: tl.constexpr, EACH: tl.constexpr, J: tl.constexpr):
     """Words of EACH neighbouring codes, the first lowest: pairs, then pairs of pairs. No value changes its thread."""
     word = codes
     LEVELS: tl.constexpr = 1 if EACH == 2 else 2 if EACH == 4 else 3 if EACH == 8 else 4 if EACH == 16 else 5
@@ -166,7 +160,7 @@ def write_codes(wire, start, codes, rem, mask, P: tl.constexpr, J: tl.constexpr,
         store(wire + start + places(J), codes.to(tl.uint8), mask, MASKED)
     elif J.words and not MASKED:
         EACH: tl.constexpr = 32 // P.bits
-        word = joined(codes, P.bits, EACH, J)
+        word = join_codes(codes, P.bits, EACH, J)
         base = (wire + (start >> 3) * P.bits).to(tl.pointer_type(tl.int32), bitcast=True)
         tl.store(base + tl.arange(0, J.rows * J.cols // EACH), word)
     else:
@@ -175,7 +169,7 @@ def write_codes(wire, start, codes, rem, mask, P: tl.constexpr, J: tl.constexpr,
         codes = tl.reshape(by_rows(codes, J), (J.rows * J.cols,))
         if J.group * P.bits > 32:
             codes = codes.to(tl.int64)
-        word = joined(codes, P.bits, J.group, J)
+        word = join_codes(codes, P.bits, J.group, J)
         at, room = group_places(rem, P, J)
         base = wire + (start >> 3) * P.bits
         for byte in tl.static_range(J.group_bytes):
@@ -203,9 +197,6 @@ def read_codes(wire, start, rem, mask, P: tl.constexpr, J: tl.constexpr, MASKED:
         return apart(word, P.bits, J.group, J).to(tl.int32)
 
 
-# ---- plain casts -----------------------------------------------------------------------------------------------------
-
-
 @triton.jit
 def write_cast(wire, start, value, mask, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
     """Values in the type of the wire; finite ones stay finite."""
@@ -228,9 +219,6 @@ def read_cast(wire, start, mask, P: tl.constexpr, J: tl.constexpr, MASKED: tl.co
         return float_of(word << 16)
     else:
         return word.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
-
-
-# ---- scales ----------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -263,7 +251,7 @@ def write_scales(wire, scales_at, row0, first, second, mask, P: tl.constexpr, J:
 
 
 @triton.jit
-def stored(scale, P: tl.constexpr):
+def as_stored(scale, P: tl.constexpr):
     """A scale as it is read back: one byte has no zero."""
     if (P.store == STORE_E8M0) & (P.method == SCALED):
         return tl.where(scale == 0, float_of(tl.full((), 0x00400000, tl.int32)), scale)
@@ -301,9 +289,6 @@ def read_scales_at(wire, scales_at, tail_at, row0, rows, mask, P: tl.constexpr, 
             first = float_of(word)
         second = first
     return first, second
-
-
-# ---- values ----------------------------------------------------------------------------------------------------------
 
 
 @triton.jit

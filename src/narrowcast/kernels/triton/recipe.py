@@ -12,9 +12,7 @@ from functools import cache, cached_property
 import torch
 from torch import Tensor
 
-from narrowcast.formats import Format, Kind
-from narrowcast.formats.floats import FloatFormat, Specials
-from narrowcast.formats.integers import Coding, UniformFormat
+from narrowcast.formats import Coding, FloatFormat, Format, Kind, Specials, UniformFormat
 from narrowcast.kernels import search_table
 from narrowcast.kernels.plan import NVFP4_BLOCK_SCALE, CastPlan, Method, Plan, Rule, Store
 from narrowcast.kernels.reference.blocks import power_of_two_above
@@ -34,7 +32,7 @@ SIGN_FREE = 0x7FFFFFFF
 
 
 class Named:
-    """Compile-time arguments are told apart by a digest of their fields, computed once."""
+    """Compile-time arguments differ by a digest of their fields, computed once."""
 
     @cached_property
     def name(self) -> str:
@@ -130,7 +128,7 @@ class Recipe(Named):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Job(Named):
+class CodecJob(Named):
     """What one launch does with a recipe: the shape of a tile, and what goes in and out."""
 
     mode: int
@@ -163,7 +161,7 @@ class Job(Named):
     gated: bool = False
     """All wires of a tile are asked for before the first is waited for: few only."""
     packed: bool = False
-    """Codes of full tiles leave as words; those of a row that is not finite are made zero there."""
+    """Codes of full tiles leave as words; those of a row that is not finite become zero there."""
     raw: bool = False
     """Integers are packed as the sum with ROUNDER leaves them."""
     cut: bool = True
@@ -183,14 +181,14 @@ class Job(Named):
     out_dtype: int = 0
     accumulate: bool = False
     residual: int = 0
-    """1: add what is owed and keep what is lost. 2: keep alone, since the first pass added."""
+    """1: add the residual and keep what is lost. 2: keep alone, since the first pass added."""
     unit: int = 0
     """Of residuals. 0: one. 1: a power of two. 2: any other."""
     divide: bool = False
     multiply: bool = False
     shared_noise: bool = False
     """Tiles begin where groups of random bits do, so eight values share a call of the generator."""
-    given: bool = False
+    given_scale: bool = False
     """The scale comes from the caller."""
     parts: int = 1
     """Places for what the first pass left of a block: a power of two."""
@@ -219,7 +217,7 @@ class Tables:
     def on(self, device: torch.device) -> Tensor:
         known: dict[torch.device, Tensor] = self.__dict__.setdefault("_on", {})
         if device not in known:
-            # two threads may both be first: one copy stays, so that none is given away while a kernel reads it
+            # two threads may both be first: one copy stays, so that none is freed while a kernel reads it
             known.setdefault(device, self.words.to(device))
         return known[device]
 
@@ -355,12 +353,12 @@ def block_codes() -> Codes:
 
 
 def describe(plan: Plan | CastPlan) -> tuple[Recipe, Tables]:
-    """The recipe of a plan, made once and kept on it."""
-    found: tuple[Recipe, Tables] | None = plan.__dict__.get("_triton")
-    if found is None:
-        found = _describe_cast(plan) if isinstance(plan, CastPlan) else _describe(plan)
-        plan.__dict__["_triton"] = found
-    return found
+    """The recipe of a plan, derived once and kept on it."""
+    kept: tuple[Recipe, Tables] | None = plan.__dict__.get("_triton")
+    if kept is None:
+        kept = _describe_cast(plan) if isinstance(plan, CastPlan) else _describe(plan)
+        plan.__dict__["_triton"] = kept
+    return kept
 
 
 def _describe(plan: Plan) -> tuple[Recipe, Tables]:

@@ -120,8 +120,8 @@ def block_scales(top, tensor, P: tl.constexpr):
     finite = top < INFINITE
     size = float_of(tl.where(finite, top, 0))
     SMALLEST: tl.constexpr = 2.0 ** (1 - P.block_codes.bias - P.block_codes.man)
-    wanted = tl.maximum(tl.div_rn(size, P.target) * inverse(tensor), SMALLEST)
-    code = float_code(wanted, 0, P.block_codes, False)
+    ideal = tl.maximum(tl.div_rn(size, P.target) * inverse(tensor), SMALLEST)
+    code = float_code(ideal, 0, P.block_codes, False)
     code = tl.where(finite, code, P.block_codes.nan_code)
     return float_level(code, P.block_codes) * tensor, code
 
@@ -147,7 +147,7 @@ def tile_scales(v, rem, mask, tensor, P: tl.constexpr, J: tl.constexpr, MASKED: 
             return level, level
         else:
             negatives = count_negative(v, J, MASKED)
-            # the largest magnitude tells of a NaN
+            # the largest magnitude shows a NaN
             if (J.each == 32) and (J.cols == 64) and not MASKED:
                 low, high = sums_by_sign(small, sign_words(v, J), J)
                 return mean(low, negatives, top, P), mean(high, count - negatives, top, P)
@@ -164,15 +164,12 @@ def tile_scales(v, rem, mask, tensor, P: tl.constexpr, J: tl.constexpr, MASKED: 
         return scale, scale
 
 
-# ---- from the first pass ---------------------------------------------------------------------------------------------
-
-
 @triton.jit
 def parts_top(parts, block, count, J: tl.constexpr):
     """The pattern of a block's largest magnitude, shape (1,)."""
     number = tl.arange(0, J.parts)
-    found = tl.load(parts + block * count + number, mask=number < count, other=0)
-    return tl.max(found, axis=0, keep_dims=True)
+    tops = tl.load(parts + block * count + number, mask=number < count, other=0)
+    return tl.max(tops, axis=0, keep_dims=True)
 
 
 @triton.jit
@@ -197,12 +194,12 @@ def tensor_scale(top, P: tl.constexpr):
 def column_tree(sums, which, block, blocks, J: tl.constexpr):
     """The rest of a halving tree: J.columns sums of a block, shape (1,)."""
     number = tl.arange(0, J.columns)
-    found = float_of(tl.load(sums + (which * blocks + block) * J.columns + number))
-    return tree_sum(tl.reshape(found, (1, J.columns)), 1, J.columns, J.column_levels)
+    columns = float_of(tl.load(sums + (which * blocks + block) * J.columns + number))
+    return tree_sum(tl.reshape(columns, (1, J.columns)), 1, J.columns, J.column_levels)
 
 
 @triton.jit
-def wide_scales(parts, sums, given, block, blocks, count, members, P: tl.constexpr, J: tl.constexpr):
+def wide_scales(parts, sums, given_scale, block, blocks, count, members, P: tl.constexpr, J: tl.constexpr):
     """Both scales of a block that is larger than a tile, shape (1,) each."""
     top = parts_top(parts, block, count, J)
     if P.method == AFFINE:
@@ -222,6 +219,6 @@ def wide_scales(parts, sums, given, block, blocks, count, members, P: tl.constex
         else:
             quotient = tl.div_rn(safe_top(top), P.target)
         scale = scaled_scale(top, quotient, P)
-        if J.given:
-            scale = tl.where(top < INFINITE, tl.load(given), scale)
+        if J.given_scale:
+            scale = tl.where(top < INFINITE, tl.load(given_scale), scale)
         return scale, scale

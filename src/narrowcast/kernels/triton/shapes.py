@@ -20,8 +20,8 @@ from narrowcast.kernels.triton.recipe import (
     SIGN,
     TABLE,
     UNIFORM,
+    CodecJob,
     Codes,
-    Job,
     Recipe,
 )
 
@@ -42,7 +42,7 @@ class Tuning:
     """0: as many as the compiler wants."""
 
     def options(self) -> dict[str, Any]:
-        """What Triton is told."""
+        """As Triton takes them."""
         limit = {"maxnreg": self.registers} if self.registers else {}
         return {"num_warps": self.warps, "enable_fp_fusion": False, **limit}
 
@@ -104,9 +104,6 @@ def in_place(codes: Codes) -> bool:
     return codes.kind == UNIFORM and not codes.sign_magnitude
 
 
-# ---- shapes ----------------------------------------------------------------------------------------------------------
-
-
 def pow2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
@@ -120,7 +117,7 @@ def mode_of(recipe: Recipe) -> int:
 
 
 @lru_cache(maxsize=4096)
-def shape_of(recipe: Recipe, n: int, aligned: bool, tile: int) -> Job:
+def shape_of(recipe: Recipe, n: int, aligned: bool, tile: int) -> CodecJob:
     """The tiles of n values."""
     mode = mode_of(recipe)
     cols = pow2(recipe.block) if mode == IN_TILE else tile
@@ -132,7 +129,7 @@ def shape_of(recipe: Recipe, n: int, aligned: bool, tile: int) -> Job:
     levels = cols.bit_length() - 1
     starts = recipe.block if mode == WIDE else 0
     words = aligned and cols == step and recipe.bits in (2, 4) and starts % 32 == 0
-    return Job(mode, rows, cols, step, levels, group, group_bytes, exact, aligned, words)
+    return CodecJob(mode, rows, cols, step, levels, group, group_bytes, exact, aligned, words)
 
 
 WORDS = {1: (32, 2), 3: (8, 4), 4: (8, 1), 6: (4, 4), 8: (4, 1)}
@@ -143,7 +140,7 @@ BY_WORDS, BY_LANES, BY_HALVES, GATED = True, True, True, True
 """Turned off by tests/gpu/tune.py alone, which finds out what each brings."""
 
 
-def of_sum(recipe: Recipe, job: Job, warps: int, world: int) -> dict[str, Any]:
+def of_sum(recipe: Recipe, job: CodecJob, warps: int, world: int) -> dict[str, Any]:
     """How full tiles of `world` wires are summed."""
     few = world <= FEW
     words = by_words(recipe, job, warps, few) if suits_words(recipe, job, warps) else {}
@@ -151,7 +148,7 @@ def of_sum(recipe: Recipe, job: Job, warps: int, world: int) -> dict[str, Any]:
     return {"few": few, "gated": gated, **words}
 
 
-def suits_words(recipe: Recipe, job: Job, warps: int) -> bool:
+def suits_words(recipe: Recipe, job: CodecJob, warps: int) -> bool:
     """Whether full tiles begin and end with words, codes that lie together share a scale, and each thread has some."""
     each, groups = WORDS.get(recipe.bits, (0, 1))
     starts = recipe.block if job.mode == WIDE else 0
@@ -162,7 +159,7 @@ def suits_words(recipe: Recipe, job: Job, warps: int) -> bool:
     return BY_WORDS and whole and together and bytes_too and recipe.method != AFFINE
 
 
-def by_words(recipe: Recipe, job: Job, warps: int, few: bool) -> dict[str, Any]:
+def by_words(recipe: Recipe, job: CodecJob, warps: int, few: bool) -> dict[str, Any]:
     """How many codes a word has, and what is done with it."""
     each, groups = WORDS[recipe.bits]
     halves = BY_HALVES and few and by_halves(recipe) and suits_halves(job, warps)
@@ -174,29 +171,29 @@ def by_words(recipe: Recipe, job: Job, warps: int, few: bool) -> dict[str, Any]:
 
 
 def by_halves(recipe: Recipe) -> bool:
-    """Whether codes are floats of 4 bits without special ones, and scales bytes: see halves.py."""
+    """Whether codes are floats of 4 bits without special ones, and scales bytes: see fp4_sum.py."""
     codes = recipe.codes
     plain = codes.kind == FLOAT and recipe.bits == 4 and not (codes.ieee or codes.top_is_nan or codes.neg_zero_is_nan)
     return plain and (recipe.method == NVFP4 or (recipe.method == SCALED and recipe.store == E8M0))
 
 
-def suits_halves(job: Job, warps: int) -> bool:
+def suits_halves(job: CodecJob, warps: int) -> bool:
     """Whether each thread has four words, which share a scale or have two."""
     return job.rows * job.cols >= 32 * 32 * warps and (job.cols % 32 == 0 or job.cols == 16)
 
 
-def across(recipe: Recipe, job: Job, warps: int) -> dict[str, Any]:
+def across(recipe: Recipe, job: CodecJob, warps: int) -> dict[str, Any]:
     """A thread has values of all parts of a row, so that sums of halves, or much work for each row, stay in it."""
     signs = recipe.bits == 1 and recipe.method in (MEANS, SIGN)
     part = max(4, 4 * 32 * warps // job.rows)
     # random bits come in the order of the values
-    wanted = signs or (recipe.method == NVFP4 and not recipe.stochastic)
-    if not wanted or job.mode != IN_TILE or job.cols != job.step or part >= job.cols:
+    worth_it = signs or (recipe.method == NVFP4 and not recipe.stochastic)
+    if not worth_it or job.mode != IN_TILE or job.cols != job.step or part >= job.cols:
         return {}
     return {"across": job.cols // part, "signs": signs and job.aligned and part <= 32 <= job.cols}
 
 
-def packs(recipe: Recipe, job: Job) -> dict[str, bool]:
+def packs(recipe: Recipe, job: CodecJob) -> dict[str, bool]:
     """Whether full tiles of codes leave as words, and how much of their rounding is left to the words."""
     scaled = recipe.method in (SCALED, NVFP4) and recipe.store != CONSTANT and not recipe.cpd
     # a thread must have the codes of three words
@@ -205,10 +202,10 @@ def packs(recipe: Recipe, job: Job) -> dict[str, bool]:
         return {}
     codes = recipe.codes
     raw = in_place(codes) and not (recipe.stochastic or codes.unsigned)
-    exact = recipe.rule == DIVIDE and recipe.store == FP32 and not (recipe.l2 or job.given)
+    exact = recipe.rule == DIVIDE and recipe.store == FP32 and not (recipe.l2 or job.given_scale)
     return {"packed": True, "raw": raw, "cut": not exact or recipe.target != codes.high or codes.low > -codes.high}
 
 
-def shares_noise(recipe: Recipe, job: Job, offset: int) -> bool:
+def shares_noise(recipe: Recipe, job: CodecJob, offset: int) -> bool:
     starts = recipe.block if job.mode == WIDE else 0
     return job.cols == job.step and (job.rows * job.cols) % 128 == 0 and (offset | starts) % 128 == 0

@@ -22,7 +22,7 @@ from narrowcast.collectives.runtime.channel import Channel
 from narrowcast.collectives.segments import Times
 from narrowcast.collectives.transports.torch import TorchTransport
 from narrowcast.collectives.work import Work
-from narrowcast.kernels.ops import FLOATS
+from narrowcast.kernels import FLOATS
 from narrowcast.parallel import policy, scaling
 from narrowcast.parallel.ddp import buckets, torch_parts
 from narrowcast.parallel.policy import Watch

@@ -16,8 +16,8 @@ from narrowcast.collectives.runtime import agreement
 from narrowcast.collectives.runtime.messages import Exchange
 from narrowcast.collectives.segments import Times, segment_ranges, store
 from narrowcast.collectives.work import Work
+from narrowcast.kernels import FLOATS
 from narrowcast.kernels.noise import Noise
-from narrowcast.kernels.ops import FLOATS
 from narrowcast.parallel.fsdp import sharded_rows
 from narrowcast.parallel.fsdp.layout import Sharded, Unit
 from narrowcast.parallel.fsdp.torch_parts import AllGather, ReduceScatter
@@ -72,7 +72,7 @@ class _Comm:
 
     def _signature(self, call: str, plan: sharded_rows.Rows, names: Sequence[str], **more: object) -> dict[str, object]:
         dtype = str(plan.dtype).removeprefix("torch.")
-        specs = [str(codec) for codec in plan.codecs]
+        specs = [codec.spec for codec in plan.codecs]
         common: dict[str, object] = {
             "version": agreement.VERSION,
             "seed": self.state.seed if any(codec.stochastic for codec in plan.codecs) else None,

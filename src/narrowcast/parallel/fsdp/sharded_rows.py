@@ -13,8 +13,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from narrowcast.codecs import Codec
-from narrowcast.codecs.scaled import Scaled, largest_finite
+from narrowcast.codecs import Codec, largest_finite
 from narrowcast.collectives.algorithms.context import Reduction
 from narrowcast.collectives.aps import exponents, scales_of
 from narrowcast.collectives.primitives import ALL_GATHER, REDUCE_SCATTER
@@ -60,7 +59,7 @@ class Rows:
             part, coder = self.range(row, run), self._coders[codec]
             out = wire[at : at + coder.nbytes(part)]
             kept = residuals.of(0, part) if residuals is not None and codec.feedback else None
-            coder.encode(values[run[0] : run[1]], part, out, noise, scales if is_aps(codec) else None, kept)
+            coder.encode(values[run[0] : run[1]], part, out, noise, scales if codec.agrees_on_scales else None, kept)
             at += out.numel()
         return wire
 
@@ -75,7 +74,7 @@ class Rows:
 
     def agreed_scales(self, exchange: Exchange, x: Tensor, residuals: Residuals | None) -> Scales | None:
         """For APS: one scale for each whole tensor, agreed by all ranks. Bytes sent a rank: 4 (W-1) a tensor."""
-        agreed = {j: codec for j, codec in enumerate(self.codecs) if is_aps(codec)}
+        agreed = {j: codec for j, codec in enumerate(self.codecs) if codec.agrees_on_scales}
         if not agreed:
             return None
         sum_WL = (x if residuals is None else residuals.added_to(x, 0, (0, x.numel()))).view(self.world, -1)
@@ -85,8 +84,7 @@ class Rows:
         exchange.max_(largest_J)
         scales: Scales = [None] * len(self.codecs)
         for (j, codec), largest in zip(agreed.items(), largest_J.view(-1, 1).unbind(), strict=True):
-            assert isinstance(codec, Scaled)
-            scales[j] = scales_of(codec.plan, largest)
+            scales[j] = scales_of(codec, largest)
         return scales * self.world
 
 
@@ -97,10 +95,6 @@ def runs(lengths: Sequence[int], codecs: Sequence[Codec]) -> Iterator[tuple[Code
         members = [part for _, part in group]
         if members[0][0] < members[-1][1]:
             yield codec, (members[0][0], members[-1][1])
-
-
-def is_aps(codec: Codec) -> bool:
-    return isinstance(codec, Scaled) and codec.aps
 
 
 def reduce_scatter(

@@ -22,7 +22,7 @@ from narrowcast.collectives.runtime.channel import Channel
 from narrowcast.collectives.segments import Times
 from narrowcast.collectives.transports.torch import TorchTransport
 from narrowcast.collectives.work import Work
-from narrowcast.kernels.ops import FLOATS
+from narrowcast.kernels import FLOATS
 from narrowcast.parallel import policy
 from narrowcast.parallel.fsdp.optimizer_check import parameters_of
 from narrowcast.parallel.local_sgd import state as local_state

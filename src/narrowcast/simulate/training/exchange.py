@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from narrowcast.codecs import Codec
 from narrowcast.codecs.report import SLACK
 from narrowcast.collectives.segments import segment_ranges
-from narrowcast.kernels.ops import FLOATS
+from narrowcast.kernels import FLOATS
 from narrowcast.parallel import policy
 from narrowcast.parallel.ddp import buckets
 from narrowcast.parallel.policy import Watch

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import Codec
-from narrowcast.codecs.scaled import Scaled, largest_finite
+from narrowcast.codecs.scaled import largest_finite
 from narrowcast.collectives.segments import Coder, Scales, segment_ranges
-from narrowcast.kernels.ops import FLOATS
-from narrowcast.kernels.reference.scaled import find_scales
+from narrowcast.kernels import FLOATS
 
 Tensors = Any
 """A tensor W x ..., or a list with one entry for each worker: a tensor, or a list of tensors (segments)."""
@@ -102,7 +101,6 @@ def _largest_W(x_Wn: Tensor) -> Tensor:
 
 def own_scales(codec: Codec, top_WS: Tensor) -> list[Scales]:
     """By worker: the scales of its own segments, for codecs with one scale for a tensor."""
-    assert isinstance(codec, Scaled)
     # on the CPU, whose division is the one that counts
-    scale_WS = find_scales(codec.plan, top_WS.cpu().view(-1, 1)).view(top_WS.shape).to(top_WS.device)
+    scale_WS = codec.scale_of(top_WS.cpu().view(-1)).view(top_WS.shape).to(top_WS.device)
     return [list(scale_S.view(-1, 1).unbind()) for scale_S in scale_WS]

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
-from narrowcast.codecs.scaled import Scaled
 from narrowcast.collectives.algorithms import record
 from narrowcast.collectives.algorithms.context import Reduction
 from narrowcast.collectives.algorithms.record import ALGORITHMS, Algorithm, Order
@@ -23,8 +22,8 @@ from narrowcast.collectives.aps import agreed_scale_S
 from narrowcast.collectives.segments import Coder, Scales, segment_ranges, store
 from narrowcast.formats import Format
 from narrowcast.formats import format as format_named
+from narrowcast.kernels import FLOATS
 from narrowcast.kernels.noise import Noise, derive
-from narrowcast.kernels.ops import FLOATS
 from narrowcast.simulate.world.residuals import WorldResiduals
 from narrowcast.simulate.world.stack import Stack, Tensors, flat_row, largest_WS, own_scales, stacked
 
@@ -223,13 +222,13 @@ class World:
         self, stack: Stack, codec: Codec, residuals: StackedResiduals | None
     ) -> tuple[list[Scales], Tensor | None]:
         """The scales of each worker's own values, and the unit of each value in a low-precision accumulator."""
-        if not (isinstance(codec, Scaled) and codec.takes_scale):
+        if not codec.takes_scale:
             return [None] * self.n, _constant_unit(codec, stack)
         # residuals count too: a scale for the gradient alone would cut them off or flush them
         top_WS = largest_WS(stack.x_Wn if residuals is None else residuals.added_to(stack.x_Wn), stack.lengths)
-        if not codec.aps:
+        if not codec.agrees_on_scales:
             return own_scales(codec, top_WS), None
-        agreed_S = agreed_scale_S(codec.plan, top_WS)
+        agreed_S = agreed_scale_S(codec, top_WS)
         unit_n = None
         if self.sums.format is not None:
             unit_n = agreed_S.repeat_interleave(torch.tensor(stack.lengths, device=agreed_S.device))
@@ -237,9 +236,9 @@ class World:
 
 
 def _constant_unit(codec: Codec, stack: Stack) -> Tensor | None:
-    if not (isinstance(codec, Scaled) and codec.constant is not None):
+    if codec.constant_scale is None:
         return None
-    return torch.full_like(stack.x_Wn[0], codec.constant, dtype=torch.float32)
+    return torch.full_like(stack.x_Wn[0], codec.constant_scale, dtype=torch.float32)
 
 
 def _accumulator(accumulate: str | Format) -> Format | None:

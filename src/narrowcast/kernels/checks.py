@@ -1,12 +1,19 @@
-"""Plain memory, for a kernel gets an address: what may be given to one, and what torch is told of what it wrote."""
+"""What a kernel may be called with, since it gets plain numbers and addresses; and what torch hears of what it wrote.
+
+Ops and codecs check with these, once, before anything runs. `what` is who asks: a name, or a codec, which is written
+out only when something is wrong.
+"""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 ADVICE = {
     "DTensor": "give its local part, x.to_local()",
@@ -17,26 +24,67 @@ ADVICE = {
 """By the name of the type: importing these types is not free."""
 
 
+def check_same_device(what: object, name: str, tensor: Tensor | None, like: Tensor) -> None:
+    if tensor is not None and tensor.device != like.device:
+        raise ValueError(
+            f"{what}: {name} is on {tensor.device} and the values on {like.device}; put both on one device"
+        )
+
+
+def check_floats(what: object, x: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{what}: got {type(x).__name__}; give a torch tensor, for example torch.as_tensor(x)")
+    if x.dtype not in FLOATS:
+        raise TypeError(f"{what}: got {x.dtype}; give float32, float16 or bfloat16, for example x.float()")
+    check_plain(what, x)
+
+
+def check_integer(what: object, rule: str, number: int) -> int:
+    """`number` as a plain int, which is all that C takes; numpy and torch have integers of their own."""
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise TypeError(f"{what}: {rule}, got {number!r}") from None
+
+
+def check_seed(what: object, seed: int) -> int:
+    rule = "seed and stream are 64-bit unsigned integers"
+    seed = check_integer(what, rule, seed)
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"{what}: {rule}, got {seed}")
+    return seed
+
+
+def check_count(what: object, n: int) -> int:
+    if (type(n) is int and n >= 0) or isinstance(n, torch.SymInt):
+        return n  # as it is, with a size that a compiler does not know yet
+    rule = "n is a number of values, an integer that is not negative"
+    n = check_integer(what, rule, n)
+    if n < 0:
+        raise ValueError(f"{what}: {rule}, got {n}")
+    return n
+
+
 def check_plain(what: object, x: Tensor, name: str = "") -> None:
     """Refuse tensors without memory of their own, or whose memory is not their values in rows.
 
-    `what` is who asks (a name, or a codec, written out only when something is wrong) and `name` what x is to it.
+    `name` is what x is to whoever asks.
     """
     if not (x.is_cpu or x.is_cuda):
         raise NotImplementedError(
             f"{what}: got a tensor on {x.device}; kernels run on CPUs and CUDA devices, so move it to one"
         )
     try:
-        # an address alone tells most: wrappers have none, or an error in its place; memory that was freed begins at 0
+        # an address alone shows most: wrappers have none, or an error in its place; memory that was freed begins at 0
         if (x.data_ptr() != x.storage_offset() * x.itemsize or not x.numel()) and not x.is_nested:
             return
     except RuntimeError:
         pass
     got = f"{name} is" if name else "got"
-    raise TypeError(f"{what}: {got} {_described(x)}, which is not plain memory; {_advice(x)}")
+    raise TypeError(f"{what}: {got} {_description(x)}, which is not plain memory; {_advice(x)}")
 
 
-def _described(x: Tensor) -> str:
+def _description(x: Tensor) -> str:
     if torch._C._functorch.is_functorch_wrapped_tensor(x):
         return "a tensor inside a transform of torch.func"
     if x.layout is not torch.strided or x.is_nested:
@@ -89,11 +137,11 @@ def _copy(x: Tensor) -> str:
     return f"got shape {list(x.shape)} with strides {list(x.stride())}, so give a copy (clone, contiguous)"
 
 
-def wrote(*tensors: Tensor | None) -> None:
+def mark_written(*tensors: Tensor | None) -> None:
     """Tell autograd that these were changed, so that a backward that saved them raises instead of using them."""
-    given = [x for x in tensors if x is not None]
-    if given:
-        increment_version(given)
+    changed = [x for x in tensors if x is not None]
+    if changed:
+        increment_version(changed)
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:
