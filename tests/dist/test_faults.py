@@ -21,8 +21,7 @@ from dist.pool import Crew
 import narrowcast as nc
 from narrowcast.collectives.segments import Coder
 from narrowcast.collectives.transports.torch import TransportError, bounded
-from narrowcast.lab import Lab, LabError, Line
-from narrowcast.lab.lab import check_machine
+from narrowcast.lab import Lab, LabError, Line, check_machine
 
 TIMEOUT = 4.0
 PROMPT = 2.5

@@ -14,7 +14,7 @@ from narrowcast.cli import app
 from narrowcast.cli import study as cli
 from narrowcast.cli.study import seconds_of
 from narrowcast.study import Options, parse, run
-from narrowcast.study.run.progress import Tally, spoken
+from narrowcast.study.execution.progress import Tally, spoken
 
 RUNNER = CliRunner()
 

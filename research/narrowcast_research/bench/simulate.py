@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from narrowcast.bench.timing import Timing, interleaved
 from narrowcast.collectives.segments import split
+from narrowcast.measure import Timing, interleaved
 from narrowcast.simulate.world.wire import agreed_scale_S, largest_WS
 from narrowcast.simulate.world.world import World
 

@@ -34,6 +34,7 @@ from narrowcast.data import DataError
 from narrowcast.formats import Format, all_formats, families
 from narrowcast.kernels import native, ops, triton_loader
 from narrowcast.lab import LabError
+from narrowcast.measure import cpu_name
 from narrowcast.predict import cli as predict_cli
 
 app = typer.Typer(
@@ -228,7 +229,7 @@ def doctor(json_path: JsonPath = None) -> None:
         "narrowcast": narrowcast.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "cpu": bench_codecs.cpu_name(),
+        "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
         "native": library is not None,
         "native_where": where,

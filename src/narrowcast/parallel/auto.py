@@ -17,8 +17,8 @@ from narrowcast.codecs import ErrorReport
 from narrowcast.collectives.api import all_reduce
 from narrowcast.collectives.runtime.channel import Channel
 from narrowcast.collectives.transports.torch import TorchTransport
+from narrowcast.measure import DeviceClock
 from narrowcast.parallel import overlap
-from narrowcast.parallel.clock import Clock
 from narrowcast.parallel.ddp.hook import Bucket, DDPState, Done, failed, plain
 from narrowcast.parallel.handle import Handle, _Hook, register
 from narrowcast.parallel.policy import AS_IS, Choice
@@ -44,7 +44,7 @@ class Watch:
     """Steps as they are: when each bucket was ready, since the forward pass began, by the clock of the device."""
 
     group: dist.ProcessGroup
-    clock: Clock
+    clock: DeviceClock
     began: Any = None
     buckets: list[tuple[Any, int]] = field(default_factory=list)
     """Marks of the clock, and values."""
@@ -92,7 +92,7 @@ def agreed(channel: Channel, mine: Tensor) -> Tensor:
     return torch.stack(channel.gather(mine)).amax(dim=0)
 
 
-def seconds_a_value(channel: Channel, group: dist.ProcessGroup, clock: Clock) -> dict[str, Tensor]:
+def seconds_a_value(channel: Channel, group: dist.ProcessGroup, clock: DeviceClock) -> dict[str, Tensor]:
     """Of a plain sum and of each wire: the mean of some rounds, then each round, [D]. Collective.
 
     The tensors lie on the clock's device, so that the sums take the backend and the links that gradients take.
@@ -114,16 +114,9 @@ def _through(wire: str, channel: Channel, x: Tensor) -> None:
     all_reduce(x, wire, dist.ReduceOp.AVG, algorithm="two_shot", channel=channel)
 
 
-def _timed(call: Callable[[Tensor], object], values: int, rounds: int, clock: Clock) -> Tensor:
-    x, spent = torch.linspace(-1, 1, values, device=clock.device), []
-    for _ in range(rounds):
-        clock.wait()
-        begin = clock.mark()
-        call(x)
-        end = clock.mark()
-        clock.wait()
-        spent.append(clock.seconds(begin, end))
-    return torch.tensor(spent, dtype=torch.float64)
+def _timed(call: Callable[[Tensor], object], values: int, rounds: int, clock: DeviceClock) -> Tensor:
+    x = torch.linspace(-1, 1, values, device=clock.device)
+    return torch.tensor([clock.timed(lambda: call(x)) for _ in range(rounds)], dtype=torch.float64)
 
 
 def steps_by_wire(ready: Tensor, values: Tensor, rates: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -156,7 +149,7 @@ class AutoHandle(Handle):
     """A handle that first watches, then is that of the wire that was chosen, or of none."""
 
     def __init__(self, model: DistributedDataParallel, hook: _Hook, make: Make) -> None:
-        self._watch = Watch(model.process_group, Clock(next(model.parameters()).device))
+        self._watch = Watch(model.process_group, DeviceClock(next(model.parameters()).device))
         super().__init__(model, hook, self._watch)  # type: ignore[arg-type]
         self._make = make
         self.choice: overlap.Choice | None = None

@@ -24,9 +24,6 @@ LOW_DB, MODERATE_DB = 20.0, 10.0
 RISKS = ("low", "moderate", "high")
 
 
-# ---- what rounding does to this model's gradients --------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class GradientError:
     """Of all gradients of one backward pass that a codec would round."""
@@ -83,9 +80,6 @@ def gradient_error(wire: str, first: dict[str, Tensor], second: dict[str, Tensor
     return GradientError(
         wire, 10 * math.log10(max(signal, 1e-300) / noise), noise / max(between, 1e-300), worst, worst_db
     )
-
-
-# ---- advice ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.predict import toml
-from narrowcast.predict.toml import Document, FileError
+from narrowcast.toml_file import Document, FileError, brief, parse_toml, read_text, toml_lines
 
 FORMAT = 1
 COLLECTIVES = ("all_reduce", "two_shot", "all_gather", "reduce_scatter", "send")
@@ -23,7 +22,7 @@ Points = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
-class Table:
+class CollectiveTimings:
     """Timings of one collective over `ranks` members, by the bytes of the float32 tensor."""
 
     name: str
@@ -44,7 +43,7 @@ class Level:
     latency_us: float
     spread: float = 0.0
     """Relative standard deviation of what was not measured."""
-    tables: tuple[Table, ...] = ()
+    tables: tuple[CollectiveTimings, ...] = ()
     timed_gbit: float = 0.0
     """The bandwidth at which the tables were timed; 0: `bandwidth_gbit`. Where the two differ, tables are scaled."""
 
@@ -162,14 +161,14 @@ def load(name: str | Path) -> Cluster:
         path = PRESETS / f"{name}.toml"
     if not path.is_file():
         raise FileError(f"cluster: {name} is no file and no preset; there are {', '.join(presets())}")
-    return parse(toml.read_text(path, name), str(name))
+    return parse(read_text(path, name), str(name))
 
 
 def parse(text: str, name: str = "cluster.toml") -> Cluster:
-    return _Reader(toml.parse(text, name)).cluster()
+    return ClusterReader(parse_toml(text, name)).cluster()
 
 
-class _Reader:
+class ClusterReader:
     """Takes a document apart; whatever is missing, unknown or out of range fails with its line."""
 
     def __init__(self, document: Document) -> None:
@@ -216,13 +215,13 @@ class _Reader:
             timed_gbit=self.number(table, path, "timed_gbit", 0.0, low=0.0),
         )
 
-    def collective(self, table: dict[str, Any], path: str) -> Table:
+    def collective(self, table: dict[str, Any], path: str) -> CollectiveTimings:
         self.known(table, path, ("name", "ranks", "wire", "points"))
         name = self.text(table, path, "name", None)
         if name not in COLLECTIVES:
             self.document.fail(f"{path}.name", f"unknown collective {name!r}; take {', '.join(COLLECTIVES)}")
         ranks = int(self.number(table, path, "ranks", None, low=2))
-        return Table(name, ranks, self.points(table, path, "points"), self.wire(table, path, "fp32"))
+        return CollectiveTimings(name, ranks, self.points(table, path, "points"), self.wire(table, path, "fp32"))
 
     def wire(self, table: dict[str, Any], path: str, default: str | None) -> str:
         wire = self.text(table, path, "wire", default)
@@ -273,7 +272,7 @@ class _Reader:
     def truth(self, values: dict[str, Any], key: str) -> bool:
         found = values.get(key, False)
         if not isinstance(found, bool):
-            self.document.fail(key, f"must be true or false, got {toml.brief(found)}")
+            self.document.fail(key, f"must be true or false, got {brief(found)}")
         return found
 
     def known(self, table: dict[str, Any], path: str, names: Iterable[str]) -> None:
@@ -286,7 +285,7 @@ class _Reader:
         where = f"{path}.{key}".lstrip(".")
         value = table.get(key, default)
         if not isinstance(value, str):
-            self.document.fail(where, "is missing" if value is None else f'must be a "string", got {toml.brief(value)}')
+            self.document.fail(where, "is missing" if value is None else f'must be a "string", got {brief(value)}')
         return value
 
     def number(
@@ -303,7 +302,7 @@ class _Reader:
         if value is None:
             self.document.fail(where, "is missing; give a number")
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
-            self.document.fail(where, f"must be a number, got {toml.brief(value)}")
+            self.document.fail(where, f"must be a number, got {brief(value)}")
         if value > most:
             self.document.fail(where, f"must be {most:g} or less, got {value:g}")
         if (low is not None and value < low) or (above is not None and value < above + SMALLEST):
@@ -322,9 +321,7 @@ class _Reader:
                 and all(isinstance(v, (int, float)) and SMALLEST <= v <= LARGEST for v in row)
             )
             if not good:
-                self.document.fail(
-                    f"{where}.{number}", f"must be [size, seconds, ...], all above 0, got {toml.brief(row)}"
-                )
+                self.document.fail(f"{where}.{number}", f"must be [size, seconds, ...], all above 0, got {brief(row)}")
         return tuple(sorted(tuple(float(v) for v in row) for row in rows))
 
 
@@ -346,15 +343,15 @@ def dump(cluster: Cluster) -> str:
     lines = [
         "# Made by `narrowcast probe`, to be read and edited. Sizes in bytes, times in seconds unless the name says."
     ]
-    lines += [*toml.pairs(head), "", "[device]", *toml.pairs(vars(cluster.device))]
-    lines += ["", "[overlap]", *toml.pairs(vars(cluster.overlap))]
+    lines += [*toml_lines(head), "", "[device]", *toml_lines(vars(cluster.device))]
+    lines += ["", "[overlap]", *toml_lines(vars(cluster.overlap))]
     for level in cluster.levels:
         own = {key: value for key, value in vars(level).items() if key != "tables"}
-        lines += ["", "[[level]]", *toml.pairs(own)]
+        lines += ["", "[[level]]", *toml_lines(own)]
         for table in level.tables:
             facts = {"name": table.name, "wire": table.wire, "ranks": table.ranks, "points": _points(table.points)}
-            lines += ["", "[[level.collective]]", *toml.pairs(facts)]
+            lines += ["", "[[level.collective]]", *toml_lines(facts)]
     for speed in cluster.codecs:
         facts = {"wire": speed.wire, "encode": _points(speed.encode), "decode": _points(speed.decode)}
-        lines += ["", "[[codec]]", *toml.pairs(facts), *toml.pairs(_slower(speed))]
+        lines += ["", "[[codec]]", *toml_lines(facts), *toml_lines(_slower(speed))]
     return "\n".join(lines) + "\n"

@@ -16,10 +16,9 @@ from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives.algorithms.record import SMALL_BYTES
 from narrowcast.collectives.algorithms.two_shot import CHUNK_BYTES, MAX_CHUNKS
 from narrowcast.predict import curve
-from narrowcast.predict.buckets import nbytes
-from narrowcast.predict.cluster import Cluster, CodecSpeed, Level, Table
-from narrowcast.predict.curve import Curve
-from narrowcast.predict.links import Link
+from narrowcast.predict.cluster import Cluster, CodecSpeed, CollectiveTimings, Level
+from narrowcast.predict.curve import Curve, Link
+from narrowcast.predict.model import wire_bytes
 
 MESSAGE_SHARE = 0.1
 """What each further message of a step costs, as a share of the latency: messages to several peers go at once."""
@@ -201,9 +200,9 @@ class Costs:
 
     def _curve(self, name: str, points: tuple[tuple[float, ...], ...]) -> Curve:
         if self.fixed:
-            made = curve.measured(points, 0, self.generator(name))
+            made = curve.measured_curve(points, 0, self.generator(name))
             return Curve(made.bytes_K, made.seconds_DK.expand(self.draws + 1, -1))
-        return curve.measured(points, self.draws, self.generator(name))
+        return curve.measured_curve(points, self.draws, self.generator(name))
 
     def _level(self, number: int, level: Level) -> Link:
         tables = {}
@@ -217,7 +216,7 @@ class Costs:
         gbit_D = torch.tensor([level.bandwidth_gbit], dtype=torch.float64)
         return Link(level, self._spread(f"level{number}", level.spread), tables, gbit_D)
 
-    def _known_steps(self, number: int, table: Table) -> float:
+    def _known_steps(self, number: int, table: CollectiveTimings) -> float:
         """The latencies that are in a table already."""
         ring = steps(table.name, table.ranks)
         if table.name != "all_reduce":
@@ -337,7 +336,7 @@ class Costs:
             self._cache[key] = self._as_measured._excess_of(found[0], stage, values_N)
         return self._cache[key]
 
-    def _excess_of(self, table: Table, stage: Stage, values_N: Tensor) -> Tensor:
+    def _excess_of(self, table: CollectiveTimings, stage: Stage, values_N: Tensor) -> Tensor:
         sent, rounds = volume("two_shot", table.ranks), steps("two_shot", table.ranks)
         there = Plan((replace(stage, sent=sent, steps=rounds, own=None),), 1 + 1 / table.ranks, 2.0, 2, chunked=True)
         # beyond the sizes that were timed it grows in proportion
@@ -356,7 +355,7 @@ class Costs:
 
 
 def _sizes(wire: str, values_N: Tensor) -> Tensor:
-    return torch.tensor([nbytes(wire, int(n)) for n in values_N.tolist()], dtype=torch.float64)
+    return torch.tensor([wire_bytes(wire, int(n)) for n in values_N.tolist()], dtype=torch.float64)
 
 
 def _bits(wire: str) -> float:
@@ -374,4 +373,4 @@ def _chunks(wire: str, values_N: Tensor, world: int) -> Tensor:
 
 def small_call(wire: str, values: int, world: int) -> bool:
     """Whether `auto` sends it by one_shot."""
-    return nbytes(wire, values) * world <= SMALL_BYTES
+    return wire_bytes(wire, values) * world <= SMALL_BYTES

@@ -99,9 +99,7 @@ def _check_rows(name: str, parts: dict[str, Tensor]) -> None:
 
 def _text() -> Examples:
     """Pieces of the help pages in an order of their own; the label of each character is the next one."""
-    from narrowcast.bench.transformer import text
-
-    codes = text()
+    codes = library.help_text()
     letters, numbers = codes.unique(return_inverse=True)
     count = (len(numbers) - 1) // LENGTH
     x = numbers[: count * LENGTH].view(count, LENGTH)

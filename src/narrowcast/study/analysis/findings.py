@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from narrowcast.bench.timing import torch_threads
+from narrowcast.measure import torch_threads
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis import statistics as stats
 from narrowcast.study.analysis.finding import DEFAULT_ALGORITHM, NOTHING, Finding, grouped
-from narrowcast.study.analysis.lines import owners, usable_lines
 from narrowcast.study.analysis.statistics import Conclusion, Equivalence, Interval
-from narrowcast.study.run.results import Line, ResultsError, latest
+from narrowcast.study.execution.results import Line, ResultsError, latest, owners, usable_lines
 from narrowcast.study.spec_bits import wire_bits
 
 WITHIN = 0.03

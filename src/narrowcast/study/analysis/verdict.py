@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from narrowcast.bench.timing import torch_threads
+from narrowcast.measure import torch_threads
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import NOTHING, Finding, grouped, one_each, percent, share_words
 from narrowcast.study.analysis.findings import Accuracy, Findings, Step, Uncompared
@@ -212,9 +212,6 @@ def judge(findings: Findings) -> Verdict:
     untouched = [row for row in findings.untouched if row.wire == findings.primary and row.parallel == "data"]
     compared = [row for row in ours if row.difference is not None]
     return Verdict(findings, _rates(findings), compared, uncompared, untouched)
-
-
-# ---- words -----------------------------------------------------------------------------------------------------------
 
 
 def _where(rates: Sequence[RateFinding]) -> str:

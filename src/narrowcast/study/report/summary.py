@@ -19,8 +19,8 @@ from narrowcast.study.analysis.verdict import (
     speed_sentences,
     unknown_words,
 )
+from narrowcast.study.execution.results import Line
 from narrowcast.study.report.markup import Markup, Row, Table, joined, tag
-from narrowcast.study.run.results import Line
 
 ANSWERS = {Answer.YES: "yes", Answer.DEPENDS: "depends", Answer.NO: "no", Answer.LOST: "no", Answer.UNKNOWN: "unknown"}
 QUESTION = "Can low-precision communication speed up training with no loss of accuracy?"

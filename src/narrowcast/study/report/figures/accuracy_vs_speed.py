@@ -209,7 +209,7 @@ def trade(context: Context) -> Figure | Absent:
         _sentence(context, groups),
         panels,
         f"Up is more accurate than {context.findings.baseline} with the same seeds, right is faster, on the slowest "
-        f"link that was timed. The band is the margin of ±{formatting.margin(context.findings.margin)}; whiskers are 95 % "
-        "intervals. The thin line joins the wires that no other beats in both.",
+        f"link that was timed. The band is the margin of ±{formatting.margin(context.findings.margin)}; "
+        "whiskers are 95 % intervals. The thin line joins the wires that no other beats in both.",
         _table(context, groups),
     )

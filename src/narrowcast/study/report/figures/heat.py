@@ -155,8 +155,8 @@ def _sentence(context: Context, steps: Sequence[Step]) -> str:
     assert best.speedup is not None
     return (
         f"{context.findings.primary} is faster than {context.findings.baseline} in {faster} of "
-        f"{formatting.count(len(primary), 'cell')}, most with {context.where(best)}: {formatting.times_between(best.speedup)}."
-        + _end_of_gain(primary)
+        f"{formatting.count(len(primary), 'cell')}, most with {context.where(best)}: "
+        f"{formatting.times_between(best.speedup)}." + _end_of_gain(primary)
     )
 
 
@@ -228,8 +228,9 @@ def elsewhere(context: Context) -> Figure | Absent:
     surely = sum(step.faster is True for step in steps)
     sentence = (
         f"Predicted, not measured: {surely} of {len(steps)} cells are faster than {context.findings.baseline} beyond "
-        f"the prediction's own interval; the largest gain is {formatting.times(best.speedup)}, {best.wire} for {best.model} "
-        f"on {best.cluster} with {formatting.count(best.workers, 'worker')} over {formatting.primitive(best.transport)}."
+        f"the prediction's own interval; the largest gain is {formatting.times(best.speedup)}, {best.wire} for "
+        f"{best.model} on {best.cluster} with {formatting.count(best.workers, 'worker')} over "
+        f"{formatting.primitive(best.transport)}."
     )
     reading = "As above, with the number of workers across. Every cell is a prediction from a model of the machine."
     return Figure(key, title, sentence, panels, reading, elsewhere_table(context), narrow=True)

@@ -95,8 +95,8 @@ def _sentence(context: Context, places: Sequence[Sequence[Step]]) -> str:
         return f"Cannot tell: {context.findings.primary} and {context.findings.baseline} were not timed side by side."
     plain, narrow, step = max(pairs, key=lambda pair: pair[1].value / pair[0].value)
     return (
-        f"{context.where(step)} does the work of {formatting.between(plain)} workers with {context.findings.baseline} and "
-        f"of {formatting.between(narrow)} with {context.findings.primary}."
+        f"{context.where(step)} does the work of {formatting.between(plain)} workers with "
+        f"{context.findings.baseline} and of {formatting.between(narrow)} with {context.findings.primary}."
     )
 
 

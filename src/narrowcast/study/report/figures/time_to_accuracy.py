@@ -9,11 +9,11 @@ from statistics import fmean, median
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import grouped, one_algorithm
 from narrowcast.study.analysis.findings import Accuracy, Step
+from narrowcast.study.execution.results import Line
 from narrowcast.study.report.context import Context
 from narrowcast.study.report.figures.accuracy_vs_speed import slowest_rate, steps_for
 from narrowcast.study.report.markup import Absent, Figure, Panel, Row, Table, tag
 from narrowcast.study.report.plot import Plot, padded, text
-from narrowcast.study.run.results import Line
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,8 @@ def _compared(context: Context, courses: Sequence[Course], target: float) -> str
         return None
     return (
         f"{context.where(narrow.step)} reaches {target:.1f} % on {narrow.row.data} after "
-        f"{formatting.significant(quick, 2)} s instead of {formatting.significant(slow, 2)} s ({formatting.ratio(slow / quick)})"
+        f"{formatting.significant(quick, 2)} s instead of {formatting.significant(slow, 2)} s "
+        f"({formatting.ratio(slow / quick)})"
     )
 
 

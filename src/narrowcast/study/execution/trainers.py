@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,9 +19,10 @@ from narrowcast.collectives.transports.mpi import mpi_channel
 from narrowcast.parallel import DDPState, attach, ddp_hook
 from narrowcast.parallel.wires import stats as activation_stats
 from narrowcast.study import models
-from narrowcast.study.analysis.compressed import NONE, Share, of_message, share
 from narrowcast.study.cases import PLAIN
 from narrowcast.study.datasets import Examples
+from narrowcast.study.jobs import SettingJob, WireJob
+from narrowcast.study.spec_bits import NONE, Share, compressed_share, message_share
 
 LR = 0.01
 
@@ -101,7 +102,7 @@ class DataParallel:
         return _from_stats(self._handle.stats(), beside)
 
     def compressed(self) -> Share:
-        return NONE if self._handle is None else share(self._handle.rows())
+        return NONE if self._handle is None else compressed_share(self._handle.rows())
 
     def close(self) -> None:
         if self._handle is not None:
@@ -142,7 +143,7 @@ class MpiDataParallel:
         return _from_stats(self._state.stats.as_dict())
 
     def compressed(self) -> Share:
-        return share(self._state.rows())
+        return compressed_share(self._state.rows())
 
     def close(self) -> None:
         self._state.close()
@@ -190,21 +191,23 @@ class ModelParallel:
 
     def compressed(self) -> Share:
         """Every activation and every gradient takes the wire, however small."""
-        return of_message(self._wire)
+        return message_share(self._wire)
 
     def close(self) -> None:
         if self._handle is not None:
             self._handle.detach()
 
 
-def make(job: dict[str, Any], examples: Examples, wire: str, algorithm: str, transport: str) -> Trainer:
+def make(setting: SettingJob, examples: Examples, case: WireJob, transport: str) -> Trainer:
     """What trains one wire of a setting."""
-    if job["parallel"] == "model":
-        return ModelParallel(job["model"], examples, wire, algorithm)
+    if setting.parallel == "model":
+        return ModelParallel(setting.model, examples, case.wire, case.algorithm)
     if transport == "mpi":
-        return MpiDataParallel(job["model"], examples, wire, algorithm, job["min_values"])
+        return MpiDataParallel(setting.model, examples, case.wire, case.algorithm, setting.min_values)
     device = device_of_rank(transport)
-    return DataParallel(job["model"], examples, wire, algorithm, job["nodes"], device, job["min_values"])
+    return DataParallel(
+        *(setting.model, examples, case.wire, case.algorithm, setting.nodes, device, setting.min_values)
+    )
 
 
 def device_of_rank(transport: str) -> torch.device:
