@@ -218,8 +218,10 @@ def test_what_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
 
 def test_a_process_that_waits_for_its_next_job_hears_signals(tmp_path: Path) -> None:
     """The first rank never comes to speak."""
-    code = "import torch.distributed as d; from narrowcast.study import torchrun as t; print('up', flush=True); "
-    code += f"t._heard(d.FileStore({str(tmp_path / 'store')!r}, 2), 'never')"
+    code = (
+        "import torch.distributed as d; from narrowcast.study.execution import torchrun as t; print('up', flush=True); "
+    )
+    code += f"t._wait_for(d.FileStore({str(tmp_path / 'store')!r}, 2), 'never')"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as waiting:
         assert waiting.stdout is not None
         assert waiting.stdout.readline() == b"up\n"

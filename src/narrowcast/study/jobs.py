@@ -19,7 +19,7 @@ class JobError(ValueError):
 
 
 @dataclass(frozen=True)
-class Message:
+class JobMessage:
     """Travels as one line of JSON with the name of its class."""
 
     def to_json(self) -> str:
@@ -99,7 +99,7 @@ class SettingJob:
 
 
 @dataclass(frozen=True)
-class RankJob(Message):
+class RankJob(JobMessage):
     """What every rank of one start of ranks measures."""
 
     name: str
@@ -114,7 +114,7 @@ class RankJob(Message):
 
 
 @dataclass(frozen=True)
-class TorchrunJob(Message):
+class TorchrunJob(JobMessage):
     """A job for processes that torchrun has started, and the port where its ranks meet."""
 
     job: RankJob
@@ -122,7 +122,7 @@ class TorchrunJob(Message):
 
 
 @dataclass(frozen=True)
-class TrainingJob(Message):
+class TrainingJob(JobMessage):
     """One training in the simulator."""
 
     case: str
@@ -142,7 +142,7 @@ class TrainingJob(Message):
 
 
 @dataclass(frozen=True)
-class TrainingResult(Message):
+class TrainingResult(JobMessage):
     """How a training went: the result fields of a line, or why there are none."""
 
     case: str
@@ -151,7 +151,7 @@ class TrainingResult(Message):
 
 
 @dataclass(frozen=True)
-class RankMessage(Message):
+class RankMessage(JobMessage):
     """What ranks tell the study, as it happens."""
 
 

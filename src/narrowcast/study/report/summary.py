@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from narrowcast.figures import Markup, join, tag
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import share_words
 from narrowcast.study.analysis.findings import Findings
@@ -20,7 +21,7 @@ from narrowcast.study.analysis.verdict import (
     unknown_words,
 )
 from narrowcast.study.execution.results import Line
-from narrowcast.study.report.markup import Markup, Row, Table, joined, tag
+from narrowcast.study.report.markup import Table, TableRow
 
 ANSWERS = {Answer.YES: "yes", Answer.DEPENDS: "depends", Answer.NO: "no", Answer.LOST: "no", Answer.UNKNOWN: "unknown"}
 QUESTION = "Can low-precision communication speed up training with no loss of accuracy?"
@@ -113,7 +114,7 @@ def _setup(findings: Findings) -> Markup:
         "Measured": f"{formatting.count(len(findings.measured), 'setting')}, {steps:,} steps; "
         f"{formatting.count(sum(row.seeds for row in findings.accuracies), 'training')}",
     }
-    pairs = [joined([tag("dt", key), tag("dd", value)]) for key, value in facts.items() if value]
+    pairs = [join([tag("dt", key), tag("dd", value)]) for key, value in facts.items() if value]
     return tag("aside", tag("h2", "Set-up"), tag("dl", *pairs), class_="setup", aria_label="Set-up")
 
 
@@ -127,8 +128,8 @@ def _primary_table(verdict: Verdict) -> Markup:
         shown = formatting.points(found.interval).replace(" points", "")
         assert row.conclusion is not None
         told = ", ".join([MEANING[row.conclusion], *share_words(row), *failed_words(row)])
-        rows.append(Row((row.data, row.model, found.seeds, shown, told), row))
-    rows += [Row((row.data, row.model, 0, "", unknown_words(row)), row) for row in verdict.uncompared]
+        rows.append(TableRow((row.data, row.model, found.seeds, shown, told), row))
+    rows += [TableRow((row.data, row.model, 0, "", unknown_words(row)), row) for row in verdict.uncompared]
     caption = f"Accuracy of {verdict.findings.primary} beside {verdict.findings.baseline}, points"
     return Table(caption, ("data", "model", "seeds", "difference (95 %)", "finding"), rows, left=2, tail=1).markup()
 

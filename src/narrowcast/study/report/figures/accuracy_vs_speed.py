@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 
+from narrowcast.figures import Markup, lone, tag
+from narrowcast.figures.plot import Plot, pad_range, place_labels, text
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import grouped, share_words
 from narrowcast.study.analysis.findings import Accuracy, Step
 from narrowcast.study.analysis.statistics import Conclusion, Interval, holm
 from narrowcast.study.analysis.verdict import failed_words
 from narrowcast.study.report.context import Context
-from narrowcast.study.report.markup import Absent, Figure, Markup, Panel, Row, Table, lone, tag
-from narrowcast.study.report.plot import Plot, beside, padded, text
+from narrowcast.study.report.markup import Absent, Figure, Panel, Table, TableRow
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def _mark(context: Context, plot: Plot, point: Point) -> Markup:
 def _labels(context: Context, plot: Plot, points: Sequence[Point]) -> list[Markup]:
     places = [(plot.x.at(p.gain.value), plot.y.at(p.difference.value)) for p in points]
     names = [context.label(p.accuracy) for p in points]
-    seats = beside(places, names, (plot.x.begin, plot.y.end, plot.width, plot.y.begin))
+    seats = place_labels(places, names, (plot.x.begin, plot.y.end, plot.width, plot.y.begin))
     texts = [text(x, y, name, anchor, "n") for (x, y, anchor), name in zip(seats, names, strict=True)]
     return [context.coloured(p.accuracy, label) for p, label in zip(points, texts, strict=True)]
 
@@ -95,7 +96,7 @@ def _panel(context: Context, points: Sequence[Point]) -> Panel:
     margin = context.findings.margin
     heights = [y for p in points for y in (p.difference.value, p.difference.low, p.difference.high) if math.isfinite(y)]
     speeds = [x for p in points for x in (p.gain.value, p.gain.low, p.gain.high)]
-    plot = Plot(padded([1.0, *speeds], 0.05, log=True), padded([*heights, margin, -margin], 0.06), log_x=True)
+    plot = Plot(pad_range([1.0, *speeds], 0.05, log=True), pad_range([*heights, margin, -margin], 0.06), log_x=True)
     plot.add(_band(plot, margin))
     plot.frame(f"speedup over {context.findings.baseline}", "accuracy, points")
     best = front(points)
@@ -133,7 +134,7 @@ def accuracy_table(context: Context, rows: Sequence[Accuracy]) -> Table:
     tested = [row for row in rows if row.difference is not None]
     corrected = holm([row.difference.p for row in tested if row.difference is not None])
     among_all = {id(row): p for row, p in zip(tested, corrected, strict=True)}
-    cells = [Row(_accuracy_cells(context, row, among_all.get(id(row), 1.0)), row) for row in rows]
+    cells = [TableRow(_accuracy_cells(context, row, among_all.get(id(row), 1.0)), row) for row in rows]
     numbers = ("workers", "seeds", "accuracy, % (95 %)", "difference, points (95 %)", "p (equal)", "p (Holm)")
     caption = f"Test accuracy beside {context.findings.baseline}, paired by seed; p (Holm) corrects for all these rows"
     return Table(caption, ("model", "data", "wire", *numbers, "finding"), cells, left=3, tail=1)
@@ -182,7 +183,7 @@ def _table(context: Context, groups: Sequence[Sequence[Point]]) -> Table:
                 p.step.workers,
             )
             numbers = (formatting.times_between(p.gain), formatting.points(p.difference).replace(" points", ""))
-            rows.append(Row((*head, *numbers, "none" if p in best else "another wire"), p.accuracy))
+            rows.append(TableRow((*head, *numbers, "none" if p in best else "another wire"), p.accuracy))
     heads = ("model", "data", "wire", "link", "workers", "speedup (95 %)", "difference, points (95 %)", "beaten by")
     return Table("Speedup and accuracy", heads, rows, left=4, tail=1)
 

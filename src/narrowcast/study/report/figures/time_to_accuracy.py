@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from narrowcast.figures import tag
+from narrowcast.figures.plot import Plot, pad_range, text
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import grouped, one_algorithm
 from narrowcast.study.analysis.findings import Accuracy, Step
 from narrowcast.study.execution.results import Line
 from narrowcast.study.report.context import Context
 from narrowcast.study.report.figures.accuracy_vs_speed import slowest_rate, steps_for
-from narrowcast.study.report.markup import Absent, Figure, Panel, Row, Table, tag
-from narrowcast.study.report.plot import Plot, padded, text
+from narrowcast.study.report.markup import Absent, Figure, Panel, Table, TableRow
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def _courses(context: Context, rows: Sequence[Accuracy], rate: str | None) -> li
 def _panel(context: Context, courses: Sequence[Course], target: float | None) -> Panel:
     xs = [epoch * c.epoch_seconds for c in courses for epoch in c.epochs]
     ys = [y for c in courses for y in c.means]
-    plot = Plot(padded(xs, 0.02, log=True), padded([*ys, *([target] if target else [])]), log_x=True)
+    plot = Plot(pad_range(xs, 0.02, log=True), pad_range([*ys, *([target] if target else [])]), log_x=True)
     plot.frame("seconds", "test accuracy, %")
     if target is not None:
         plot.add(plot.polyline([plot.x.low, plot.x.high], [target, target], "target"))
@@ -152,12 +153,12 @@ def _table(context: Context, rows: Sequence[Accuracy]) -> Table:
     return Table("Seconds until the target is reached", heads, found, left=4)
 
 
-def _row(context: Context, course: Course, target: float) -> Row:
+def _row(context: Context, course: Course, target: float) -> TableRow:
     times = course.reached(target)
     cells = [formatting.significant(f(times)) for f in (median, min, max)] if times else ["", "", ""]
     row, step = course.row, course.step
     head = (row.model, row.data, context.label(row), formatting.rate(step.rate_name), step.workers, f"{target:.1f}")
-    return Row((*head, f"{len(times)} of {row.seeds}", *cells), row)
+    return TableRow((*head, f"{len(times)} of {row.seeds}", *cells), row)
 
 
 def time_to_accuracy(context: Context) -> Figure | Absent:
