@@ -129,11 +129,11 @@ class Cluster:
 
     def slowdowns(self, wire: str) -> Overlap:
         """What compute and calls with this wire do to one another."""
-        base = {speed.wire: speed for speed in self.codecs}
-        found = base.get(wire) or base.get(wire.partition("+")[0])
-        if wire == "fp32" or found is None or not found.compute:
+        by_wire = {speed.wire: speed for speed in self.codecs}
+        own = by_wire.get(wire) or by_wire.get(wire.partition("+")[0])
+        if wire == "fp32" or own is None or not own.compute:
             return self.overlap
-        return replace(self.overlap, compute=found.compute, collective=found.collective or self.overlap.collective)
+        return replace(self.overlap, compute=own.compute, collective=own.collective or self.overlap.collective)
 
     def with_bandwidth(self, gbit: float) -> Cluster:
         """The same with another outermost link, which nobody measured: what was timed on it is scaled."""
@@ -145,9 +145,6 @@ class Cluster:
     def as_timed(self) -> Cluster:
         """The same at the bandwidths at which its tables were timed."""
         return replace(self, levels=tuple(replace(one, bandwidth_gbit=one.measured_gbit) for one in self.levels))
-
-
-# ---- reading ---------------------------------------------------------------------------------------------------------
 
 
 def presets() -> list[str]:
@@ -258,22 +255,22 @@ class ClusterReader:
     # -- values
 
     def tables(self, values: dict[str, Any], path: str) -> list[tuple[dict[str, Any], str]]:
-        found = values.get(path.rpartition(".")[2], [])
-        if not isinstance(found, list) or not all(isinstance(table, dict) for table in found):
+        listed = values.get(path.rpartition(".")[2], [])
+        if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed):
             self.document.fail(path, f"write [[{path.rpartition('.')[2]}]]: there may be several")
-        return [(table, f"{path}.{number}") for number, table in enumerate(found)]
+        return [(table, f"{path}.{number}") for number, table in enumerate(listed)]
 
     def table(self, values: dict[str, Any], key: str) -> dict[str, Any]:
-        found = values.get(key, {})
-        if not isinstance(found, dict):
+        inner = values.get(key, {})
+        if not isinstance(inner, dict):
             self.document.fail(key, f"write [{key}], once, and its keys below")
-        return found
+        return inner
 
     def truth(self, values: dict[str, Any], key: str) -> bool:
-        found = values.get(key, False)
-        if not isinstance(found, bool):
-            self.document.fail(key, f"must be true or false, got {brief(found)}")
-        return found
+        value = values.get(key, False)
+        if not isinstance(value, bool):
+            self.document.fail(key, f"must be true or false, got {brief(value)}")
+        return value
 
     def known(self, table: dict[str, Any], path: str, names: Iterable[str]) -> None:
         allowed = list(names)
@@ -323,9 +320,6 @@ class ClusterReader:
             if not good:
                 self.document.fail(f"{where}.{number}", f"must be [size, seconds, ...], all above 0, got {brief(row)}")
         return tuple(sorted(tuple(float(v) for v in row) for row in rows))
-
-
-# ---- writing ---------------------------------------------------------------------------------------------------------
 
 
 def _points(points: Points) -> list[list[object]]:

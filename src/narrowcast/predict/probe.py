@@ -78,7 +78,7 @@ class Prober:
         self.clock.timed(call)
         return mean([self.clock.timed(call, rounds)])[0]
 
-    def left(self, share: float) -> bool:
+    def has_time_left(self, share: float) -> bool:
         """Whether less than this share of the time is spent; rank 0's clock decides."""
         return first_decides(time.monotonic() - self._began < share * self.seconds)
 
@@ -119,7 +119,7 @@ class Prober:
             calls = max(1, min(MOST_CALLS, int(STRETCH / max(first, 1e-6))))
             times = [once(calls) for _ in range(FEW_ROUNDS - 1 if few else ROUNDS * calls)]
             rows.append((float(size), *([first] if few else []), *times))
-            if first > LONG or (len(rows) >= ENOUGH and not self.left(until)):
+            if first > LONG or (len(rows) >= ENOUGH and not self.has_time_left(until)):
                 break
         return tuple(rows)
 

@@ -43,7 +43,7 @@ class Shown:
     cell: Prediction
 
 
-def _shown(cells: Sequence[Prediction], setups: Sequence[Setup]) -> list[Shown]:
+def _rows_shown(cells: Sequence[Prediction], setups: Sequence[Setup]) -> list[Shown]:
     """A line for each wire; where several algorithms were asked for, for each of both."""
     several = len({setup.algorithm for setup in setups}) > 1
     names = [f"{setup.wire} {setup.algorithm}" if several else setup.wire for setup in setups]
@@ -120,7 +120,7 @@ def _gbit(value: float | None) -> str:
 
 def page(sweep: Sweep, cells: Sequence[Prediction], setups: Sequence[Setup] = ()) -> str:
     """The whole file. setups: what was asked for, one for each cell; default each cell's wire by "auto"."""
-    shown = _shown(cells, setups or [Setup(cell.workers, cell.wire) for cell in cells])
+    shown = _rows_shown(cells, setups or [Setup(cell.workers, cell.wire) for cell in cells])
     cluster, profile = sweep.cluster, sweep.profile
     title = f"{profile.name} on {cluster.name}"
     state = "measured" if cluster.measured else "not measured: take the intervals seriously"

@@ -36,8 +36,8 @@ class JobMessage:
         name = values.pop("type", None) if isinstance(values, dict) else None
         if name not in known:
             raise JobError(f"{cls.__name__}: expected an object of type {' or '.join(known)}, got {name!r}")
-        found: Self = _read_object(known[name], values, name)
-        return found
+        message: Self = _read_object(known[name], values, name)
+        return message
 
 
 def _read_object(kind: type[Any], values: object, path: str) -> Any:

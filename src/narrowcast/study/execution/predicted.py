@@ -49,7 +49,7 @@ def beside(case: Case, profile: Profile | None, cluster: Cluster | None) -> dict
     return {"predicted_ms": 1e3 * made.step, "predicted_interval_ms": [1e3 * made.low, 1e3 * made.high]}
 
 
-def slowed(cluster: Cluster, share: float) -> Cluster:
+def with_share_of_bandwidth(cluster: Cluster, share: float) -> Cluster:
     """The same cluster with so much of its outermost link's measured bandwidth."""
     return cluster.with_bandwidth(share * cluster.levels[-1].bandwidth_gbit)
 

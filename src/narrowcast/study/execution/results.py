@@ -40,16 +40,16 @@ def read(folder: str | os.PathLike[str]) -> list[Line]:
 def _line(path: Path, number: int, text: bytes) -> Line:
     try:
         # NaN and Infinity are no JSON, but other writers have them: what is not known
-        found = json.loads(text, parse_constant=lambda name: None)
+        line = json.loads(text, parse_constant=lambda name: None)
     except (ValueError, RecursionError) as error:
         raise ResultsError(f"{path}:{number}: no JSON ({error}); {REMOVE}") from None
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-        got = found.get("schema") if isinstance(found, dict) else found
+    if not isinstance(line, dict) or line.get("schema") != SCHEMA:
+        got = line.get("schema") if isinstance(line, dict) else line
         raise ResultsError(f"{path}:{number}: schema {brief(got)}; this version reads schema {SCHEMA}")
-    if (what := schema.wrong(found)) is not None:
+    if (what := schema.wrong(line)) is not None:
         name, words = what
-        raise ResultsError(f"{path}:{number}: {name} must be {words}, got {brief(found[name])}; {REMOVE}")
-    return found
+        raise ResultsError(f"{path}:{number}: {name} must be {words}, got {brief(line[name])}; {REMOVE}")
+    return line
 
 
 def latest(lines: list[Line]) -> dict[str, Line]:

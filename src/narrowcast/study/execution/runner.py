@@ -269,7 +269,7 @@ class _Runner:
             return own
         base = self.kept.cluster(Place(case.layout, case.grid.probe_at, case.transport).slug)
         share = case.rate / parse_rate(case.grid.probe_at).bits_per_second
-        return None if base is None else predicted.slowed(base, share)
+        return None if base is None else predicted.with_share_of_bandwidth(base, share)
 
     def _probe_seconds(self, place: Place, waiting: Sequence[Setting]) -> float:
         """0 where the link is known already, or nobody asks."""

@@ -76,7 +76,7 @@ class DataParallel:
         min_values: int,
     ) -> None:
         self.device = device
-        self.model = wrapped(models.build(name, examples).to(self.device), self.device)
+        self.model = wrap_ddp(models.build(name, examples).to(self.device), self.device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LR)
         self._values, self._steps = models.parameters_of(self.model), 0
         self._buffers = buffer_bytes(self.model)
@@ -128,7 +128,7 @@ class MpiDataParallel:
     """DDP whose gradients travel over MPI; fp32 is MPI's own Allreduce."""
 
     def __init__(self, name: str, examples: Examples, wire: str, algorithm: str, min_values: int) -> None:
-        self.model = wrapped(models.build(name, examples), torch.device("cpu"))
+        self.model = wrap_ddp(models.build(name, examples), torch.device("cpu"))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LR)
         chosen = "native" if wire == PLAIN else algorithm
         self._state = _MpiState(self.model, wire, algorithm=chosen, min_values=min_values).over(mpi_ranks())
@@ -178,10 +178,10 @@ class ModelParallel:
         self._steps += 1
 
     def counted(self) -> Counted:
-        found = activation_stats(self.layers)
+        stats = activation_stats(self.layers)
         total = Counted(
-            sum(found[f"{way}_sent_bytes"] for way in ("forward", "backward")),
-            sum(found[f"{way}_plain_bytes"] for way in ("forward", "backward")),
+            sum(stats[f"{way}_sent_bytes"] for way in ("forward", "backward")),
+            sum(stats[f"{way}_plain_bytes"] for way in ("forward", "backward")),
         )
         if self._handle is not None:
             own = _from_stats(self._handle.stats())
@@ -230,5 +230,5 @@ def mpi_ranks() -> Channel:
     return channel
 
 
-def wrapped(model: nn.Module, device: torch.device) -> DistributedDataParallel:
+def wrap_ddp(model: nn.Module, device: torch.device) -> DistributedDataParallel:
     return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)

@@ -43,14 +43,14 @@ def _rate_tile(rate: RateFinding) -> Markup:
 
 
 def _accuracy_tile(verdict: Verdict) -> list[Markup]:
-    found = [row.difference for row in verdict.accuracies if row.difference is not None]
-    if not found:
+    differences = [row.difference for row in verdict.accuracies if row.difference is not None]
+    if not differences:
         return []
-    worst = min(found, key=lambda e: e.mean)
-    told = [row.conclusion for row in verdict.accuracies]
-    kept = sum(conclusion in (Conclusion.EQUAL, Conclusion.BETTER) for conclusion in told)
-    how = "not lost" if Conclusion.BETTER in told else f"within ±{worst.margin:g}"
-    among = formatting.count(len(told) + len(verdict.uncompared), "comparison")
+    worst = min(differences, key=lambda e: e.mean)
+    conclusions = [row.conclusion for row in verdict.accuracies]
+    kept = sum(conclusion in (Conclusion.EQUAL, Conclusion.BETTER) for conclusion in conclusions)
+    how = "not lost" if Conclusion.BETTER in conclusions else f"within ±{worst.margin:g}"
+    among = formatting.count(len(conclusions) + len(verdict.uncompared), "comparison")
     return [_tile(formatting.signed(worst.mean, 2), "points", f"of accuracy at worst; {how} in {kept} of {among}")]
 
 
@@ -123,12 +123,12 @@ def _primary_table(verdict: Verdict) -> Markup:
         return tag("p", "Accuracy was not compared: nothing was trained with both wires.", class_="absent")
     rows = []
     for row in verdict.accuracies:
-        found = row.difference
-        assert found is not None
-        shown = formatting.points(found.interval).replace(" points", "")
+        difference = row.difference
+        assert difference is not None
+        shown = formatting.points(difference.interval).replace(" points", "")
         assert row.conclusion is not None
-        told = ", ".join([MEANING[row.conclusion], *share_words(row), *failed_words(row)])
-        rows.append(TableRow((row.data, row.model, found.seeds, shown, told), row))
+        finding = ", ".join([MEANING[row.conclusion], *share_words(row), *failed_words(row)])
+        rows.append(TableRow((row.data, row.model, difference.seeds, shown, finding), row))
     rows += [TableRow((row.data, row.model, 0, "", unknown_words(row)), row) for row in verdict.uncompared]
     caption = f"Accuracy of {verdict.findings.primary} beside {verdict.findings.baseline}, points"
     return Table(caption, ("data", "model", "seeds", "difference (95 %)", "finding"), rows, left=2, tail=1).markup()

@@ -148,26 +148,26 @@ def _counted(number: int, kind: Conclusion) -> str:
 
 
 def accuracy_sentence(context: Context) -> str:
-    found = [row.conclusion for row in context.findings.accuracies if row.conclusion is not None]
-    if not found:
+    conclusions = [row.conclusion for row in context.findings.accuracies if row.conclusion is not None]
+    if not conclusions:
         return f"Cannot tell: nothing was trained beside {context.findings.baseline} with the same seeds."
-    counts = [_counted(found.count(kind), kind) for kind in Conclusion if kind in found]
+    counts = [_counted(conclusions.count(kind), kind) for kind in Conclusion if kind in conclusions]
     return (
-        f"Of {formatting.count(len(found), 'comparison')} with {context.findings.baseline}, at a margin of "
+        f"Of {formatting.count(len(conclusions), 'comparison')} with {context.findings.baseline}, at a margin of "
         f"{formatting.margin(context.findings.margin)}, {formatting.listed(counts)}."
     )
 
 
 def _accuracy_cells(context: Context, row: Accuracy, corrected: float) -> tuple[object, ...]:
     head = (row.model, row.data, context.label(row), row.workers, row.seeds, formatting.between(row.mean, least=1))
-    found = row.difference
-    if found is None:
+    tested = row.difference
+    if tested is None:
         why = ["baseline"] if row.wire == context.findings.baseline else share_words(row) or ["no baseline"]
         return (*head, "", "", "", *why)
-    difference = formatting.points(found.interval).replace(" points", "")
+    difference = formatting.points(tested.interval).replace(" points", "")
     assert row.conclusion is not None
-    told = ", ".join([row.conclusion.value, *share_words(row), *failed_words(row)])
-    return (*head, difference, formatting.p_value(found.p), formatting.p_value(corrected), told)
+    finding = ", ".join([row.conclusion.value, *share_words(row), *failed_words(row)])
+    return (*head, difference, formatting.p_value(tested.p), formatting.p_value(corrected), finding)
 
 
 def _table(context: Context, groups: Sequence[Sequence[Point]]) -> Table:

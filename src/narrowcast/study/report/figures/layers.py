@@ -97,15 +97,15 @@ def _sentence(context: Context, rows: Sequence[Accuracy]) -> str:
 
 
 def _table(context: Context, rows: Sequence[Accuracy]) -> Table:
-    found = []
+    listed = []
     for row in rows:
         values = {layer["name"]: layer["values"] for layer in row.runs[0].get("layers") or ()}
         for name, ratio in _ratios(row).items():
             shares = (f"{100 * _mean(row, name, what):.2g}" for what in ("flushed", "saturated"))
             numbers = (f"{values.get(name, 0):,}", f"{ratio:.1f}", f"{_mean(row, name, 'bias'):.1e}", *shares)
-            found.append(TableRow((row.model, row.data, context.label(row), name, *numbers), row))
+            listed.append(TableRow((row.model, row.data, context.label(row), name, *numbers), row))
     heads = ("model", "data", "wire", "layer", "values", "SNR dB", "bias", "flushed %", "saturated %")
-    return Table("Error by layer, mean over seeds", heads, found, left=4)
+    return Table("Error by layer, mean over seeds", heads, listed, left=4)
 
 
 def layers(context: Context) -> Figure | Absent:

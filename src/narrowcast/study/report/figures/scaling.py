@@ -81,12 +81,12 @@ def _pairs(context: Context, same: Sequence[Step]) -> list[tuple[Interval, Inter
     """With the most workers: what the baseline and the primary wire leave of them, and the step of the latter."""
     most = max(step.workers for step in same)
     known = {id(step.line): effective_workers(step) for step in same}
-    found = []
+    pairs = []
     for step in one_each((s for s in same if s.workers == most), context.findings.primary):
         plain, narrow = known.get(id(step.base)), known[id(step.line)]
         if plain is not None and narrow is not None:
-            found.append((plain, narrow, step))
-    return found
+            pairs.append((plain, narrow, step))
+    return pairs
 
 
 def _sentence(context: Context, places: Sequence[Sequence[Step]]) -> str:

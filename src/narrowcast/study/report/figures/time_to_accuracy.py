@@ -38,8 +38,8 @@ class Course:
 
     def reached(self, target: float) -> list[float]:
         """Seconds until each seed reached the target, of those that did."""
-        found = [_first_epoch(run, target) for run in self.row.runs]
-        return [epoch * self.epoch_seconds for epoch in found if epoch is not None]
+        epochs = [_first_epoch(run, target) for run in self.row.runs]
+        return [epoch * self.epoch_seconds for epoch in epochs if epoch is not None]
 
     def typical(self, target: float) -> float | None:
         """The median over seeds, where every one reached it."""
@@ -66,13 +66,13 @@ def _has_curve(run: Line) -> bool:
 
 
 def _courses(context: Context, rows: Sequence[Accuracy], rate: str | None) -> list[Course]:
-    found = []
+    courses = []
     for row in rows:
         step = next((s for s in steps_for(context, row) if s.rate_name == rate), None)
         curves = all(map(_has_curve, row.runs)) and len({len(run["curve"]) for run in row.runs}) == 1
         if step is not None and curves and row.line.get("steps_per_epoch"):
-            found.append(Course(row, step))
-    return found
+            courses.append(Course(row, step))
+    return courses
 
 
 def _panel(context: Context, courses: Sequence[Course], target: float | None) -> Panel:
@@ -131,13 +131,13 @@ def _sentence(context: Context, groups: Sequence[tuple[Sequence[Course], float |
 
 def _table(context: Context, rows: Sequence[Accuracy]) -> Table:
     """Every rate, not only the one that is drawn."""
-    found = []
+    listed = []
     for same in grouped(rows, lambda row: (row.model, row.data, row.workers, row.parallel, row.min_values)).values():
         rates = {(s.rate_bits, s.rate_name) for row in same for s in steps_for(context, row)}
         for _, rate in sorted(rates, key=str):
             courses = _courses(context, same, rate)
             target = _target(context, courses) if courses else None
-            found += [_row(context, course, target) for course in courses if target is not None]
+            listed += [_row(context, course, target) for course in courses if target is not None]
     heads = (
         "model",
         "data",
@@ -150,7 +150,7 @@ def _table(context: Context, rows: Sequence[Accuracy]) -> Table:
         "from",
         "to",
     )
-    return Table("Seconds until the target is reached", heads, found, left=4)
+    return Table("Seconds until the target is reached", heads, listed, left=4)
 
 
 def _row(context: Context, course: Course, target: float) -> TableRow:
