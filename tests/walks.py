@@ -159,8 +159,8 @@ workers = [2]
 
 
 def study_case() -> Walk:
+    from narrowcast.study.execution.runner import Options, run
     from narrowcast.study.file import parse
-    from narrowcast.study.run.runner import Options, run
 
     study = parse(STUDY)
 

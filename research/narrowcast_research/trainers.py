@@ -10,10 +10,10 @@ from torch.nn.parallel import DistributedDataParallel
 from narrowcast.parallel import attach
 from narrowcast.parallel.wires import stats as activation_stats
 from narrowcast.study import models
-from narrowcast.study.analysis.compressed import Share, of_message
 from narrowcast.study.cases import PLAIN
 from narrowcast.study.datasets import Examples
-from narrowcast.study.run.trainers import LR, Counted, counted_of, plain_bytes
+from narrowcast.study.execution.trainers import LR, Counted, counted_of, plain_bytes
+from narrowcast.study.spec_bits import Share, message_share
 from narrowcast_research.dettmers import SubBatchMLP
 
 
@@ -59,7 +59,7 @@ class ModelParallel:
 
     def compressed(self) -> Share:
         """Every activation and every gradient takes the wire, however small."""
-        return of_message(self._wire)
+        return message_share(self._wire)
 
     def close(self) -> None:
         if self._handle is not None:

@@ -47,7 +47,7 @@ class Plugins:
     statements: list[str] = field(default_factory=list)
     """Which a report holds against its data: `narrowcast.study.report.sections.Statements`."""
     published: list[str] = field(default_factory=list)
-    """Batches and computing times of papers: `narrowcast.study.run.predicted.Published`."""
+    """Batches and computing times of papers: `narrowcast.study.execution.predicted.Published`."""
     trainers: dict[str, str] = field(default_factory=dict)
     """By a study's `parallel`: functions (model, examples, wire, algorithm) that give a trainer."""
 

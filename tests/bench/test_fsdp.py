@@ -11,18 +11,19 @@ import pytest
 import torch
 from narrowcast_research.bench import fsdp_curves, fsdp_curves_worker
 
-from narrowcast.bench import fsdp, fsdp_worker
-from narrowcast.bench.transformer import Transformer, batch, text
+from narrowcast.bench import fsdp
+from narrowcast.bench.fsdp import Transformer, batch
+from narrowcast.data import help_text
 
 
 def test_a_wire_is_what_attach_gets() -> None:
-    assert fsdp_worker.wires("plain") == {}
-    assert fsdp_worker.wires("gradients=int8/256") == {"gradients": "int8/256"}
-    assert fsdp_worker.wires("parameters=e4m3fn/128") == {"gradients": "as-is", "parameters": "e4m3fn/128"}
-    both = fsdp_worker.wires("gradients=int4/128+ef,parameters=e4m3fn/128")
+    assert fsdp.attach_arguments("plain") == {}
+    assert fsdp.attach_arguments("gradients=int8/256") == {"gradients": "int8/256"}
+    assert fsdp.attach_arguments("parameters=e4m3fn/128") == {"gradients": "as-is", "parameters": "e4m3fn/128"}
+    both = fsdp.attach_arguments("gradients=int4/128+ef,parameters=e4m3fn/128")
     assert both == {"gradients": "int4/128+ef", "parameters": "e4m3fn/128"}
     with pytest.raises(ValueError, match="'weights' is neither"):
-        fsdp_worker.wires("weights=int8/256")
+        fsdp.attach_arguments("weights=int8/256")
 
 
 def test_a_wrong_spec_is_refused_before_a_lab_is_built() -> None:
@@ -31,7 +32,7 @@ def test_a_wrong_spec_is_refused_before_a_lab_is_built() -> None:
 
 
 def test_the_models_have_the_promised_sizes() -> None:
-    large = Transformer(fsdp_worker.WIDTH, fsdp_worker.LAYERS, fsdp_worker.LENGTH)
+    large = Transformer(fsdp.WIDTH, fsdp.LAYERS, fsdp.LENGTH)
     small = Transformer(fsdp_curves_worker.WIDTH, fsdp_curves_worker.LAYERS, fsdp_curves_worker.LENGTH)
     sizes = [sum(p.numel() for p in model.parameters()) for model in (large, small)]
     assert sizes == [pytest.approx(10e6, rel=0.05), pytest.approx(3e6, rel=0.1)]
@@ -39,7 +40,7 @@ def test_the_models_have_the_promised_sizes() -> None:
 
 def test_the_loss_looks_at_no_later_byte() -> None:
     torch.manual_seed(0)
-    model, x = Transformer(16, 2, 8), batch(text(), 0, 1, 8)
+    model, x = Transformer(16, 2, 8), batch(help_text(), 0, 1, 8)
     hidden = model.embed(x[:, :-1]) + model.place(torch.arange(8))
     changed = hidden.clone()
     changed[0, -1] += 1.0
@@ -52,10 +53,10 @@ def test_rows_are_compared_with_plain() -> None:
     plain = {"wire": "plain", "link_bytes": 100.0, "step": 4.0}
     row = {"wire": fsdp.WIRES[-1], "link_bytes": 25.0, "step": 1.0}
     kept = {"fewer_bytes": 4.0, "speedup": 4.0, "target": (3.5, 2.5), "met": True}
-    assert fsdp.compared(row, plain, 4, "200mbit") == kept
-    assert fsdp.compared({**row, "step": 2.0}, plain, 4, "200mbit")["met"] is False
-    assert fsdp.compared(row, plain, 2, "200mbit")["met"] is None
-    assert fsdp.compared(row, None, 4, "200mbit")["speedup"] is None
+    assert fsdp.comparison(row, plain, 4, "200mbit") == kept
+    assert fsdp.comparison({**row, "step": 2.0}, plain, 4, "200mbit")["met"] is False
+    assert fsdp.comparison(row, plain, 2, "200mbit")["met"] is None
+    assert fsdp.comparison(row, None, 4, "200mbit")["speedup"] is None
 
 
 def test_the_interval_of_paired_differences() -> None:

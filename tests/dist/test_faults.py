@@ -22,8 +22,7 @@ import narrowcast as nc
 from narrowcast.collectives.segments import Coder
 from narrowcast.collectives.transports.base import TransportError
 from narrowcast.collectives.transports.torch import ask_within
-from narrowcast.lab import Lab, LabError, Line
-from narrowcast.lab.lab import check_machine
+from narrowcast.lab import Lab, LabError, Line, check_machine
 
 TIMEOUT = 4.0
 PROMPT = 2.5

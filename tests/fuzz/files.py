@@ -15,8 +15,9 @@ from narrowcast_research.validation import table
 
 import narrowcast
 from narrowcast import predict, study
-from narrowcast.predict import cluster, model, source, toml
-from narrowcast.predict.toml import FileError
+from narrowcast.predict import cluster, model
+from narrowcast.predict.profile import _from_description
+from narrowcast.toml_file import FileError, parse_toml
 
 ROOT = Path(narrowcast.__file__).parent
 ONE_IN = 300
@@ -95,14 +96,14 @@ def _cluster(text: str, use: bool) -> None:
 
 
 def _model(text: str, use: bool) -> None:
-    document = toml.parse(text, "mine.toml")
+    document = parse_toml(text, "mine.toml")
     if "layer" not in document.values:
-        model.read(document)
+        model.read_profile(document)
         return
-    made = model.described(document)
+    made = model.read_description(document)
     if use:
         try:
-            profile = source._described(made, _known()[1], 0, 0.0, 0.0).profile
+            profile = _from_description(made, _known()[1], 0, 0.0, 0.0).profile
         except ValueError as error:
             one_line(str(error), "model")
             return

@@ -17,11 +17,10 @@ from narrowcast_research.insights import insights
 from study.report import made_up
 
 from narrowcast.study.analysis.findings import Findings
-from narrowcast.study.analysis.lines import usable_lines
 from narrowcast.study.analysis.verdict import verdict_text
+from narrowcast.study.execution.results import ResultsError, usable_lines
 from narrowcast.study.report import write_report
 from narrowcast.study.report.export import rows
-from narrowcast.study.run.results import ResultsError
 
 JUDGED_IN, REPORTED_IN = 20, 2000
 """How many files are read for one that is judged, and for one of which a whole report is made."""

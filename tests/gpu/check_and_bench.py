@@ -426,7 +426,7 @@ def main() -> None:
     options = parser.parse_args()
     start = time.perf_counter()
     bench.require()
-    results = bench.Results(bench.describe_machine() | {"commit": options.commit})
+    results = bench.CudaResults(bench.describe_machine() | {"commit": options.commit})
     print(results.machine, "cpu:", native.isa() if native.available() else native.load()[1], flush=True)
     faults: dict[str, list[str]] = {}
     if not options.no_checks:

@@ -225,7 +225,7 @@ def nccl_auto(device: torch.device) -> Checks:
     model = DistributedDataParallel(model_of(device))
     handle = nc.attach(model, "auto", min_values=0)
     found = trained(model, device, steps)
-    clock, channel = auto.Clock(device), Channel(TorchTransport())
+    clock, channel = auto.DeviceClock(device), Channel(TorchTransport())
     late = auto._timed(lambda x: torch.cuda._sleep(VERY_LATE), 16, 1, clock)
     rates = auto.seconds_a_value(channel, dist.group.WORLD, clock)  # type: ignore[arg-type]
     channel.close()

@@ -15,8 +15,7 @@ import pytest
 from lab.helpers import Footprint, wait_until
 
 from narrowcast.lab import Lab, LabError
-from narrowcast.lab.clean import clean, leftovers
-from narrowcast.lab.connection import PACKAGE
+from narrowcast.lab.connection import PACKAGE, clean, leftovers
 
 pytestmark = pytest.mark.usefixtures("needs_lab")
 

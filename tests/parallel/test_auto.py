@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from narrowcast.measure import DeviceClock
 from narrowcast.parallel import auto
-from narrowcast.parallel.clock import Clock
 
 META, CUDA = torch.device("meta"), torch.device("cuda", 1)
 
@@ -62,7 +62,7 @@ def test_what_is_timed_lies_on_the_models_device(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(auto, "all_reduce", lambda x, wire, *_, **__: seen.append((wire, x.device)))
     monkeypatch.setattr(auto, "agreed", lambda channel, mine: mine)
     none: Any = None
-    auto.seconds_a_value(none, none, Clock(META))
+    auto.seconds_a_value(none, none, DeviceClock(META))
     assert {wire for wire, _ in seen} == {"as-is", *auto.WIRES}
     assert {device for _, device in seen} == {META}
 
@@ -71,7 +71,7 @@ def test_the_time_of_a_sum_is_the_devices(monkeypatch: pytest.MonkeyPatch) -> No
     gpu = FakeGpu(monkeypatch)
     monkeypatch.setattr(torch, "linspace", lambda *_, device: torch.empty(0))
     long = iter([0.5, 0.25, 2.0])
-    found = auto._timed(lambda x: gpu.work(next(long)), 16, 3, Clock(CUDA))
+    found = auto._timed(lambda x: gpu.work(next(long)), 16, 3, DeviceClock(CUDA))
     assert found.tolist() == [0.5, 0.25, 2.0]
 
 
@@ -80,7 +80,7 @@ def test_buckets_are_ready_when_the_device_is_there(monkeypatch: pytest.MonkeyPa
     gpu = FakeGpu(monkeypatch)
     monkeypatch.setattr(auto, "plain", lambda buffer, group: None)
     none: Any = None
-    times = auto.BucketTimes(none, Clock(CUDA))
+    times = auto.BucketTimes(none, DeviceClock(CUDA))
     for _ in range(auto.WARM_UP + auto.WATCHED):
         times.begin()
         gpu.work(1.0)

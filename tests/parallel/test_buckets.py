@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from narrowcast.parallel import assign_buckets, first_buckets, rebuilt_buckets
 from narrowcast.parallel.ddp import buckets as ddp
-from narrowcast.predict.buckets import buckets
-from narrowcast.predict.model import TensorTime
+from narrowcast.predict.model import TensorTime, ddp_buckets
 
 
 def test_the_first_cap_is_torchs() -> None:
@@ -28,7 +27,7 @@ def test_a_bucket_is_closed_once_it_has_reached_its_cap(sizes: list[int], first:
     expected += [held] if held else []
     assert assign_buckets([torch.empty(size, device="meta") for size in sizes], [first, later]) == expected
     times = tuple(TensorTime(str(number), size, float(number)) for number, size in enumerate(sizes))
-    predicted = buckets(times, first, later, min_values=100)
+    predicted = ddp_buckets(times, first, later, min_values=100)
     assert [bucket.values for bucket in predicted] == [sum(sizes[n] for n in bucket) for bucket in expected]
     assert [bucket.ready for bucket in predicted] == [float(bucket[-1]) for bucket in expected]
 

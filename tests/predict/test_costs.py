@@ -14,7 +14,7 @@ from narrowcast.collectives.algorithms import record
 from narrowcast.collectives.algorithms.record import ALGORITHMS, Setting
 from narrowcast.collectives.segments import Coder
 from narrowcast.predict import costs, curve
-from narrowcast.predict.cluster import Cluster, CodecSpeed, Device, Level, Table
+from narrowcast.predict.cluster import Cluster, CodecSpeed, CollectiveTimings, Device, Level
 from narrowcast.predict.costs import Costs, plan
 from narrowcast.predict.curve import Curve
 
@@ -38,7 +38,7 @@ def test_a_curve_goes_through_its_points_and_on_at_the_last_slope() -> None:
 
 
 def test_the_first_version_is_the_mean_and_the_others_are_drawn_from_the_timings() -> None:
-    made = curve.drawn([1.0, 2.0, 3.0, 100.0], 200, torch.Generator().manual_seed(0))
+    made = curve.draw_means([1.0, 2.0, 3.0, 100.0], 200, torch.Generator().manual_seed(0))
     assert float(made[0]) == 2.0, "a timing that is far out does not count"
     assert float(made[1:].min()) >= 1.0
     assert float(made[1:].max()) <= 3.0
@@ -150,7 +150,7 @@ def test_chunks_hide_the_shorter_of_codec_and_wire() -> None:
 
 def test_a_measured_table_holds_at_its_own_ranks_and_scales_to_others() -> None:
     points = tuple((float(n), 1e-4 + n * 1.5e-9) for n in (2**12, 2**16, 2**20, 2**24))
-    level = replace(FLAT.levels[0], tables=(Table("all_reduce", 4, points),))
+    level = replace(FLAT.levels[0], tables=(CollectiveTimings("all_reduce", 4, points),))
     made = Costs(replace(FLAT, levels=(level,)), draws=0)
     at = made.seconds("native", "fp32", sizes(2**20 / 4), 4)[0]
     assert float(at) == pytest.approx(1e-4 + 2**20 * 1.5e-9)
@@ -160,8 +160,10 @@ def test_a_measured_table_holds_at_its_own_ranks_and_scales_to_others() -> None:
 
 
 def test_a_call_that_was_timed_whole_is_predicted_as_it_was_timed() -> None:
-    fp32 = Table("two_shot", 2, tuple((float(n), 1e-4 + n * 1e-9) for n in (2**12, 2**18, 2**24)))
-    whole = Table("two_shot", 2, tuple((float(n), 3e-4 + n * 0.7e-9) for n in (2**12, 2**18, 2**24)), "int8/256")
+    fp32 = CollectiveTimings("two_shot", 2, tuple((float(n), 1e-4 + n * 1e-9) for n in (2**12, 2**18, 2**24)))
+    whole = CollectiveTimings(
+        "two_shot", 2, tuple((float(n), 3e-4 + n * 0.7e-9) for n in (2**12, 2**18, 2**24)), "int8/256"
+    )
     level = replace(FLAT.levels[0], tables=(fp32, whole))
     made = Costs(replace(FLAT, levels=(level,)), draws=0)
     assert float(made.seconds("two_shot", "int8/256", sizes(2**16), 2)[0]) == pytest.approx(3e-4 + 2**18 * 0.7e-9)
@@ -175,8 +177,8 @@ TWO = plan("two_shot", FLAT, 2)
 def test_tables_are_scaled_to_another_bandwidth_and_what_is_no_link_stays() -> None:
     """Timed at 1 GB/s: 1 ns a byte and two latencies; whole calls with int8 take 1 ms more, which is not the link's."""
     knots, eight = [2**k for k in range(12, 25)], 1 / 4 + 1 / 256
-    fp32 = Table("two_shot", 2, tuple((float(n), 2e-4 + n * 1e-9) for n in knots))
-    whole = Table("two_shot", 2, tuple((float(n), 12e-4 + n * eight * 1e-9) for n in knots), "int8/256")
+    fp32 = CollectiveTimings("two_shot", 2, tuple((float(n), 2e-4 + n * 1e-9) for n in knots))
+    whole = CollectiveTimings("two_shot", 2, tuple((float(n), 12e-4 + n * eight * 1e-9) for n in knots), "int8/256")
     device = Device("cpu", memory_gbyte=1e6, launch_us=0.0)
     place = replace(FLAT, levels=(replace(FLAT.levels[0], tables=(fp32, whole)),), device=device, measured=True)
 
@@ -194,7 +196,7 @@ def test_tables_are_scaled_to_another_bandwidth_and_what_is_no_link_stays() -> N
 
 def test_on_another_link_only_the_bytes_take_another_time() -> None:
     """Timed at 1 GB/s, but a call takes 3 ms of the processors as well: a hundredth of the bandwidth leaves those."""
-    table = Table("two_shot", 2, tuple((float(n), 3e-3 + n * 1e-9) for n in [2**k for k in range(12, 25)]))
+    table = CollectiveTimings("two_shot", 2, tuple((float(n), 3e-3 + n * 1e-9) for n in [2**k for k in range(12, 25)]))
     place = replace(FLAT, levels=(replace(FLAT.levels[0], tables=(table,)),), measured=True)
 
     def seconds(gbit: float, values: int) -> float:

@@ -12,8 +12,7 @@ from torch import nn
 from narrowcast.predict import model, profile, zoo
 from narrowcast.predict.advice import gradients
 from narrowcast.predict.model import Description, Layer
-from narrowcast.predict.profile import ModelError
-from narrowcast.predict.source import resolve
+from narrowcast.predict.profile import ModelError, resolve
 
 PUBLISHED = {
     "alexnet": 62_378_344,

@@ -120,7 +120,7 @@ def test_auto_leaves_it_off_where_the_link_is_free() -> None:
 def measured(group: dist.ProcessGroup) -> dict[str, list[float]]:
     auto.VALUES = 1 << 12
     channel = auto.Channel(auto.TorchTransport(group))
-    found = auto.seconds_a_value(channel, group, auto.Clock(torch.device("cpu")))
+    found = auto.seconds_a_value(channel, group, auto.DeviceClock(torch.device("cpu")))
     channel.close()
     return {wire: rates.tolist() for wire, rates in found.items()}
 

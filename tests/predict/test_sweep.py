@@ -21,7 +21,7 @@ from narrowcast.predict.cluster import Cluster, CodecSpeed, Device, Level, Overl
 from narrowcast.predict.costs import Costs
 from narrowcast.predict.model import Profile, TensorTime
 from narrowcast.predict.parallelism import MODES
-from narrowcast.predict.step import Prediction, Setup, Steps
+from narrowcast.predict.step import Prediction, Setup, StepPredictor
 from narrowcast.predict.sweep import BANDWIDTHS, Sweep
 
 SLOW = Cluster("slow", (Level("link", 0, 0.1, 100.0),), Device("cpu", memory_gbyte=10.0, launch_us=0.0))
@@ -76,7 +76,7 @@ def test_a_step_never_gets_shorter_with_more_workers(name: str) -> None:
     flat = [(wire, way) for wire in ("fp32", "int8/256") for way in ("two_shot", "one_shot", "ring", "tree", "auto")]
     nodes = [(wire, "hierarchical") for wire in ("fp32", "int8/256")] * (len(place.levels) > 1)
     for model in (zoo.resnet50(), zoo.gpt2()):
-        made = Steps(model.profile(place.device.flops, place.device.memory_gbyte), Costs(place, draws=0))
+        made = StepPredictor(model.profile(place.device.flops, place.device.memory_gbyte), Costs(place, draws=0))
         for wire, way in (*flat, *nodes, ("fp32", "native"), ("bf16", "native")):
             steps = [
                 float(made.steps(Setup(world, wire, way))[0])
@@ -170,7 +170,9 @@ def test_the_bandwidth_that_hides_communication_does() -> None:
 
 def test_ranks_that_share_processors_are_slower_unless_the_profile_has_seen_it() -> None:
     shared = replace(FAST, overlap=Overlap(together=2.0))
-    alone, seen = (Steps(replace(PROFILE, ranks=ranks), Costs(shared)).predict(Setup(4, "fp32")) for ranks in (1, 4))
+    alone, seen = (
+        StepPredictor(replace(PROFILE, ranks=ranks), Costs(shared)).predict(Setup(4, "fp32")) for ranks in (1, 4)
+    )
     assert alone.compute == 2 * seen.compute == 2 * PROFILE.compute
 
 

@@ -13,8 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from narrowcast.parallel import overlap
 from narrowcast.parallel.overlap import Contention
-from narrowcast.predict import buckets
-from narrowcast.predict.model import TensorTime
+from narrowcast.predict.model import TensorTime, attach_calls, ddp_buckets
 
 
 def exact(values: list[float]) -> torch.Tensor:
@@ -131,14 +130,14 @@ def test_buckets_are_those_of_ddp() -> None:
     # gradients get ready from the last layer to the first, a bias before its weight
     order = [p.numel() for layer in reversed(list(module)) for p in (layer.bias, layer.weight)]
     tensors = tuple(TensorTime(str(i), n, float(i)) for i, n in enumerate(order))
-    made = buckets.buckets(tensors, bucket_bytes=2 << 20)
+    made = ddp_buckets(tensors, bucket_bytes=2 << 20)
     assert sorted(b.values for b in made) == sorted(real_buckets(module, 2.0))
 
 
 def test_small_tensors_of_a_bucket_travel_apart() -> None:
     tensors = (TensorTime("bias", 100, 1.0), TensorTime("weight", 1_000_000, 2.0), TensorTime("rest", 50_000, 3.0))
-    cut = buckets.buckets(tensors)
+    cut = ddp_buckets(tensors)
     assert [(b.values, b.small, b.ready) for b in cut] == [(1_000_100, 100, 2.0), (50_000, 0, 3.0)]
-    made = buckets.calls(cut, "int8/256")
+    made = attach_calls(cut, "int8/256")
     assert [(c.values, c.wire) for c in made] == [(1_000_000, "int8/256"), (100, "fp32"), (50_000, "int8/256")]
-    assert [(c.values, c.wire) for c in buckets.calls(cut, "fp32")] == [(1_000_100, "fp32"), (50_000, "fp32")]
+    assert [(c.values, c.wire) for c in attach_calls(cut, "fp32")] == [(1_000_100, "fp32"), (50_000, "fp32")]

@@ -20,7 +20,7 @@ from narrowcast_research.validation import (
 )
 from narrowcast_research.validation.metrics import Cell
 
-from narrowcast.predict.toml import FileError
+from narrowcast.toml_file import FileError
 
 
 @pytest.mark.parametrize("name", [name for name in registry.VALIDATIONS if name != "lab"])

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 from torch import nn
+
+HERE = Path(__file__)
+OWN_STUDY = f"""\
+models = ["{HERE}:net"]
+data = ["{HERE}:rows"]
+wires = ["fp32", "int8/256"]
+batch = 8
+steps = 3
+repeats = 2
+"""
+"""The beginning of a study of them."""
 
 
 def net() -> nn.Module:

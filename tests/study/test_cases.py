@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from narrowcast.predict.toml import FileError
 from narrowcast.study import builtins, expand, load, parse
 from narrowcast.study.cases import settings
-from narrowcast.study.run.launch import LabLauncher
+from narrowcast.study.execution.launch import LabLauncher
+from narrowcast.toml_file import FileError
 
 STUDY = """\
 models = ["mlp", "cnn"]

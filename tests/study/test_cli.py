@@ -14,7 +14,7 @@ from narrowcast.cli import app
 from narrowcast.cli import study as cli
 from narrowcast.cli.study import seconds_of
 from narrowcast.study import Options, parse, run
-from narrowcast.study.run.progress import Tally, spoken
+from narrowcast.study.execution.progress import Tally, clock_time
 
 RUNNER = CliRunner()
 
@@ -107,4 +107,4 @@ def test_the_time_to_go_is_known_once_each_kind_was_seen() -> None:
     for case in (*cases[0], *cases[1][:1]):
         tally.count(case, "done")
     assert not tally.whole_eta().startswith("more than")
-    assert (spoken(75), spoken(3675)) == ("1:15", "1:01:15")
+    assert (clock_time(75), clock_time(3675)) == ("1:15", "1:01:15")

@@ -5,28 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from study.nets import OWN_STUDY
 
-from narrowcast.predict.model import Profile, TensorTime
+from narrowcast.predict import Profile, TensorTime
 from narrowcast.study import Options, expand, parse, run
-from narrowcast.study.analysis import compressed
 from narrowcast.study.analysis.verdict import verdict_text
-from narrowcast.study.run import accuracy
-from narrowcast.study.run.results import latest, read
+from narrowcast.study.execution.accuracy import job_of
+from narrowcast.study.execution.results import latest, read
+from narrowcast.study.spec_bits import NONE, message_share, profile_share
 
-NETS = Path(__file__).with_name("nets.py")
-OWN = f"""\
-models = ["{NETS}:net"]
-data = ["{NETS}:rows"]
-wires = ["fp32", "int8/256"]
-batch = 8
-steps = 3
-repeats = 2
-seconds = 0.2
-seeds = 1
-epochs = 1
-workers = [2]
-probe_seconds = 0
-"""
+OWN = OWN_STUDY + "seconds = 0.2\nseeds = 1\nepochs = 1\nworkers = [2]\nprobe_seconds = 0\n"
 SMALL = 400 + 400 * 4 + 4
 """Values of the tensors that have fewer than 10,000; the matrix has 12,800."""
 SHARE = 12_800 / (12_800 + SMALL)
@@ -50,8 +38,8 @@ def test_measured_and_simulated_cases_say_how_much_they_compressed(tmp_path: Pat
 
 
 def test_a_collective_alone_sends_every_value_by_its_wire() -> None:
-    assert compressed.of_message("int8/256") == {"values": 1.0, "bytes": 1.0}
-    assert compressed.of_message("fp32") == compressed.of_message("as-is") == compressed.NONE
+    assert message_share("int8/256") == {"values": 1.0, "bytes": 1.0}
+    assert message_share("fp32") == message_share("as-is") == NONE
 
 
 def test_min_values_is_part_of_a_name_where_it_is_not_the_usual() -> None:
@@ -62,12 +50,12 @@ def test_min_values_is_part_of_a_name_where_it_is_not_the_usual() -> None:
     assert usual == said
     assert other == [f"{name}|min_values 0" for name in usual]
     case = expand(parse(OWN + "min_values = 0\n"), "lab")[1][0]
-    assert (case.axes()["min_values"], accuracy.job_of(case)["min_values"]) == (0, 0)
+    assert (case.axes()["min_values"], job_of(case).min_values) == (0, 0)
 
 
 def test_what_is_predicted_knows_it_too() -> None:
     profile = Profile("net", 8, 0.1, 0.2, 0.0, (TensorTime("a", 12_800, 0.1), TensorTime("b", SMALL, 0.2)))
-    assert compressed.of_profile(profile, "int8/256", 10_000)["values"] == pytest.approx(SHARE)
-    assert compressed.of_profile(profile, "int8/256", 1)["values"] == 1.0
-    assert compressed.of_profile(profile, "int8/256", 20_000) == compressed.NONE
-    assert compressed.of_profile(profile, "fp32", 0) == compressed.NONE
+    assert profile_share(profile, "int8/256", 10_000)["values"] == pytest.approx(SHARE)
+    assert profile_share(profile, "int8/256", 1)["values"] == 1.0
+    assert profile_share(profile, "int8/256", 20_000) == NONE
+    assert profile_share(profile, "fp32", 0) == NONE

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from narrowcast.predict.toml import FileError
 from narrowcast.study import builtins, load, parse
-from narrowcast.study.file import Layout
+from narrowcast.study.file import HostLayout
+from narrowcast.toml_file import FileError
 
 GOOD = """\
 name = "mine"
@@ -21,7 +21,7 @@ def test_a_short_file_has_defaults_for_the_rest() -> None:
     study = parse(GOOD)
     assert [grid.kind for grid in study.grids] == ["time", "accuracy"]
     assert (study.margin, study.primary, study.baseline, study.targets) == (1.0, "int8/256", "fp32", {})
-    assert study.grids[0].workers == (Layout(2), Layout(2, 2))
+    assert study.grids[0].workers == (HostLayout(2), HostLayout(2, 2))
     assert study.grids[1].seeds == (0, 1, 2, 3, 4)
 
 

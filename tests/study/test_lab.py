@@ -11,7 +11,7 @@ import pytest
 
 from narrowcast.lab import LabError, launch
 from narrowcast.study import Options, parse, run
-from narrowcast.study.run.results import latest, read
+from narrowcast.study.execution.results import latest, read
 
 pytestmark = pytest.mark.usefixtures("needs_lab")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from narrowcast.study.run.results import Results, ResultsError, latest, read
+from narrowcast.study.execution.results import Results, ResultsError, latest, read
 
 
 def test_a_torn_last_line_is_cut_off_before_the_next_is_written(tmp_path: Path) -> None:

@@ -14,24 +14,15 @@ from typing import Any
 import pytest
 from lab.helpers import family, wait_until
 from lab.test_mpi import missing as without_mpi
+from study.nets import OWN_STUDY
 
 from narrowcast.study import Options, datasets, expand, load, parse, run
-from narrowcast.study.run import accuracy
-from narrowcast.study.run.results import latest, read
-from narrowcast.study.run.worker import PARENT
+from narrowcast.study.execution import accuracy
+from narrowcast.study.execution.results import latest, read
+from narrowcast.study.execution.worker import PARENT
 
 NETS = Path(__file__).with_name("nets.py")
-OWN = f"""\
-models = ["{NETS}:net"]
-data = ["{NETS}:rows"]
-wires = ["fp32", "int8/256"]
-batch = 8
-steps = 3
-repeats = 2
-seconds = 0.5
-seeds = 2
-epochs = 2
-"""
+OWN = OWN_STUDY + "seconds = 0.5\nseeds = 2\nepochs = 2\n"
 MPI = 'kinds = "time"\ntransport = "mpi"\nworkers = [2]\nprobe_seconds = 0\n'
 COMMAND = [sys.executable, "-c", "from narrowcast.cli import main; main()", "study", "run"]
 
@@ -227,8 +218,10 @@ def test_what_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
 
 def test_a_process_that_waits_for_its_next_job_hears_signals(tmp_path: Path) -> None:
     """The first rank never comes to speak."""
-    code = "import torch.distributed as d; from narrowcast.study import torchrun as t; print('up', flush=True); "
-    code += f"t._heard(d.FileStore({str(tmp_path / 'store')!r}, 2), 'never')"
+    code = (
+        "import torch.distributed as d; from narrowcast.study.execution import torchrun as t; print('up', flush=True); "
+    )
+    code += f"t._wait_for(d.FileStore({str(tmp_path / 'store')!r}, 2), 'never')"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as waiting:
         assert waiting.stdout is not None
         assert waiting.stdout.readline() == b"up\n"
@@ -291,7 +284,7 @@ def test_a_rank_of_mpirun_whose_study_is_gone_ends_at_once() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     own = {PARENT: str(gone.pid), "OMPI_COMM_WORLD_RANK": "0"}
-    code = "from narrowcast.study.run.worker import end_with_parent; end_with_parent(); print('goes on')"
+    code = "from narrowcast.study.execution.worker import end_with_parent; end_with_parent(); print('goes on')"
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | own, capture_output=True, text=True, check=False
     )

@@ -5,7 +5,6 @@ python -m narrowcast_research.bench.fsdp_curves_worker STEPS SEED WIRE, with the
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 
@@ -13,8 +12,9 @@ import torch
 import torch.distributed as dist
 
 from narrowcast.bench.codecs import describe_machine
-from narrowcast.bench.fsdp_worker import sharded
-from narrowcast.bench.transformer import Transformer, batch, text
+from narrowcast.bench.fsdp import Transformer, batch, shard
+from narrowcast.data import help_text
+from narrowcast.measure import run_rank
 
 WIDTH, LAYERS, LENGTH, BATCH = 192, 7, 32, 2
 RATE, WARM_UP = 1e-3, 50
@@ -24,11 +24,11 @@ HELD_OUT, EVALUATIONS, PIECES = 0.1, 10, 32
 
 def train(steps: int, seed: int, wire: str) -> dict[str, object]:
     torch.manual_seed(seed)
-    rank, data = dist.get_rank(), text()
+    rank, data = dist.get_rank(), help_text()
     cut = int(len(data) * (1 - HELD_OUT))
     model = Transformer(WIDTH, LAYERS, LENGTH)
     parameters = sum(p.numel() for p in model.parameters())
-    handle, began = sharded(model, wire), time.perf_counter()
+    handle, began = shard(model, wire), time.perf_counter()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.1, fused=True)
     ramp = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_UP))
     unseen = batch(data[cut:], 12345, PIECES, LENGTH)
@@ -49,15 +49,5 @@ def train(steps: int, seed: int, wire: str) -> dict[str, object]:
     return {**facts, "losses": losses, "held_out": evaluated, "sent_bytes": stats.get("sent_bytes")}
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    facts = train(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
-    if dist.get_rank() == 0:
-        print(json.dumps(facts), flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    run_rank(lambda: [train(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])])

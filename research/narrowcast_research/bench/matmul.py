@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor, nn
 
-from narrowcast.bench.timing import interleaved, torch_threads
 from narrowcast.formats import Kind
 from narrowcast.formats import format as format_named
 from narrowcast.kernels import FLOAT32
@@ -16,6 +15,7 @@ from narrowcast.kernels.matmul import explain, matmul
 from narrowcast.kernels.matmul.accumulator import accumulator
 from narrowcast.kernels.ops import round_to
 from narrowcast.kernels.reference import matmul as reference
+from narrowcast.measure import interleaved, torch_threads
 
 SIZE = 256
 ROUNDS = 7

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from narrowcast.bench.timing import Timing, interleaved
 from narrowcast.collectives.aps import agreed_scale_S
 from narrowcast.collectives.segments import split
+from narrowcast.measure import Timing, interleaved
 from narrowcast.simulate.world.stack import largest_WS
 from narrowcast.simulate.world.world import World
 

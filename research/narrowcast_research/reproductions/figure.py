@@ -4,92 +4,68 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
+
+from narrowcast.figures import COLOURS, Axis, Markup, join, line, lone, mark, points, tag
 
 WIDTH, HEIGHT = 640, 400
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 50, 60
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
-"""Okabe and Ito's, which the colour-blind can tell apart; each line also has its own mark."""
 MARKS = ("circle", "square", "diamond", "cross")
+"""Each line has its own, beside its colour."""
 Points = Sequence[tuple[float, float]]
 
 
 def line_chart(title: str, x_title: str, y_title: str, lines: Mapping[str, Points], ticks: Mapping[float, str]) -> str:
     """Lines over a logarithmic axis; `ticks` names the places on it. The numbers stand in the description too."""
-    place = _Scales(lines, ticks)
-    told = "; ".join(f"{name}: " + ", ".join(f"{ticks.get(x, x)}: {y:.4g}" for x, y in p) for name, p in lines.items())
-    opening = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        'aria-labelledby="title description" font-family="sans-serif" font-size="13">'
-    )
-    parts = [
-        opening,
-        f'<title id="title">{escape(title)}</title><desc id="description">{escape(told)}</desc>',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        f'<text x="{LEFT}" y="24" font-size="15">{escape(title)}</text>',
-        *_axes(place, x_title, y_title, ticks),
+    top = max(y for places in lines.values() for _, y in places)
+    step = _round_step(top / 5)
+    heights = [number * step for number in range(1 + math.ceil(top / step))]
+    across = Axis(list(ticks), LEFT, WIDTH - RIGHT, log=True)
+    up = Axis(heights, HEIGHT - BOTTOM, TOP, log=False, zero=True)
+    numbers = [
+        f"{name}: " + ", ".join(f"{ticks.get(x, x)}: {y:.4g}" for x, y in places) for name, places in lines.items()
     ]
-    for number, (name, points) in enumerate(lines.items()):
-        parts += _line(place, name, points, number)
-    return "\n".join([*parts, "</svg>", ""])
+    parts = [
+        tag("title", title, id="title"),
+        tag("desc", "; ".join(numbers), id="description"),
+        lone("rect", width=WIDTH, height=HEIGHT, fill="white"),
+        tag("text", title, x=LEFT, y=24, font_size=15),
+        *_frame(across, up, ticks, heights, x_title, y_title),
+    ]
+    for number, (name, places) in enumerate(lines.items()):
+        parts += _line([(across.at(x), up.at(y)) for x, y in places], name, number)
+    head = {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {WIDTH} {HEIGHT}", "role": "img"}
+    font = {"aria_labelledby": "title description", "font_family": "sans-serif", "font_size": 13}
+    return tag("svg", join(parts, "\n"), **head, **font) + "\n"
 
 
-class _Scales:
-    """From figures to pixels."""
-
-    def __init__(self, lines: Mapping[str, Points], ticks: Mapping[float, str]) -> None:
-        self._first, self._last = math.log2(min(ticks)), math.log2(max(ticks))
-        top = max(y for points in lines.values() for _, y in points)
-        self.step = _nice(top / 5)
-        self.top = self.step * math.ceil(top / self.step)
-
-    def x(self, value: float) -> float:
-        share = (math.log2(value) - self._first) / ((self._last - self._first) or 1)
-        return round(LEFT + share * (WIDTH - LEFT - RIGHT), 1)
-
-    def y(self, value: float) -> float:
-        return round(HEIGHT - BOTTOM - value / self.top * (HEIGHT - TOP - BOTTOM), 1)
-
-
-def _nice(step: float) -> float:
+def _round_step(step: float) -> float:
     """1, 2 or 5 times a power of ten, at least `step`."""
     power = 10.0 ** math.floor(math.log10(step))
     return next(power * n for n in (1, 2, 5, 10) if power * n >= step * (1 - 1e-9))
 
 
-def _axes(place: _Scales, x_title: str, y_title: str, ticks: Mapping[float, str]) -> list[str]:
-    floor, right = place.y(0), WIDTH - RIGHT
-    parts = [f'<line x1="{LEFT}" y1="{floor}" x2="{right}" y2="{floor}" stroke="#333"/>']
+def _frame(
+    across: Axis, up: Axis, ticks: Mapping[float, str], heights: Sequence[float], x_title: str, y_title: str
+) -> list[Markup]:
+    middle = (up.begin + up.end) / 2
+    parts = [line(across.begin, up.begin, across.end, up.begin, stroke="#333")]
     for value, name in ticks.items():
-        parts.append(f'<text x="{place.x(value)}" y="{floor + 20}" text-anchor="middle">{escape(name)}</text>')
-    for number in range(1 + round(place.top / place.step)):
-        height = place.y(number * place.step)
-        parts.append(f'<line x1="{LEFT}" y1="{height}" x2="{right}" y2="{height}" stroke="#ddd"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{height + 4}" text-anchor="end">{number * place.step:g}</text>')
-    middle = (TOP + HEIGHT - BOTTOM) / 2
-    parts.append(f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 18}" text-anchor="middle">{escape(x_title)}</text>')
-    turned = f'transform="rotate(-90 18 {middle})"'
-    parts.append(f'<text x="18" y="{middle}" text-anchor="middle" {turned}>{escape(y_title)}</text>')
-    return parts
+        parts.append(tag("text", name, x=across.at(value), y=up.begin + 20, text_anchor="middle"))
+    for value in heights:
+        parts.append(line(across.begin, up.at(value), across.end, up.at(value), stroke="#ddd"))
+        parts.append(tag("text", f"{value:g}", x=LEFT - 8, y=up.at(value) + 4, text_anchor="end"))
+    centre = (across.begin + across.end) / 2
+    parts.append(tag("text", x_title, x=centre, y=HEIGHT - 18, text_anchor="middle"))
+    turned = f"rotate(-90 18 {middle:.0f})"
+    return [*parts, tag("text", y_title, x=18, y=middle, text_anchor="middle", transform=turned)]
 
 
-def _line(place: _Scales, name: str, points: Points, number: int) -> list[str]:
-    colour, mark = COLOURS[number % len(COLOURS)], MARKS[number % len(MARKS)]
-    seats = [(place.x(x), place.y(y)) for x, y in points]
-    path = " ".join(f"{x},{y}" for x, y in seats)
+def _line(places: Points, name: str, number: int) -> list[Markup]:
+    colour, shape = COLOURS[number % len(COLOURS)], MARKS[number % len(MARKS)]
+    paint = {"stroke": colour, "stroke_width": 2} if shape == "cross" else {"fill": colour}
     legend = (LEFT + 10 + 180 * number, 40)
     return [
-        f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>',
-        *(_mark(mark, x, y, colour) for x, y in [*seats, legend]),
-        f'<text x="{legend[0] + 10}" y="{legend[1] + 4}">{escape(name)}</text>',
+        lone("polyline", points=points(places), fill="none", stroke=colour, stroke_width=2),
+        *(mark(shape, x, y, 4, **paint) for x, y in [*places, legend]),
+        tag("text", name, x=legend[0] + 10, y=legend[1] + 4),
     ]
-
-
-def _mark(mark: str, x: float, y: float, colour: str) -> str:
-    if mark == "circle":
-        return f'<circle cx="{x}" cy="{y}" r="4" fill="{colour}"/>'
-    if mark == "square":
-        return f'<rect x="{x - 4}" y="{y - 4}" width="8" height="8" fill="{colour}"/>'
-    if mark == "diamond":
-        return f'<path d="M{x} {y - 5}l5 5-5 5-5-5z" fill="{colour}"/>'
-    return f'<path d="M{x - 4} {y - 4}l8 8m0-8l-8 8" stroke="{colour}" stroke-width="2"/>'

@@ -6,7 +6,7 @@ import statistics
 
 import torch
 
-from narrowcast.predict.curve import measured
+from narrowcast.predict.curve import measured_curve
 from narrowcast_research.validation.metrics import Cell, Result, figures, line
 from narrowcast_research.validation.published import rows
 
@@ -18,7 +18,7 @@ def _nccl(ranks: int) -> list[tuple[float, float]]:
 
 def interpolated(points: list[tuple[float, float]], name: str) -> list[Cell]:
     """Every second size in a table, the others between them read off it."""
-    table = measured(points[::2], 0, torch.Generator())
+    table = measured_curve(points[::2], 0, torch.Generator())
     inner = [point for point in points[1::2] if point[0] < points[::2][-1][0]]
     sizes = torch.tensor([size for size, _ in inner], dtype=torch.float64)
     return [

@@ -8,7 +8,7 @@ import torch
 
 from narrowcast.parallel.overlap import Contention, step
 from narrowcast.predict import zoo
-from narrowcast.predict.buckets import buckets
+from narrowcast.predict.model import ddp_buckets
 from narrowcast_research.validation.metrics import Cell, Result, figures
 from narrowcast_research.validation.published import rows
 
@@ -36,7 +36,7 @@ def predicted(name: str, without_overlap: float, slower: float) -> float:
     """A step whose communication, known from the run without overlap, starts as gradients become ready."""
     compute = _compute(name)
     profile = MODELS[name]().profile_of(compute)
-    cut = buckets(profile.tensors)
+    cut = ddp_buckets(profile.tensors)
     total = sum(bucket.values for bucket in cut)
     communication = max(0.0, without_overlap - compute)
     ready = [[profile.forward + bucket.ready for bucket in cut]]

@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from narrowcast.lab import Lab, LabError
-from narrowcast.lab.lab import check_machine
+from narrowcast.lab import Lab, LabError, check_machine
 from narrowcast.predict import cluster as cluster_file
 from narrowcast.predict import model as model_file
-from narrowcast.predict import probe_worker, toml
+from narrowcast.predict import probe
 from narrowcast.predict.cluster import Cluster
 from narrowcast.predict.costs import Costs
 from narrowcast.predict.model import Profile
-from narrowcast.predict.probe_worker import MARK
-from narrowcast.predict.step import Setup, Steps
+from narrowcast.predict.step import Setup, StepPredictor
+from narrowcast.toml_file import FileError, parse_toml, read_text
 from narrowcast_research.validation.lab_models import MODELS
 from narrowcast_research.validation.metrics import Cell, Result, figures
 
@@ -34,7 +33,6 @@ RUNS = "runs.jsonl"
 ROW: dict[str, type] = {"hosts": int, "rate": str, "model": str, "profile": str, "seconds": dict}
 NOT_COUNTED = (4, "10gbit")
 """Four hosts at 10 Gb/s: two processors are the limit there, not the link."""
-_HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ def grid(
 def read(folder: Path) -> list[dict[str, Any]]:
     """The rows so far; a last line that was cut off is left out."""
     path = folder / RUNS
-    *whole, _ = toml.read_text(path).split("\n") if path.exists() else [""]
+    *whole, _ = read_text(path).split("\n") if path.exists() else [""]
     return [_row(path, number, text) for number, text in enumerate(whole, 1) if text]
 
 
@@ -64,12 +62,12 @@ def _row(path: Path, number: int, text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise toml.FileError(f"{path}:{number}: no JSON ({error})") from None
+        raise FileError(f"{path}:{number}: no JSON ({error})") from None
     if not isinstance(found, dict) or not all(isinstance(found.get(key), kind) for key, kind in ROW.items()):
-        raise toml.FileError(f"{path}:{number}: a row has {', '.join(ROW)}; remove the line, it is measured again")
+        raise FileError(f"{path}:{number}: a row has {', '.join(ROW)}; remove the line, it is measured again")
     for wire, seconds in found["seconds"].items():
         if not isinstance(seconds, list) or not seconds or not all(_is_time(each) for each in seconds):
-            raise toml.FileError(f"{path}:{number}: seconds.{wire}: must be a list of numbers above 0")
+            raise FileError(f"{path}:{number}: seconds.{wire}: must be a list of numbers above 0")
     return found
 
 
@@ -97,30 +95,29 @@ def measure(folder: Path, places: Sequence[Place], wires: Sequence[str] = WIRES)
         yield place
 
 
-def _python(worker: Path, *words: object) -> list[str]:
-    return [sys.executable, str(worker), *map(str, words)]
+def _python(module: str, *words: object) -> list[str]:
+    return [sys.executable, "-m", module, *map(str, words)]
 
 
 def _probe(lab: Lab, place: Place, wires: Sequence[str]) -> str:
     name = f"lab of {place.hosts} hosts at {place.rate}"
-    words = _python(Path(probe_worker.__file__), PROBE_SECONDS, name, *wires)
+    words = _python(probe.__name__, PROBE_SECONDS, name, *wires)
     done = lab.run(words, capture=True, timeout=300).check()
-    return done.text(0).partition(MARK + "\n")[2]
+    return done.text(0).partition(probe.MARK + "\n")[2]
 
 
 def _train(lab: Lab, place: Place, wires: Sequence[str]) -> dict[str, Any]:
-    words = _python(_HERE / "lab_worker.py", place.model, ROUNDS.get(place.rate, 7), *wires)
+    words = _python("narrowcast_research.validation.lab_worker", place.model, ROUNDS.get(place.rate, 7), *wires)
     done = lab.run(words, capture=True, timeout=900).check()
-    told = [line.text for line in done.lines if line.rank == 0 and line.text.startswith("{")]
-    if not told:
+    results = done.json_lines()
+    if not results:
         raise LabError(f"{place}: rank 0 ended without a result; run the same command again")
-    found = json.loads(told[-1])
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return {"hosts": place.hosts, "rate": place.rate, "model": place.model, "date": when, **found}
+    return {"hosts": place.hosts, "rate": place.rate, "model": place.model, "date": when, **results[-1]}
 
 
 def _profile(row: dict[str, Any], folder: Path) -> Profile:
-    return model_file.read(toml.parse(row["profile"], f"{folder / RUNS}: {row['model']}"))
+    return model_file.read_profile(parse_toml(row["profile"], f"{folder / RUNS}: {row['model']}"))
 
 
 def cells(folder: Path) -> Iterator[Cell]:
@@ -129,7 +126,7 @@ def cells(folder: Path) -> Iterator[Cell]:
         name = f"cluster-{row['hosts']}-{row['rate']}.toml"
         if name not in clusters:
             clusters[name] = cluster_file.load(folder / name)
-        steps = Steps(_profile(row, folder), Costs(clusters[name]))
+        steps = StepPredictor(_profile(row, folder), Costs(clusters[name]))
         for wire, seconds in row["seconds"].items():
             made = steps.predict(Setup(row["hosts"], wire))
             key = (row["model"], row["rate"], str(row["hosts"]), wire)

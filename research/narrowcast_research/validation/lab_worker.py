@@ -1,18 +1,18 @@
 """One rank of `narrowcast validate --lab`: real DDP steps of one model with each wire in turn; rank 0 prints JSON.
 
-python lab_worker.py MODEL ROUNDS WIRE...     (fp32 is DDP as it is, without a hook)
+python -m narrowcast_research.validation.lab_worker MODEL ROUNDS WIRE...     (fp32 is DDP as it is, without a hook)
 """
 
 from __future__ import annotations
 
-import json
 import sys
-import time
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from narrowcast.measure import from_barrier, run_rank, slowest
 from narrowcast.parallel import attach
 from narrowcast.predict import model as model_file
 from narrowcast.predict.profile import Profiler, default_loss, example_batch, mean_over_ranks
@@ -32,19 +32,16 @@ class Trainer:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
 
     def step(self) -> float:
-        dist.barrier()
-        start = time.perf_counter()
+        """The slowest rank's seconds."""
+        return slowest([from_barrier(self._train)])[0]
+
+    def _train(self) -> None:
         self.optimizer.zero_grad()
         default_loss(self.model(self.batch)).backward()
         self.optimizer.step()
-        mine = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
-        dist.all_reduce(mine, op=dist.ReduceOp.MAX)
-        return float(mine)
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def measure() -> Iterator[dict[str, object]]:
     name, rounds, wires = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
     module = build(name)
     profiler = Profiler(module, example_batch(module, MODELS[name].shape, BATCH))
@@ -64,11 +61,8 @@ def main() -> None:
     for trainer in trainers.values():
         if trainer.handle is not None:
             trainer.handle.detach()
-    if dist.get_rank() == 0:
-        print(json.dumps({"profile": alone, "seconds": seconds}), flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
+    yield {"profile": alone, "seconds": seconds}
 
 
 if __name__ == "__main__":
-    main()
+    run_rank(measure)

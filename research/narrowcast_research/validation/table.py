@@ -21,8 +21,8 @@ from narrowcast.predict import costs, zoo
 from narrowcast.predict.cluster import Cluster, Device, Level
 from narrowcast.predict.costs import Costs
 from narrowcast.predict.model import Description, Layer, Profile
-from narrowcast.predict.step import Setup, Steps
-from narrowcast.predict.toml import FileError, brief, placed, read_text
+from narrowcast.predict.step import Setup, StepPredictor
+from narrowcast.toml_file import FileError, brief, error_at, read_text
 from narrowcast_research.validation.metrics import Cell, Result, figures
 
 NEEDED = ("model", "compute_ms", "link", "workers", "wire", "measured_ms", "role")
@@ -74,7 +74,7 @@ class _Rows:
             yield {key: (value or "").strip() for key, value in row.items() if key}
 
     def fail(self, what: str) -> FileError:
-        return placed(self.path, self.line, what)
+        return error_at(self.path, self.line, what)
 
     def run(self, row: dict[str, str]) -> Run:
         role = self.one_of(row, "role", ROLES)
@@ -158,7 +158,7 @@ class Link:
         return Cluster("fitted", (level,), Device(memory_gbyte=self.codec_gbyte, launch_us=0.0))
 
     def seconds(self, run: Run) -> float:
-        steps = Steps(run.profile, Costs(self.cluster, draws=0))
+        steps = StepPredictor(run.profile, Costs(self.cluster, draws=0))
         return float(steps.steps(run.setup)[0])
 
 

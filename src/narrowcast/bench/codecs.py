@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from narrowcast.bench.check import failure
-from narrowcast.bench.timing import ROUNDS, Timing, interleaved, torch_threads
 from narrowcast.codecs import codec as codec_named
 from narrowcast.formats import format as format_named
 from narrowcast.kernels import KernelChoice, native, round_to
+from narrowcast.measure import Timing, cpu_name, interleaved, torch_threads
+from narrowcast.measure.clock import ROUNDS
 
 MIB = 1 << 20
 SIZES = {"64MiB": 64 * MIB, "1GiB": 1024 * MIB, "25MB": 25_000_000}
@@ -26,7 +27,7 @@ AVX2_SHARE = 0.6
 
 
 @dataclass(frozen=True)
-class Target:
+class CodecTarget:
     """The share of the copy that we promise, on AVX-512 and one thread."""
 
     encode: float
@@ -34,19 +35,19 @@ class Target:
 
 
 TARGETS = {
-    "int8/256": Target(0.80, 0.80),
-    **dict.fromkeys(("int8", "e5m2", "linear8"), Target(0.40, 0.75)),
-    **dict.fromkeys(("e4m3fn/256", "e5m2/256", "e3m4/256", "e4m3fnuz/256", "e2m5/256"), Target(0.70, 0.70)),
-    **dict.fromkeys(("int4/128", "mxfp4", "e2m1fn/32", "mxfp8"), Target(0.50, 0.60)),
-    **dict.fromkeys(("dtree8", "dynamic8/256", "posit8.1/256"), Target(0.20, 0.60)),
-    **dict.fromkeys(("int8/256+sr", "qsgd4/512"), Target(0.30, 0.60)),
-    **dict.fromkeys(("onebit/64", "int3/64"), Target(0.25, 0.40)),
+    "int8/256": CodecTarget(0.80, 0.80),
+    **dict.fromkeys(("int8", "e5m2", "linear8"), CodecTarget(0.40, 0.75)),
+    **dict.fromkeys(("e4m3fn/256", "e5m2/256", "e3m4/256", "e4m3fnuz/256", "e2m5/256"), CodecTarget(0.70, 0.70)),
+    **dict.fromkeys(("int4/128", "mxfp4", "e2m1fn/32", "mxfp8"), CodecTarget(0.50, 0.60)),
+    **dict.fromkeys(("dtree8", "dynamic8/256", "posit8.1/256"), CodecTarget(0.20, 0.60)),
+    **dict.fromkeys(("int8/256+sr", "qsgd4/512"), CodecTarget(0.30, 0.60)),
+    **dict.fromkeys(("onebit/64", "int3/64"), CodecTarget(0.25, 0.40)),
 }
 ROUND_TARGETS = dict.fromkeys(("e4m3fn", "e5m2", "e3m4", "bf16", "fp16", "e6m9"), 0.70)
 
 
 @dataclass(frozen=True)
-class Row:
+class CodecRow:
     """One codec (or round_to a format) at one size."""
 
     what: str
@@ -86,20 +87,12 @@ def describe_machine() -> dict[str, str]:
     }
 
 
-def cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo") as lines:
-            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
 @dataclass
-class Results:
+class CodecResults:
     """Every row, and what they were measured on."""
 
     machine: dict[str, str] = field(default_factory=describe_machine)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[CodecRow] = field(default_factory=list)
     calls: list[CallCost] = field(default_factory=list)
     peers: list[dict[str, object]] = field(default_factory=list)
 
@@ -117,11 +110,11 @@ class CallCost:
     decode_us: float
 
 
-def _share(nbytes: int, spent: Timing, copy: Timing, copied: int) -> float:
+def _share_of_copy(nbytes: int, spent: Timing, copy: Timing, copied: int) -> float:
     return (nbytes / spent.median) / (copied / copy.median)
 
 
-def _copying(x: Tensor) -> Callable[[], object]:
+def _copy_of(x: Tensor) -> Callable[[], object]:
     target = torch.empty_like(x)
     return lambda: target.copy_(x)
 
@@ -130,12 +123,12 @@ def _isa_factor() -> float:
     return AVX2_SHARE if native.available() and native.isa() == "avx2" else 1.0
 
 
-def measure_codec(spec: str, x: Tensor, size: str, threads: int = 1, rounds: int = ROUNDS) -> Row:
+def measure_codec(spec: str, x: Tensor, size: str, threads: int = 1, rounds: int = ROUNDS) -> CodecRow:
     """Encode and decode `x` beside a copy of it."""
     codec, n = codec_named(spec), x.numel()
     why = failure(codec)
     wire, out = torch.empty(codec.nbytes(n), dtype=torch.uint8), torch.empty(n)
-    candidates: dict[str, Callable[[], object]] = {"copy": _copying(x)}
+    candidates: dict[str, Callable[[], object]] = {"copy": _copy_of(x)}
     if why is None:
         candidates["encode"] = lambda: codec.encode(x, out=wire)
         candidates["decode"] = lambda: codec.decode(wire, n, out=out)
@@ -147,17 +140,17 @@ def measure_codec(spec: str, x: Tensor, size: str, threads: int = 1, rounds: int
 
 def _row(
     what: str, size: str, n: int, threads: int, took: dict[str, Timing], copied: int, moved: int, why: str | None
-) -> Row:
+) -> CodecRow:
     copy, encode, decode = took["copy"], took.get("encode"), took.get("decode")
     target, factor = TARGETS.get(what), _isa_factor()
     judged = target is not None and threads == 1 and size in ("64MiB", "1GiB")
-    return Row(
+    return CodecRow(
         what,
         size,
         n,
         threads,
-        encode=_share(moved, encode, copy, copied) if encode else None,
-        decode=_share(moved, decode, copy, copied) if decode else None,
+        encode=_share_of_copy(moved, encode, copy, copied) if encode else None,
+        decode=_share_of_copy(moved, decode, copy, copied) if decode else None,
         encode_us=1e6 * encode.median if encode else None,
         decode_us=1e6 * decode.median if decode else None,
         copy_us=1e6 * copy.median,
@@ -169,19 +162,19 @@ def _row(
     )
 
 
-def measure_round(name: str, x: Tensor, size: str, threads: int = 1, rounds: int = ROUNDS) -> Row:
+def measure_round(name: str, x: Tensor, size: str, threads: int = 1, rounds: int = ROUNDS) -> CodecRow:
     """`round_to` beside a copy; both read and write four bytes a value."""
     fmt, out = format_named(name), torch.empty_like(x)
     with torch_threads(threads):
-        took = interleaved({"copy": _copying(x), "round": lambda: round_to(x, fmt, out=out)}, rounds)
+        took = interleaved({"copy": _copy_of(x), "round": lambda: round_to(x, fmt, out=out)}, rounds)
     copy, spent, n = took["copy"], took["round"], x.numel()
     target = ROUND_TARGETS[name] * _isa_factor() if threads == 1 else None
-    return Row(
+    return CodecRow(
         f"round_to {name}",
         size,
         n,
         threads,
-        encode=_share(8 * n, spent, copy, 8 * n),
+        encode=_share_of_copy(8 * n, spent, copy, 8 * n),
         decode=None,
         encode_us=1e6 * spent.median,
         decode_us=None,
@@ -209,7 +202,7 @@ def data(nbytes: int) -> Tensor:
     return torch.randn(nbytes // 4, generator=torch.Generator().manual_seed(0))
 
 
-def run(specs: Iterable[str], sizes: Iterable[str], threads: Iterable[int], rounds: int = ROUNDS) -> Iterator[Row]:
+def run(specs: Iterable[str], sizes: Iterable[str], threads: Iterable[int], rounds: int = ROUNDS) -> Iterator[CodecRow]:
     """Measure every codec and round_to at every size and thread count, a row at a time."""
     chosen, counts = list(specs), list(threads)
     for size in sizes:

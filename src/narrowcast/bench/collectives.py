@@ -1,21 +1,30 @@
-"""Compressed all-reduces on real, rate-limited links, as a ratio to Gloo's float32 all-reduce in the same run."""
+"""Compressed all-reduces on real, rate-limited links, as a ratio to Gloo's float32 all-reduce in the same run.
+
+A rank, as the lab (or torchrun) starts it: python -m narrowcast.bench.collectives VALUES ROUNDS SPEC...
+"""
 
 from __future__ import annotations
 
-import json
+import resource
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
 from narrowcast.codecs import codec as codec_named
+from narrowcast.codecs.scaled import Scaled
+from narrowcast.collectives.segments import Times
 from narrowcast.lab import Lab
+from narrowcast.measure import WireSum, run_rank, until_all_done
 
 VALUES = 25_000_000
 ROUNDS = 3
 SPECS = ("bf16", "int8/256", "e5m2+aps", "int4/128", "int2/64")
-WORKER = "narrowcast.bench.collectives_worker"
 
 TARGETS: dict[tuple[int, str], dict[str, float]] = {
     (2, "1gbit"): {"bf16": 1.9, "int8/256": 3.6, "e5m2+aps": 3.5, "int4/128": 6.3, "int2/64": 10.0},
@@ -27,7 +36,7 @@ TARGETS: dict[tuple[int, str], dict[str, float]] = {
 
 
 @dataclass(frozen=True)
-class Row:
+class CollectiveRow:
     """One codec on one lab."""
 
     hosts: int
@@ -65,20 +74,19 @@ class Row:
 
 def run(
     hosts: int, rate: str, specs: Sequence[str] = SPECS, values: int = VALUES, rounds: int = ROUNDS
-) -> Iterator[Row]:
+) -> Iterator[CollectiveRow]:
     """Build a lab, time every codec in it beside the plain all-reduce."""
     for spec in specs:
         codec_named(spec)
     with Lab(hosts, rate) as lab:
-        words = [sys.executable, "-m", WORKER, str(values), str(rounds), *specs]
-        done = lab.run(words, capture=True, timeout=1800).check()
-    for line in done.lines:
-        if line.rank == 0 and line.stream == "stdout" and line.text.startswith("{"):
-            yield _row(hosts, rate, json.loads(line.text))
+        command = [sys.executable, "-m", __name__, str(values), str(rounds), *specs]
+        done = lab.run(command, capture=True, timeout=1800).check()
+    for facts in done.json_lines():
+        yield _row(hosts, rate, facts)
 
 
-def _row(hosts: int, rate: str, facts: dict[str, Any]) -> Row:
-    return Row(
+def _row(hosts: int, rate: str, facts: dict[str, Any]) -> CollectiveRow:
+    return CollectiveRow(
         hosts,
         rate,
         facts["spec"],
@@ -89,3 +97,49 @@ def _row(hosts: int, rate: str, facts: dict[str, Any]) -> Row:
         decode_ms=facts["decode_ms"],
         peak_mib=facts["peak_mib"],
     )
+
+
+def exact_mean_error(x: Tensor, result: Tensor) -> float:
+    """Relative L2 error against the float32 sum."""
+    expected = x.clone()
+    dist.all_reduce(expected)
+    return float((result - expected).norm() / expected.norm())
+
+
+def measure(spec: str, x: Tensor, rounds: int) -> dict[str, object]:
+    """Alternate with Gloo's float32 all-reduce, so that both see the same machine."""
+    times = Times()
+    ours, plain = x.clone(), x.clone()
+    through_codec = WireSum(ours, spec)
+    through_codec()
+    error = exact_mean_error(x, ours)
+    seconds: dict[str, list[float]] = {"plain": [], "ours": []}
+    for step in range(rounds + 1):
+        plain.copy_(x)
+        first = until_all_done(lambda: dist.all_reduce(plain))
+        ours.copy_(x)
+        second = until_all_done(lambda step=step: through_codec(step, times=times))  # type: ignore[misc]
+        if step:
+            seconds["plain"].append(first)
+            seconds["ours"].append(second)
+    codec = through_codec.codec
+    return {
+        "spec": spec,
+        "error": error,
+        "bits": codec.bits_per_value,
+        "scale_per_tensor": isinstance(codec, Scaled) and codec.takes_scale,
+        "encode_ms": 1e3 * times.encode / (rounds + 1),
+        "decode_ms": 1e3 * times.decode / (rounds + 1),
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        **seconds,
+    }
+
+
+def measure_all() -> Iterator[dict[str, object]]:
+    values, rounds, specs = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    x = torch.randn(values, generator=torch.Generator().manual_seed(dist.get_rank()))
+    return (measure(spec, x, rounds) for spec in specs)
+
+
+if __name__ == "__main__":
+    run_rank(measure_all)

@@ -7,8 +7,7 @@ timed as replays of a CUDA graph over several buffers, so that neither the launc
 from __future__ import annotations
 
 import platform
-import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -19,6 +18,7 @@ from narrowcast.bench.check import failure
 from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
 from narrowcast.kernels import ops, triton_loader
+from narrowcast.measure import DeviceClock, Timing, interleaved
 
 VALUES = 256 << 20
 BUCKET_BYTES = 25_000_000
@@ -27,12 +27,14 @@ ROUNDS = 9
 BUFFERS = 8
 """Sets of buffers of a bucket, together larger than any cache."""
 MAX_LAUNCHES = 2
+WARM_UP_CALLS = 2
+HOST_ROUNDS, HOST_CALLS = 5, 200
 BUCKET_FACTOR = 2.0
 """A bucket may take so many times what its bytes need at the copy's rate."""
 
 
 @dataclass(frozen=True)
-class Target:
+class CudaTarget:
     """Promised shares of the copy."""
 
     encode: float
@@ -41,18 +43,18 @@ class Target:
 
 
 TARGETS = {
-    **dict.fromkeys(("int8/256", "e4m3fn/256", "e5m2/256", "mxfp8"), Target(0.92, 0.90, 0.70)),
-    **dict.fromkeys(("int4/128", "mxfp4", "nvfp4"), Target(0.85, 0.85, 0.65)),
-    **dict.fromkeys(("int8/256+sr", "int4/128+sr+ef"), Target(0.80, 0.85, 0.65)),
-    **dict.fromkeys(("dynamic8/256", "posit8.1/256"), Target(0.60, 0.85, 0.50)),
-    **dict.fromkeys(("dtree8", "e5m2", "e5m2+aps"), Target(0.40, 0.85, 0.32)),
-    **dict.fromkeys(("int3/64", "int6/64", "onebit/64"), Target(0.60, 0.70, 0.50)),
+    **dict.fromkeys(("int8/256", "e4m3fn/256", "e5m2/256", "mxfp8"), CudaTarget(0.92, 0.90, 0.70)),
+    **dict.fromkeys(("int4/128", "mxfp4", "nvfp4"), CudaTarget(0.85, 0.85, 0.65)),
+    **dict.fromkeys(("int8/256+sr", "int4/128+sr+ef"), CudaTarget(0.80, 0.85, 0.65)),
+    **dict.fromkeys(("dynamic8/256", "posit8.1/256"), CudaTarget(0.60, 0.85, 0.50)),
+    **dict.fromkeys(("dtree8", "e5m2", "e5m2+aps"), CudaTarget(0.40, 0.85, 0.32)),
+    **dict.fromkeys(("int3/64", "int6/64", "onebit/64"), CudaTarget(0.60, 0.70, 0.50)),
 }
 """On one H200, 256 Mi float32."""
 
 
 @dataclass(frozen=True)
-class Row:
+class CudaRow:
     """One codec: shares of the copy; None where its check failed."""
 
     codec: str
@@ -66,7 +68,7 @@ class Row:
     reduce_us: float | None = None
     spread: float | None = None
     """Largest less smallest time over the median, of encode."""
-    target: Target | None = None
+    target: CudaTarget | None = None
     failed: str | None = None
 
     @property
@@ -80,7 +82,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Bucket:
+class BucketRow:
     """Encoding a gradient bucket of 25 MB."""
 
     codec: str
@@ -94,12 +96,12 @@ class Bucket:
 
 
 @dataclass
-class Results:
+class CudaResults:
     """Every row, and what they were measured on."""
 
     machine: dict[str, str] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
-    buckets: list[Bucket] = field(default_factory=list)
+    rows: list[CudaRow] = field(default_factory=list)
+    buckets: list[BucketRow] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, object]:
         rows = [asdict(row) | {"missed": row.missed} for row in self.rows]
@@ -122,30 +124,6 @@ def describe_machine() -> dict[str, str]:
         "python": platform.python_version(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-# ---- timing ----------------------------------------------------------------------------------------------------------
-
-
-def _milliseconds(call: Callable[[], object], calls: int) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(calls):
-        call()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / calls
-
-
-def interleaved(candidates: Mapping[str, Callable[[], object]], rounds: int, calls: int) -> dict[str, list[float]]:
-    """Seconds of each candidate in every round, after one that compiles and warms up."""
-    seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    for number in range(rounds + 1):
-        for name, call in candidates.items():
-            spent = _milliseconds(call, calls if number else 2)
-            if number:
-                seconds[name].append(spent / 1e3)
-    return seconds
 
 
 def graph_of(call: Callable[[int], object], buffers: int) -> torch.cuda.CUDAGraph:
@@ -174,16 +152,13 @@ def count_launches(call: Callable[[], object]) -> int:
     return sum(event.device_type.name == "CUDA" for event in profiled.events() or [])
 
 
-# ---- what is timed ---------------------------------------------------------------------------------------------------
-
-
-def _moved(codec: Codec, n: int) -> tuple[int, int, int]:
+def _bytes_moved(codec: Codec, n: int) -> tuple[int, int, int]:
     """Bytes that encode, decode and reduce must read and write."""
-    wire, owed = codec.nbytes(n), 8 * n if codec.feedback else 0
-    return 4 * n + wire + owed, 4 * n + wire, (WORLD + 1) * wire + owed
+    wire, residual = codec.nbytes(n), 8 * n if codec.feedback else 0
+    return 4 * n + wire + residual, 4 * n + wire, (WORLD + 1) * wire + residual
 
 
-def measure(spec: str, x: Tensor, copy_to: Tensor, rounds: int = ROUNDS, calls: int = 5) -> Row:
+def measure(spec: str, x: Tensor, copy_to: Tensor, rounds: int = ROUNDS, calls: int = 5) -> CudaRow:
     """Encode, decode and reduce beside a copy; error feedback where the codec has it."""
     codec, n = codec_named(spec), x.numel()
     why = failure(codec, x.device)
@@ -198,56 +173,55 @@ def measure(spec: str, x: Tensor, copy_to: Tensor, rounds: int = ROUNDS, calls: 
         candidates["encode"] = lambda: codec.encode(x, residual=residual, out=wire)
         candidates["decode"] = lambda: codec.decode(wire, n, out=out)
         candidates["reduce"] = lambda: codec.reduce(wires, n, residual=residual, out=wire)
-    took = interleaved(candidates, rounds, calls)
-    copy = 8 * n / statistics.median(took["copy"])
+    took = interleaved(candidates, rounds, calls, x.device, first_calls=WARM_UP_CALLS)
+    copy = 8 * n / took["copy"].median
     if why is not None:
-        return Row(spec, n, copy / 1e9, failed=why)
-    median = {name: statistics.median(spent) for name, spent in took.items()}
-    moved = dict(zip(("encode", "decode", "reduce"), _moved(codec, n), strict=True))
+        return CudaRow(spec, n, copy / 1e9, failed=why)
+    median = {name: timing.median for name, timing in took.items()}
+    moved = dict(zip(("encode", "decode", "reduce"), _bytes_moved(codec, n), strict=True))
     encode, decode, reduce = (moved[name] / median[name] / copy for name in moved)
     times = [1e6 * median[name] for name in moved]
-    spread = (max(took["encode"]) - min(took["encode"])) / median["encode"]
-    row = Row(spec, n, copy / 1e9, encode, decode, reduce, times[0], times[1], times[2], spread)
+    spread = (max(took["encode"].seconds) - min(took["encode"].seconds)) / median["encode"]
+    row = CudaRow(spec, n, copy / 1e9, encode, decode, reduce, times[0], times[1], times[2], spread)
     return replace(row, target=TARGETS.get(spec))
 
 
-def measure_bucket(spec: str, device: torch.device, rounds: int = ROUNDS) -> Bucket:
+def measure_bucket(spec: str, device: torch.device, rounds: int = ROUNDS) -> BucketRow:
     """A bucket of 25 MB, by replaying a graph over several of them."""
     codec, n = codec_named(spec), BUCKET_BYTES // 4
     xs = [torch.randn(n, device=device) for _ in range(BUFFERS)]
     to = [torch.empty_like(x) for x in xs]
     wires = [torch.empty(codec.nbytes(n), dtype=torch.uint8, device=device) for _ in xs]
-    owed = [torch.zeros(n, device=device) if codec.feedback else None for _ in xs]
+    residuals = [torch.zeros(n, device=device) if codec.feedback else None for _ in xs]
     graphs = {
         "copy": graph_of(lambda i: to[i].copy_(xs[i]), BUFFERS),
-        "encode": graph_of(lambda i: codec.encode(xs[i], residual=owed[i], out=wires[i]), BUFFERS),
+        "encode": graph_of(lambda i: codec.encode(xs[i], residual=residuals[i], out=wires[i]), BUFFERS),
     }
-    took = interleaved({name: graph.replay for name, graph in graphs.items()}, rounds, 10)
-    copy, encode = (statistics.median(took[name]) / BUFFERS for name in ("copy", "encode"))
-    needed = _moved(codec, n)[0] / (8 * n / copy)
+    replays = {name: graph.replay for name, graph in graphs.items()}
+    took = interleaved(replays, rounds, 10, device, first_calls=WARM_UP_CALLS)
+    copy, encode = (took[name].median / BUFFERS for name in ("copy", "encode"))
+    needed = _bytes_moved(codec, n)[0] / (8 * n / copy)
     small, small_wire = xs[0][:1024], torch.empty(codec.nbytes(1024), dtype=torch.uint8, device=device)
-    call = statistics.median(_host_seconds(lambda: codec.encode(small, out=small_wire), 200) for _ in range(5))
-    launches = count_launches(lambda: codec.encode(xs[0], residual=owed[0], out=wires[0]))
-    return Bucket(spec, 1e6 * copy, 1e6 * encode, encode / needed, launches, 1e6 * call)
+    call = _host_seconds(lambda: codec.encode(small, out=small_wire))
+    launches = count_launches(lambda: codec.encode(xs[0], residual=residuals[0], out=wires[0]))
+    return BucketRow(spec, 1e6 * copy, 1e6 * encode, encode / needed, launches, 1e6 * call)
 
 
-def _host_seconds(call: Callable[[], object], calls: int) -> float:
-    import time
-
+def _host_seconds(call: Callable[[], object]) -> float:
+    """What the host needs to start a call: the device may still be at work."""
+    seconds = []
+    for _ in range(HOST_ROUNDS):
+        torch.cuda.synchronize()
+        seconds.append(DeviceClock().timed(call, HOST_CALLS))
     torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    spent = (time.perf_counter() - start) / calls
-    torch.cuda.synchronize()
-    return spent
+    return Timing(tuple(seconds)).median
 
 
 def data(n: int, device: torch.device) -> Tensor:
     return torch.randn(n, device=device, generator=torch.Generator(device).manual_seed(0))
 
 
-def run(specs: list[str], values: int = VALUES, rounds: int = ROUNDS) -> Iterator[Row]:
+def run(specs: list[str], values: int = VALUES, rounds: int = ROUNDS) -> Iterator[CudaRow]:
     """A row for each codec."""
     device = torch.device("cuda")
     x = data(values, device)
@@ -256,7 +230,7 @@ def run(specs: list[str], values: int = VALUES, rounds: int = ROUNDS) -> Iterato
         yield measure(spec, x, copy_to, rounds)
 
 
-def run_buckets(specs: list[str]) -> Iterator[Bucket]:
+def run_buckets(specs: list[str]) -> Iterator[BucketRow]:
     device = torch.device("cuda")
     for spec in specs:
         yield measure_bucket(spec, device)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from narrowcast.bench.codecs import data
-from narrowcast.bench.timing import interleaved, torch_threads
 from narrowcast.codecs import codec as codec_named
+from narrowcast.measure import Timing, interleaved, torch_threads
 
 PEER_BYTES = 64 << 20
 ROUNDS = 5
@@ -156,7 +156,7 @@ def measure(peer: Peer, x: Tensor) -> tuple[PeerRow, PeerRow]:
     return tuple(_peer_row(p, x, wires[p.name], took) for p in (peer, ours))  # type: ignore[return-value]
 
 
-def _peer_row(peer: Peer, x: Tensor, wire: Any, took: Any) -> PeerRow:
+def _peer_row(peer: Peer, x: Tensor, wire: Any, took: dict[str, Timing]) -> PeerRow:
     per_value = 4 + peer.bits / 8
     share = {
         way: (per_value / took[f"{way} {peer.name}"].median) / (8 / took["copy"].median) for way in ("encode", "decode")

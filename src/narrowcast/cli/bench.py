@@ -8,10 +8,10 @@ import typer
 from rich.table import Table
 
 from narrowcast.bench import codecs, collectives, cuda, ddp, peers
-from narrowcast.bench.timing import ROUNDS
 from narrowcast.codecs import codec as codec_named
 from narrowcast.console import JsonPath, emit, make_console, new_table, number, percent, progress
 from narrowcast.kernels import native
+from narrowcast.measure.clock import ROUNDS
 
 app = typer.Typer(
     help="Speed, as a ratio to a copy or a plain all-reduce measured in the same run.", no_args_is_help=True
@@ -43,7 +43,7 @@ def codecs_command(
     unknown = sorted(set(sizes) - set(codecs.SIZES))
     if unknown:
         raise ValueError(f"bench codecs --size: unknown size {unknown[0]!r}; take {', '.join(codecs.SIZES)}")
-    results = codecs.Results()
+    results = codecs.CodecResults()
     total = len(sizes) * len(counts) * (len(specs) + (0 if spec else len(codecs.ROUND_TARGETS)))
     results.rows = list(progress(codecs.run(specs, sizes, counts, rounds), total, "codecs"))
     results.calls = [codecs.call_cost(s) for s in specs]
@@ -125,14 +125,14 @@ def _cuda_codecs(device: str, spec: list[str] | None, values: int, json_path: st
         raise ValueError(f"bench codecs --device: unknown device {device!r}; take cpu or cuda")
     cuda.require()
     specs = [str(codec_named(s)) for s in spec] if spec else list(cuda.TARGETS)
-    results = cuda.Results(cuda.describe_machine())
+    results = cuda.CudaResults(cuda.describe_machine())
     results.rows = list(progress(cuda.run(specs, values), len(specs), "codecs"))
     good = [row.codec for row in results.rows if not row.failed]
     results.buckets = list(progress(cuda.run_buckets(good), len(good), "buckets of 25 MB"))
     emit(results.as_dict(), _cuda_table(results, values), json_path)
 
 
-def _cuda_table(results: cuda.Results, values: int) -> Table:
+def _cuda_table(results: cuda.CudaResults, values: int) -> Table:
     machine, buckets = results.machine, {bucket.codec: bucket for bucket in results.buckets}
     title = f"Share of copy_ on {machine['gpu']}, {values} float32, {machine['kernels']}; a bucket has 25 MB"
     shown = new_table(title, "codec", "encode", "decode", f"reduce {cuda.WORLD}", "bucket us", "launches", "missed")
@@ -144,7 +144,7 @@ def _cuda_table(results: cuda.Results, values: int) -> Table:
     return shown
 
 
-def _speed_table(results: codecs.Results) -> Table:
+def _speed_table(results: codecs.CodecResults) -> Table:
     machine = results.machine
     title = f"Share of copy_ (bytes read + written per second) on {machine['cpu']}, {machine['isa']}"
     shown = new_table(title, "what", "size", "threads", "encode", "promised", "decode", "promised", "copy GB/s", "kept")
@@ -158,14 +158,14 @@ def _speed_table(results: codecs.Results) -> Table:
     return shown
 
 
-def _call_table(results: codecs.Results) -> Table:
+def _call_table(results: codecs.CodecResults) -> Table:
     shown = new_table("One call on a 4 KiB tensor, microseconds", "codec", "encode", "decode")
     for call in results.calls:
         shown.add_row(call.what, f"{call.encode_us:.1f}", f"{call.decode_us:.1f}")
     return shown
 
 
-def _peer_table(results: codecs.Results) -> Table:
+def _peer_table(results: codecs.CodecResults) -> Table:
     columns = ("peer", "bits", "encode", "decode", "relative error", "NaN ->", "Inf ->", "zeros kept")
     shown = new_table("Peers on the same data, 64 MiB, one thread, outputs allocated by each call", *columns)
     for row in results.peers:

@@ -11,13 +11,13 @@ import typer
 from rich.table import Table
 
 import narrowcast
-from narrowcast.bench import codecs as bench_codecs
 from narrowcast.bench import cuda as bench_cuda
 from narrowcast.bench.check import failure
 from narrowcast.codecs import all_specs
 from narrowcast.codecs import codec as codec_named
 from narrowcast.console import JsonPath, emit, new_table
 from narrowcast.kernels import explain, native, triton_loader
+from narrowcast.measure import cpu_name
 
 EXTRAS = ("typer", "rich", "numpy", "ml_dtypes", "gfloat", "bitsandbytes", "torchao", "qtorch", "softposit")
 
@@ -52,7 +52,7 @@ def doctor(json_path: JsonPath = None) -> None:
         "narrowcast": narrowcast.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "cpu": bench_codecs.cpu_name(),
+        "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
         "native": library is not None,
         "native_where": where,

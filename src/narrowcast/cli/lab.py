@@ -14,10 +14,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from narrowcast.console import JsonPath, emit
-from narrowcast.lab.check import TOLERANCE, RateCheck, check_rates
-from narrowcast.lab.clean import clean
-from narrowcast.lab.errors import LabError
-from narrowcast.lab.lab import Lab
+from narrowcast.lab import TOLERANCE, Lab, LabError, RateCheck, check_rates, clean
 
 app = typer.Typer(
     help="A cluster in a box: hosts in network namespaces, joined by links that hold a rate. Needs root and iproute2.",

@@ -28,7 +28,7 @@ from narrowcast.console import JsonPath, emit, new_table, progress
 from narrowcast.predict import advice, parallelism, report, zoo
 from narrowcast.predict import cluster as cluster_file
 from narrowcast.predict.cluster import Cluster
-from narrowcast.predict.source import Source, resolve
+from narrowcast.predict.profile import ModelSource, resolve
 from narrowcast.predict.step import Prediction, Setup
 from narrowcast.predict.sweep import Sweep
 
@@ -105,7 +105,7 @@ def _joins(made: Cluster, world: int) -> bool:
     return True
 
 
-def _sweep(source: Source, made: Cluster, parallel: str, samples: int = 0) -> Sweep:
+def _sweep(source: ModelSource, made: Cluster, parallel: str, samples: int = 0) -> Sweep:
     return Sweep(source.profile, made, samples=samples or source.samples, mode=parallel, description=source.description)
 
 

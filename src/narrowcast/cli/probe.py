@@ -16,15 +16,18 @@ from narrowcast.console import JsonPath, emit, make_console, new_table
 from narrowcast.lab import Lab
 from narrowcast.predict import cluster as cluster_file
 from narrowcast.predict import model as model_file
-from narrowcast.predict import probe_worker
 from narrowcast.predict.cluster import Cluster
 from narrowcast.predict.model import Profile
-from narrowcast.predict.probe import WIRES, local_device
-from narrowcast.predict.probe_worker import MARK
-from narrowcast.predict.profile import STEPS, build, example_batch, profile_together
-from narrowcast.predict.source import DEFAULT_BATCH, check_numbers, resolve
-
-WORKER = Path(probe_worker.__file__)
+from narrowcast.predict.probe import MARK, WIRES, local_device
+from narrowcast.predict.profile import (
+    DEFAULT_BATCH,
+    STEPS,
+    build,
+    check_numbers,
+    example_batch,
+    profile_together,
+    resolve,
+)
 
 
 @one_line
@@ -55,7 +58,7 @@ def probe(
 
 
 def _worker(seconds: float, name: str, specs: list[str]) -> list[str]:
-    return [sys.executable, str(WORKER), str(seconds), name, *specs]
+    return [sys.executable, "-m", "narrowcast.predict.probe", str(seconds), name, *specs]
 
 
 def _probe_lab(rate: str, hosts: int, seconds: float, name: str, specs: list[str]) -> str:

@@ -17,11 +17,11 @@ from rich.table import Table
 from narrowcast.console import JsonPath, emit, make_console, new_table
 from narrowcast.study import file
 from narrowcast.study.analysis.finding import Finding, grouped
-from narrowcast.study.analysis.lines import usable_lines
+from narrowcast.study.execution import results, runner, sbatch, torchrun
+from narrowcast.study.execution.launch import LAUNCHERS
+from narrowcast.study.execution.results import usable_lines
+from narrowcast.study.execution.runner import Options, Outcome
 from narrowcast.study.file import KINDS, StudyFile
-from narrowcast.study.run import results, runner, sbatch, torchrun
-from narrowcast.study.run.launch import LAUNCHERS
-from narrowcast.study.run.runner import Options, Outcome
 
 app = typer.Typer(
     help="Can few bits on the wire improve training with no loss of accuracy? Run a study and see.",

@@ -6,6 +6,7 @@ from narrowcast.data.fetch import DataError as DataError
 from narrowcast.data.folders import read_folder as read_folder
 from narrowcast.data.library import Here as Here
 from narrowcast.data.library import get as get
+from narrowcast.data.library import help_text as help_text
 from narrowcast.data.library import listing as listing
 from narrowcast.data.library import load as load
 from narrowcast.data.library import pack as pack

@@ -53,10 +53,10 @@ class Dataset:
 
     def digest(self) -> str:
         """A checksum of the stored bytes, whatever package they came from."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for x in (self.x_train, self.x_test, self.y_train.to(torch.uint8), self.y_test.to(torch.uint8)):
-            found.update(x.contiguous().view(-1).numpy().data)
-        return found.hexdigest()
+            digest.update(x.contiguous().view(-1).numpy().data)
+        return digest.hexdigest()
 
     def tensors(self) -> dict[str, Tensor]:
         return {key: getattr(self, key) for key in ("x_train", "y_train", "x_test", "y_test")}

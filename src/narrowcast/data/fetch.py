@@ -34,20 +34,20 @@ def fetch(where: str | Path, to: Path, sha256: str, progress: Progress | None = 
         _download(str(where), part, progress)
     else:
         _copy(Path(where), part)
-    found = checksum(part)
-    if found != sha256:
+    digest = checksum(part)
+    if digest != sha256:
         part.unlink()
-        raise DataError(f"{where}: its sha256 is {found}, expected {sha256}; it was thrown away, fetch it again")
+        raise DataError(f"{where}: its sha256 is {digest}, expected {sha256}; it was thrown away, fetch it again")
     part.replace(to)
     return to
 
 
 def checksum(path: Path) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
-            found.update(chunk)
-    return found.hexdigest()
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _copy(source: Path, part: Path) -> None:

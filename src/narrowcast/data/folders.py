@@ -22,9 +22,9 @@ TEST_FOLDERS = ("test", "val")
 def read_folder(folder: Path, name: str | None = None) -> Dataset:
     """Whatever is recognised in `folder`: CIFAR-10 (binary or python), MNIST, Fashion-MNIST, or train/ and test/."""
     for recognise in (_cifar_binary, _cifar_python, _idx_files, _class_folders):
-        found = recognise(folder, name)
-        if found is not None:
-            return found
+        data = recognise(folder, name)
+        if data is not None:
+            return data
     raise DataError(
         f"{folder}: no data set is recognised here; expected cifar-10-batches-bin, cifar-10-batches-py, MNIST/raw, "
         "FashionMNIST/raw, idx files, or train/CLASS/*.png with test/CLASS/*.png"

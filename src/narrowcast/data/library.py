@@ -6,6 +6,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from narrowcast.data import cache, packing
 from narrowcast.data.archives import IDX, from_idx
 from narrowcast.data.dataset import Dataset
@@ -78,6 +81,14 @@ def _address(source: Source) -> str:
     if source.address is None:
         raise DataError(f"data: {source.name} is part of narrowcast, and its file is missing; install it again")
     return source.address(source.package.partition(" ")[0], source.version)
+
+
+def help_text() -> Tensor:
+    """Some 0.7 MB of English about Python, as bytes: the help pages that every Python brings along."""
+    from pydoc_data.topics import topics
+
+    joined = "\n".join(topics[name] for name in sorted(topics))
+    return torch.frombuffer(bytearray(joined.encode()), dtype=torch.uint8).long()
 
 
 def pack(name: str, into: str | os.PathLike[str], limit: int, root: Root = None) -> list[Path]:

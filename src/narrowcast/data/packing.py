@@ -37,10 +37,10 @@ def pack(data: Dataset, into: Path, limit: int) -> list[Path]:
     largest = max(len(record) for record in records)
     if largest + len(MAGIC) > limit:
         raise ValueError(f"pack: a record has {largest} bytes, more than the limit of {limit}; raise the limit")
-    pieces = _dealt(records, limit)
+    pieces = _join_records(records, limit)
     # as few pieces as the limit allows, and then about equally large
     even = sum(len(record) for record in records) // len(pieces) + largest // 2
-    pieces = _dealt(records, min(limit, even + len(MAGIC)))
+    pieces = _join_records(records, min(limit, even + len(MAGIC)))
     paths = [into / f"{data.name}.{n}-of-{len(pieces)}{SUFFIX}" for n in range(1, len(pieces) + 1)]
     for path, piece in zip(paths, pieces, strict=True):
         with replacing(path) as part:
@@ -48,7 +48,7 @@ def pack(data: Dataset, into: Path, limit: int) -> list[Path]:
     return paths
 
 
-def _dealt(records: list[bytes], limit: int) -> list[bytes]:
+def _join_records(records: list[bytes], limit: int) -> list[bytes]:
     """Records in their order, joined as long as they stay within the limit."""
     pieces = [MAGIC]
     for record in records:
@@ -63,10 +63,10 @@ def pieces_in(folder: Path, name: str) -> list[Path]:
 
 
 def complete(folder: Path, name: str) -> bool:
-    return 0 < _promised(folder, name) == len(pieces_in(folder, name))
+    return 0 < _promised_pieces(folder, name) == len(pieces_in(folder, name))
 
 
-def _promised(folder: Path, name: str) -> int:
+def _promised_pieces(folder: Path, name: str) -> int:
     """How many pieces there are by the name of the first; 0 where there is none."""
     paths = pieces_in(folder, name)
     return int(paths[0].name.rsplit("-of-", 1)[1].removesuffix(SUFFIX)) if paths else 0
@@ -76,7 +76,7 @@ def unpack(folder: Path, name: str) -> Dataset:
     """The data set whose pieces lie in `folder`."""
     paths = pieces_in(folder, name)
     if not complete(folder, name):
-        promised = _promised(folder, name) or "?"
+        promised = _promised_pieces(folder, name) or "?"
         raise DataError(f"{folder}: {len(paths)} of {promised} pieces of {name} are here; bring the others too")
     parts: dict[str, list[tuple[int, Tensor, Tensor]]] = {"train": [], "test": []}
     classes = 0

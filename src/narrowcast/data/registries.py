@@ -14,13 +14,13 @@ SECONDS = 120
 def npm(package: str, version: str) -> str:
     """The address of a package's archive in the registry that npm is configured for."""
     answer = _ask("npm", "view", f"{package}@{version}", "dist.tarball")
-    return _found(r"\S+://\S+", answer, f"npm knows no {package}@{version}")
+    return _first_match(r"\S+://\S+", answer, f"npm knows no {package}@{version}")
 
 
 def debian(package: str, version: str) -> str:
     """The address of a Debian package on the mirror that apt is configured for."""
     answer = _ask("apt-get", "download", "--print-uris", f"{package}={version}")
-    return _found(r"'([^']+://[^']+)'", answer, f"apt knows no {package} of version {version}")
+    return _first_match(r"'([^']+://[^']+)'", answer, f"apt knows no {package} of version {version}")
 
 
 def _ask(tool: str, *arguments: str) -> str:
@@ -39,7 +39,7 @@ def _ask(tool: str, *arguments: str) -> str:
     return done.stdout
 
 
-def _found(pattern: str, text: str, otherwise: str) -> str:
+def _first_match(pattern: str, text: str, otherwise: str) -> str:
     match = re.search(pattern, text)
     if match is None:
         raise DataError(f"{otherwise}; fetch the file elsewhere and give it with --from FILE")

@@ -1,17 +1,18 @@
-"""Do the links hold their rate? Gloo's float32 all-reduce against arithmetic."""
+"""Do the links hold their rate? Gloo's float32 all-reduce against arithmetic.
+
+A rank, as a lab starts it: python -m narrowcast.lab.check VALUES ROUNDS
+"""
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from .lab import Lab
-from .rates import Rate, parse_rate
+from narrowcast.lab.lab import Lab
+from narrowcast.lab.rates import Rate, parse_rate
 
 TOLERANCE = 0.10
 # A second's worth, within these bytes: long enough that the bucket's content and the first packets do not count.
@@ -19,7 +20,6 @@ SECONDS = 1.0
 LEAST, MOST = 25_000_000, 100_000_000
 # Below this the bucket's content is all that is measured.
 LEAST_BYTES = 1_000_000
-WORKER = Path(__file__).with_name("check_worker.py")
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ def all_reduce_seconds(nbytes: int, hosts: int, rate: Rate) -> float:
 
 
 def _nbytes(hosts: int, rate: Rate) -> int:
-    wanted = SECONDS / all_reduce_seconds(1, hosts, rate)
-    return round(min(max(wanted, LEAST), MOST))
+    enough = SECONDS / all_reduce_seconds(1, hosts, rate)
+    return round(min(max(enough, LEAST), MOST))
 
 
 def check_rate(hosts: int, text: str, nbytes: int | None = None, rounds: int = 3) -> RateCheck:
@@ -69,11 +69,34 @@ def check_rate(hosts: int, text: str, nbytes: int | None = None, rounds: int = 3
     values = (nbytes or _nbytes(hosts, rate)) // 4
     expected = all_reduce_seconds(4 * values, hosts, rate)
     with Lab(hosts, text) as lab:
-        words = [sys.executable, str(WORKER), str(values), str(rounds)]
-        done = lab.run(words, capture=True, timeout=60 + 4 * (rounds + 1) * expected).check()
-    seconds = next(json.loads(line.text) for line in done.lines if line.rank == 0 and line.stream == "stdout")
-    return RateCheck(hosts, text, 4 * values, expected, tuple(seconds))
+        command = [sys.executable, "-m", __name__, str(values), str(rounds)]
+        done = lab.run(command, capture=True, timeout=60 + 4 * (rounds + 1) * expected).check()
+    return RateCheck(hosts, text, 4 * values, expected, tuple(done.json_lines()[0]))
 
 
 def check_rates(hosts: int, rates: Sequence[str], nbytes: int | None, rounds: int) -> Iterator[RateCheck]:
     return (check_rate(hosts, rate, nbytes, rounds) for rate in rates)
+
+
+def main() -> None:
+    # a rank needs torch; whoever builds a lab need not wait for it
+    import torch
+    import torch.distributed as dist
+
+    from narrowcast.measure import from_barrier, run_rank, slowest
+
+    values, rounds = int(sys.argv[1]), int(sys.argv[2])
+
+    def seconds(x: torch.Tensor) -> float:
+        return slowest([from_barrier(lambda: dist.all_reduce(x))])[0]
+
+    def measure() -> Iterator[list[float]]:
+        x = torch.zeros(values)
+        seconds(x[: max(1, values // 8)])  # connections are made at the first use
+        yield [seconds(x) for _ in range(rounds)]
+
+    run_rank(measure)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import signal
@@ -11,9 +12,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from .errors import LabError
+from narrowcast.lab.connection import LabError
 
 # After SIGTERM a rank has this long until SIGKILL; after the last exit code, output has as long to come in.
 TERM_SECONDS = 2.0
@@ -75,6 +76,11 @@ class Result:
     def text(self, rank: int | None = None) -> str:
         """The captured output of a rank, or of all."""
         return "\n".join(line.text for line in self.lines if rank is None or line.rank == rank)
+
+    def json_lines(self) -> list[Any]:
+        """What rank 0 printed as JSON objects and lists, a line each."""
+        printed = [line.text for line in self.lines if line.rank == 0 and line.stream == "stdout"]
+        return [json.loads(text) for text in printed if text.startswith(("{", "["))]
 
     def summary(self) -> str:
         """How it ended, in a line."""

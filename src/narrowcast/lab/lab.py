@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
 
-from . import launch
-from .connection import Connection
-from .errors import LabError
-from .job import Job, Output, Policy, Process, Result, show
-from .rates import parse_rate
-from .supervisor import FIRST_FD, JOB
-from .topology import Rates, Topology, address, limit, topology
+from narrowcast.lab import launch
+from narrowcast.lab.connection import Connection, LabError
+from narrowcast.lab.job import Job, Output, Policy, Process, Result, show
+from narrowcast.lab.rates import parse_rate
+from narrowcast.lab.supervisor import FIRST_FD, JOB
+from narrowcast.lab.topology import Rates, Topology, address, limit, topology
 
 
 @dataclass(frozen=True)
@@ -34,10 +33,10 @@ class Counters:
 
 def find_tool(name: str) -> str:
     """The path of ip or tc, also where the system folders are not on the path."""
-    found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"]))
-    if found is None:
+    path = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"]))
+    if path is None:
         raise LabError(f"the lab needs `{name}`, which is not installed; run: apt-get install iproute2")
-    return found
+    return path
 
 
 def check_machine() -> None:
@@ -115,14 +114,14 @@ class Lab:
             job.join()
 
     def _build(self) -> None:
-        wanted = self._topology
-        if wanted.delay:
+        shape = self._topology
+        if shape.delay:
             self._need_netem()
-        self._tool("ip", wanted.switch_links([f"/proc/1/fd/{FIRST_FD + 3 * host}" for host in range(self.hosts)]))
-        self._tool("tc", wanted.switch_limits())
+        self._tool("ip", shape.switch_links([f"/proc/1/fd/{FIRST_FD + 3 * host}" for host in range(self.hosts)]))
+        self._tool("tc", shape.switch_limits())
         for host in range(self.hosts):
-            self._tool("ip", wanted.host_links(host), host)
-            self._tool("tc", wanted.host_limits(host), host)
+            self._tool("ip", shape.host_links(host), host)
+            self._tool("tc", shape.host_limits(host), host)
 
     def _need_netem(self) -> None:
         try:
@@ -156,7 +155,7 @@ class Lab:
         by themselves; keep=True leaves them alone. output: called with each `Line`, in a thread; by default lines go to
         stdout and stderr behind "[host 2 rank 2] "; capture=True puts them into the result instead.
         """
-        words = launch.checked_command(command, launcher, ranks_per_host)
+        words = launch.check_command(command, launcher, ranks_per_host)
         policy = Policy(timeout, grace, keep)
         number = next(self._numbers)
         shared = launch.shared_environment(self.hosts, ranks_per_host, number, env or {})

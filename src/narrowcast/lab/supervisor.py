@@ -22,11 +22,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import syscalls
-from .channel import Channel
-from .topology import HOST_NAME, address, host_name
+from narrowcast.lab import syscalls
+from narrowcast.lab.connection import MessageSocket
+from narrowcast.lab.topology import HOST_NAME, address, host_name
 
-MARK = "narrowcast-lab"
 JOB = "NARROWCAST_LAB_JOB"
 # Where a process of the lab finds the hosts' namespaces: host i's three from /proc/1/fd/{FIRST_FD + 3i} on.
 FIRST_FD = 100
@@ -59,7 +58,7 @@ def _enter(namespaces: list[int]) -> None:
 class Supervisor:
     """Serves the owner's requests, one at a time; a request is a method's name and its arguments."""
 
-    def __init__(self, channel: Channel, hosts: int) -> None:
+    def __init__(self, channel: MessageSocket, hosts: int) -> None:
         self._channel = channel
         self._status: dict[int, tuple[subprocess.Popen[bytes], int]] = {}
         self._held: dict[str, list[int]] = {}
@@ -139,9 +138,9 @@ class Supervisor:
         until = time.monotonic() + STARTING_SECONDS
         while time.monotonic() < until:
             pids = list(syscalls.processes())
-            found = [pid for pid in pids if mark in syscalls.environment(pid) and _kill(pid)]
-            killed += found
-            if not found and not any(map(_is_starting, pids)):
+            marked = [pid for pid in pids if mark in syscalls.environment(pid) and _kill(pid)]
+            killed += marked
+            if not marked and not any(map(_is_starting, pids)):
                 break
             time.sleep(0.001)
         return {"killed": killed}
@@ -238,10 +237,7 @@ def _set_tcp() -> None:
         Path("/proc/sys/net/ipv4", name).write_text(value)
 
 
-# ---- from an ordinary process to PID 1 -------------------------------------------------------------------------------
-
-
-def _be_first(channel: Channel, hosts: int) -> None:
+def _be_first(channel: MessageSocket, hosts: int) -> None:
     """PID 1: say that the hosts stand, or why they cannot; then serve."""
     try:
         syscalls.die_with_parent()
@@ -272,7 +268,7 @@ def main() -> None:
     low = os.dup(int(number))
     os.close(int(number))
     to_owner = socket.socket(fileno=low)
-    channel = Channel(to_owner)
+    channel = MessageSocket(to_owner)
     try:
         syscalls.unshare(HOST_FLAGS | syscalls.NEWPID)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The few system calls behind the lab that Python 3.10 does not offer, and /proc. Importing this calls none of them.
+"""The few system calls behind the lab that Python 3.11 does not offer, and /proc. Importing this calls none of them.
 
 python syscalls.py PARENT COMMAND...     (as a script: become a command that is killed when its parent ends)
 """

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .rates import Rate, parse_delay, parse_rate
+from narrowcast.lab.rates import Rate, parse_delay, parse_rate
 
 MOST_HOSTS = 250
 SMALLEST_MTU, LARGEST_MTU = 576, 65535
@@ -132,17 +132,17 @@ def topology(
 
 
 def _host_rates(hosts: int, rate: str | None, rates: Rates) -> tuple[Rate | None, ...]:
-    wanted: list[str | None] = [rate] * hosts
+    texts: list[str | None] = [rate] * hosts
     if isinstance(rates, Mapping):
         strangers = sorted(set(rates) - set(range(hosts)))
         if strangers:
             raise ValueError(f"rates: got host {strangers[0]!r}; hosts are 0 to {hosts - 1}")
-        wanted = [rates.get(host, rate) for host in range(hosts)]
+        texts = [rates.get(host, rate) for host in range(hosts)]
     elif rates is not None:
         if isinstance(rates, str) or len(rates) != hosts:
             raise ValueError(f"rates: got {rates!r}; give one for each of {hosts} hosts, or a dict: {{2: '100mbit'}}")
-        wanted = list(rates)
-    return tuple(None if text is None else parse_rate(text) for text in wanted)
+        texts = list(rates)
+    return tuple(None if text is None else parse_rate(text) for text in texts)
 
 
 def _racks(hosts: int, racks: Sequence[Sequence[int]] | None) -> tuple[tuple[int, ...], ...]:

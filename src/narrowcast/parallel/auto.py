@@ -18,8 +18,8 @@ from narrowcast.codecs import ErrorReport
 from narrowcast.collectives.api import all_reduce
 from narrowcast.collectives.runtime.channel import Channel
 from narrowcast.collectives.transports.torch import TorchTransport
+from narrowcast.measure import DeviceClock
 from narrowcast.parallel import overlap
-from narrowcast.parallel.clock import Clock
 from narrowcast.parallel.ddp.handle import DDPHandle, ModelHook, check_parameters, model_of, register
 from narrowcast.parallel.ddp.hook import Bucket, DDPState, Done, failed_future, plain_all_reduce
 from narrowcast.parallel.handle import Handle
@@ -45,7 +45,7 @@ class BucketTimes:
     """Steps as they are: when each bucket was ready, since the forward pass began, by the clock of the device."""
 
     group: dist.ProcessGroup
-    clock: Clock
+    clock: DeviceClock
     began: Any = None
     buckets: list[tuple[Any, int]] = field(default_factory=list)
     """Marks of the clock, and values."""
@@ -89,7 +89,7 @@ def agreed(channel: Channel, mine: Tensor) -> Tensor:
     return torch.stack(channel.gather(mine)).amax(dim=0)
 
 
-def seconds_a_value(channel: Channel, group: dist.ProcessGroup, clock: Clock) -> dict[str, Tensor]:
+def seconds_a_value(channel: Channel, group: dist.ProcessGroup, clock: DeviceClock) -> dict[str, Tensor]:
     """Of a plain sum and of each wire: the mean of some rounds, then each round, [D]. Collective.
 
     The tensors lie on the clock's device, so that the sums take the backend and the links that gradients take.
@@ -111,16 +111,9 @@ def _through(wire: str, channel: Channel, x: Tensor) -> None:
     all_reduce(x, wire, dist.ReduceOp.AVG, algorithm="two_shot", channel=channel)
 
 
-def _timed(call: Callable[[Tensor], object], values: int, rounds: int, clock: Clock) -> Tensor:
-    x, spent = torch.linspace(-1, 1, values, device=clock.device), []
-    for _ in range(rounds):
-        clock.wait()
-        begin = clock.mark()
-        call(x)
-        end = clock.mark()
-        clock.wait()
-        spent.append(clock.seconds(begin, end))
-    return torch.tensor(spent, dtype=torch.float64)
+def _timed(call: Callable[[Tensor], object], values: int, rounds: int, clock: DeviceClock) -> Tensor:
+    x = torch.linspace(-1, 1, values, device=clock.device)
+    return torch.tensor([clock.timed(lambda: call(x)) for _ in range(rounds)], dtype=torch.float64)
 
 
 def steps_by_wire(ready: Tensor, values: Tensor, rates: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -153,7 +146,7 @@ class AutoState:
     """What a model's hook calls until a wire is chosen: buckets go as they are and are timed, then it decides."""
 
     def __init__(self, model: DistributedDataParallel, hook: ModelHook, make: Make) -> None:
-        self.times = BucketTimes(model.process_group, Clock(next(model.parameters()).device))
+        self.times = BucketTimes(model.process_group, DeviceClock(next(model.parameters()).device))
         self._model, self._hook, self._make = weakref.ref(model), weakref.ref(hook), make
         self._before_forward = model.register_forward_pre_hook(_BeforeForward(self.times))
         self.decision: overlap.WireDecision | None = None

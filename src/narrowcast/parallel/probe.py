@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from narrowcast.codecs import Codec
-from narrowcast.collectives.api import all_reduce
-from narrowcast.collectives.residuals import Residuals
 from narrowcast.collectives.runtime.channel import Channel
 from narrowcast.collectives.runtime.messages import Exchange
+from narrowcast.measure import DeviceClock, WireSum
 from narrowcast.parallel.seeds import made_before, seed_of
 
 SMALL_VALUES, LARGE_VALUES = 1 << 18, 1 << 22
@@ -50,49 +47,34 @@ class Probe:
 
 def probe(channel: Channel, codecs: Iterable[Codec], device: torch.device) -> Probe:
     """Collective, with values on `device`. All ranks take the slowest rank's time, so that they decide alike."""
-    found: list[float] = []
+    plain: list[float] = []
     used = [torch.empty(0, device=device)]
-    channel.submit({"version": "1", "call": "probe"}, lambda exchange: _plain(exchange, found), used).wait()
-    if len(found) == 1:
-        return Probe(found[0])
-    measured = {codec: _through(channel, codec, device) for codec in codecs}
-    return Probe(min(found[1:]), measured)
+    channel.submit({"version": "1", "call": "probe"}, lambda exchange: _plain(exchange, plain), used).wait()
+    if len(plain) == 1:
+        return Probe(plain[0])
+    measured = {codec: _through_codec(channel, codec, device) for codec in codecs}
+    return Probe(min(plain[1:]), measured)
 
 
-def _plain(exchange: Exchange, found: list[float]) -> None:
-    """Seconds a value: of a small sum, and of larger ones where the small one was quick."""
+def _plain(exchange: Exchange, seconds: list[float]) -> None:
+    """Append seconds a value: of a small sum, and of larger ones where the small one was quick."""
     small = _sum_seconds(exchange, SMALL_VALUES)
-    found.append(small / SMALL_VALUES)
+    seconds.append(small / SMALL_VALUES)
     if small < SLOW_SECONDS:
-        found += [_sum_seconds(exchange, LARGE_VALUES) / LARGE_VALUES for _ in range(ROUNDS)]
+        seconds += [_sum_seconds(exchange, LARGE_VALUES) / LARGE_VALUES for _ in range(ROUNDS)]
 
 
 def _sum_seconds(exchange: Exchange, values: int) -> float:
     x = torch.ones(values, device=exchange.stream.device)
-    _settle(x)
-    start = time.perf_counter()
-    exchange.all_sum_(x)
-    _settle(x)
-    microseconds = torch.tensor([int(1e6 * (time.perf_counter() - start))], dtype=torch.int32)
+    spent = DeviceClock(x.device).timed(lambda: exchange.all_sum_(x))
+    microseconds = torch.tensor([int(1e6 * spent)], dtype=torch.int32)
     exchange.transport.max_(microseconds)
     return int(microseconds) / 1e6
 
 
-def _settle(x: Tensor) -> None:
-    """A device's time is the host's when this stream is empty."""
-    if x.is_cuda:
-        torch.cuda.current_stream(x.device).synchronize()
-
-
-def _through(channel: Channel, codec: Codec, device: torch.device) -> float:
-    x, spent = torch.linspace(-1, 1, LARGE_VALUES, device=device), []
-    residuals = Residuals.zeros(LARGE_VALUES, device=device) if codec.feedback else None
-    for _ in range(ROUNDS):
-        _settle(x)
-        start = time.perf_counter()
-        # nobody uses what comes back, but its noise is nobody else's either
-        step = made_before("probe"), dist.get_rank()
-        all_reduce(x, codec, step=step, seed=SEED, residuals=residuals, algorithm="two_shot", channel=channel)
-        _settle(x)
-        spent.append(time.perf_counter() - start)
+def _through_codec(channel: Channel, codec: Codec, device: torch.device) -> float:
+    x = torch.linspace(-1, 1, LARGE_VALUES, device=device)
+    add = WireSum(x, codec, seed=SEED, algorithm="two_shot", channel=channel)
+    # nobody uses what comes back, but its noise is nobody else's either
+    spent = [DeviceClock(device).timed(lambda: add((made_before("probe"), dist.get_rank()))) for _ in range(ROUNDS)]
     return min(spent) / LARGE_VALUES

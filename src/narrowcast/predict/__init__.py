@@ -1,35 +1,102 @@
-"""Will it help my model on my cluster, and by how much? Measure a little, predict the rest."""
+"""Will it help my model on my cluster, and by how much? Measure a little, predict the rest.
 
-from narrowcast.predict.advice import Advice as Advice
-from narrowcast.predict.advice import advise as advise
-from narrowcast.predict.advice import advise_model as advise_model
-from narrowcast.predict.cluster import Cluster as Cluster
-from narrowcast.predict.cluster import load as load_cluster
-from narrowcast.predict.cluster import presets as presets
-from narrowcast.predict.model import Description as Description
-from narrowcast.predict.model import Profile as Profile
-from narrowcast.predict.probe import probe as measure_cluster
-from narrowcast.predict.profile import profile as measure_model
-from narrowcast.predict.source import resolve as find_model
-from narrowcast.predict.step import Prediction as Prediction
-from narrowcast.predict.step import Setup as Setup
-from narrowcast.predict.sweep import Sweep as Sweep
-from narrowcast.predict.zoo import MODELS as MODELS
+Names are imported at their first use, so that `import narrowcast` stays free.
+"""
 
-__all__ = [
-    "MODELS",
-    "Advice",
-    "Cluster",
-    "Description",
-    "Prediction",
-    "Profile",
-    "Setup",
-    "Sweep",
-    "advise",
-    "advise_model",
-    "find_model",
-    "load_cluster",
-    "measure_cluster",
-    "measure_model",
-    "presets",
-]
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from narrowcast.lazy import lazy_front
+
+if TYPE_CHECKING:
+    from narrowcast.predict import cluster, model, probe, profile
+    from narrowcast.predict.advice import Advice as Advice
+    from narrowcast.predict.advice import advise as advise
+    from narrowcast.predict.advice import advise_model as advise_model
+    from narrowcast.predict.cluster import Cluster as Cluster
+    from narrowcast.predict.cluster import Device as Device
+    from narrowcast.predict.cluster import Level as Level
+    from narrowcast.predict.cluster import presets as presets
+    from narrowcast.predict.costs import Costs as Costs
+    from narrowcast.predict.costs import volume as volume
+    from narrowcast.predict.curve import measured_curve as measured_curve
+    from narrowcast.predict.model import Description as Description
+    from narrowcast.predict.model import Layer as Layer
+    from narrowcast.predict.model import Profile as Profile
+    from narrowcast.predict.model import TensorTime as TensorTime
+    from narrowcast.predict.model import ddp_buckets as ddp_buckets
+    from narrowcast.predict.model import read_profile as read_profile
+    from narrowcast.predict.parallelism import Fsdp as Fsdp
+    from narrowcast.predict.probe import local_device as local_device
+    from narrowcast.predict.profile import ModelError as ModelError
+    from narrowcast.predict.profile import ModelSource as ModelSource
+    from narrowcast.predict.profile import Profiler as Profiler
+    from narrowcast.predict.profile import check_numbers as check_numbers
+    from narrowcast.predict.profile import default_loss as default_loss
+    from narrowcast.predict.profile import example_batch as example_batch
+    from narrowcast.predict.profile import mean_over_ranks as mean_over_ranks
+    from narrowcast.predict.profile import profile_together as profile_together
+    from narrowcast.predict.step import Prediction as Prediction
+    from narrowcast.predict.step import Setup as Setup
+    from narrowcast.predict.step import StepPredictor as StepPredictor
+    from narrowcast.predict.sweep import Sweep as Sweep
+    from narrowcast.predict.zoo import MODELS as MODELS
+
+    dump_cluster = cluster.dump
+    load_cluster = cluster.load
+    parse_cluster = cluster.parse
+    dump_profile = model.dump
+    load_profile = model.load
+    measure_cluster = probe.probe
+    build_model = profile.build
+    find_object = profile.find
+    measure_model = profile.profile
+    find_model = profile.resolve
+
+HOMES = {
+    "Advice": "advice",
+    "advise": "advice",
+    "advise_model": "advice",
+    "Cluster": "cluster",
+    "Device": "cluster",
+    "Level": "cluster",
+    "load_cluster": "cluster:load",
+    "parse_cluster": "cluster:parse",
+    "dump_cluster": "cluster:dump",
+    "presets": "cluster",
+    "Costs": "costs",
+    "volume": "costs",
+    "measured_curve": "curve",
+    "Description": "model",
+    "Layer": "model",
+    "Profile": "model",
+    "TensorTime": "model",
+    "ddp_buckets": "model",
+    "load_profile": "model:load",
+    "dump_profile": "model:dump",
+    "read_profile": "model",
+    "Fsdp": "parallelism",
+    "measure_cluster": "probe:probe",
+    "local_device": "probe",
+    "ModelError": "profile",
+    "ModelSource": "profile",
+    "Profiler": "profile",
+    "build_model": "profile:build",
+    "check_numbers": "profile",
+    "default_loss": "profile",
+    "example_batch": "profile",
+    "find_object": "profile:find",
+    "mean_over_ranks": "profile",
+    "measure_model": "profile:profile",
+    "profile_together": "profile",
+    "find_model": "profile:resolve",
+    "Prediction": "step",
+    "Setup": "step",
+    "StepPredictor": "step",
+    "Sweep": "sweep",
+    "MODELS": "zoo",
+}
+"""Every public name and the module that holds it."""
+
+__getattr__, __dir__, __all__ = lazy_front(__name__, HOMES)

@@ -24,9 +24,6 @@ LOW_DB, MODERATE_DB = 20.0, 10.0
 RISKS = ("low", "moderate", "high")
 
 
-# ---- what rounding does to this model's gradients --------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class GradientError:
     """Of all gradients of one backward pass that a codec would round."""
@@ -56,10 +53,10 @@ def gradients(module: nn.Module, batch: Tensor, loss: Callable[[Any], Tensor] = 
         loss(module(batch)).backward()
     except Exception as error:
         raise ModelError(f"model: a backward pass failed: {type(error).__name__}: {error}") from error
-    found = {name: p.grad.detach().clone() for name, p in module.named_parameters() if p.grad is not None}
+    taken = {name: p.grad.detach().clone() for name, p in module.named_parameters() if p.grad is not None}
     for name, p in module.named_parameters():
         p.grad = before[name]
-    return found
+    return taken
 
 
 def gradient_error(wire: str, first: dict[str, Tensor], second: dict[str, Tensor]) -> GradientError:
@@ -83,9 +80,6 @@ def gradient_error(wire: str, first: dict[str, Tensor], second: dict[str, Tensor
     return GradientError(
         wire, 10 * math.log10(max(signal, 1e-300) / noise), noise / max(between, 1e-300), worst, worst_db
     )
-
-
-# ---- advice ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -219,14 +213,14 @@ def _pays(made: Prediction) -> str:
 
 
 def _accuracy(wire: str, errors: dict[str, GradientError]) -> str:
-    found = errors.get(wire)
+    error = errors.get(wire)
     if codec_named(wire).lossless or wire == HALF:
         return "accuracy risk low: 16 bits or more"
-    if found is None:
+    if error is None:
         return "accuracy risk unknown: give a real model, and its gradients will be looked at"
-    beside = f"{100 * found.batch_share:.2g} % of the energy of the noise between two batches"
-    worst = f"the worst tensor is {found.worst} with {found.worst_db:.0f} dB"
-    return f"accuracy risk {found.risk}: gradient SNR {found.snr_db:.0f} dB, an error with {beside}; {worst}"
+    beside = f"{100 * error.batch_share:.2g} % of the energy of the noise between two batches"
+    worst = f"the worst tensor is {error.worst} with {error.worst_db:.0f} dB"
+    return f"accuracy risk {error.risk}: gradient SNR {error.snr_db:.0f} dB, an error with {beside}; {worst}"
 
 
 def _measure(sweep: Sweep) -> str:

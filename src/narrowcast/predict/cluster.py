@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.predict import toml
-from narrowcast.predict.toml import Document, FileError
+from narrowcast.toml_file import Document, FileError, brief, parse_toml, read_text, toml_lines
 
 FORMAT = 1
 COLLECTIVES = ("all_reduce", "two_shot", "all_gather", "reduce_scatter", "send")
@@ -23,7 +22,7 @@ Points = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
-class Table:
+class CollectiveTimings:
     """Timings of one collective over `ranks` members, by the bytes of the float32 tensor."""
 
     name: str
@@ -44,7 +43,7 @@ class Level:
     latency_us: float
     spread: float = 0.0
     """Relative standard deviation of what was not measured."""
-    tables: tuple[Table, ...] = ()
+    tables: tuple[CollectiveTimings, ...] = ()
     timed_gbit: float = 0.0
     """The bandwidth at which the tables were timed; 0: `bandwidth_gbit`. Where the two differ, tables are scaled."""
 
@@ -130,11 +129,11 @@ class Cluster:
 
     def slowdowns(self, wire: str) -> Overlap:
         """What compute and calls with this wire do to one another."""
-        base = {speed.wire: speed for speed in self.codecs}
-        found = base.get(wire) or base.get(wire.partition("+")[0])
-        if wire == "fp32" or found is None or not found.compute:
+        by_wire = {speed.wire: speed for speed in self.codecs}
+        own = by_wire.get(wire) or by_wire.get(wire.partition("+")[0])
+        if wire == "fp32" or own is None or not own.compute:
             return self.overlap
-        return replace(self.overlap, compute=found.compute, collective=found.collective or self.overlap.collective)
+        return replace(self.overlap, compute=own.compute, collective=own.collective or self.overlap.collective)
 
     def with_bandwidth(self, gbit: float) -> Cluster:
         """The same with another outermost link, which nobody measured: what was timed on it is scaled."""
@@ -148,9 +147,6 @@ class Cluster:
         return replace(self, levels=tuple(replace(one, bandwidth_gbit=one.measured_gbit) for one in self.levels))
 
 
-# ---- reading ---------------------------------------------------------------------------------------------------------
-
-
 def presets() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.toml"))
 
@@ -162,14 +158,14 @@ def load(name: str | Path) -> Cluster:
         path = PRESETS / f"{name}.toml"
     if not path.is_file():
         raise FileError(f"cluster: {name} is no file and no preset; there are {', '.join(presets())}")
-    return parse(toml.read_text(path, name), str(name))
+    return parse(read_text(path, name), str(name))
 
 
 def parse(text: str, name: str = "cluster.toml") -> Cluster:
-    return _Reader(toml.parse(text, name)).cluster()
+    return ClusterReader(parse_toml(text, name)).cluster()
 
 
-class _Reader:
+class ClusterReader:
     """Takes a document apart; whatever is missing, unknown or out of range fails with its line."""
 
     def __init__(self, document: Document) -> None:
@@ -216,13 +212,13 @@ class _Reader:
             timed_gbit=self.number(table, path, "timed_gbit", 0.0, low=0.0),
         )
 
-    def collective(self, table: dict[str, Any], path: str) -> Table:
+    def collective(self, table: dict[str, Any], path: str) -> CollectiveTimings:
         self.known(table, path, ("name", "ranks", "wire", "points"))
         name = self.text(table, path, "name", None)
         if name not in COLLECTIVES:
             self.document.fail(f"{path}.name", f"unknown collective {name!r}; take {', '.join(COLLECTIVES)}")
         ranks = int(self.number(table, path, "ranks", None, low=2))
-        return Table(name, ranks, self.points(table, path, "points"), self.wire(table, path, "fp32"))
+        return CollectiveTimings(name, ranks, self.points(table, path, "points"), self.wire(table, path, "fp32"))
 
     def wire(self, table: dict[str, Any], path: str, default: str | None) -> str:
         wire = self.text(table, path, "wire", default)
@@ -259,22 +255,22 @@ class _Reader:
     # -- values
 
     def tables(self, values: dict[str, Any], path: str) -> list[tuple[dict[str, Any], str]]:
-        found = values.get(path.rpartition(".")[2], [])
-        if not isinstance(found, list) or not all(isinstance(table, dict) for table in found):
+        listed = values.get(path.rpartition(".")[2], [])
+        if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed):
             self.document.fail(path, f"write [[{path.rpartition('.')[2]}]]: there may be several")
-        return [(table, f"{path}.{number}") for number, table in enumerate(found)]
+        return [(table, f"{path}.{number}") for number, table in enumerate(listed)]
 
     def table(self, values: dict[str, Any], key: str) -> dict[str, Any]:
-        found = values.get(key, {})
-        if not isinstance(found, dict):
+        inner = values.get(key, {})
+        if not isinstance(inner, dict):
             self.document.fail(key, f"write [{key}], once, and its keys below")
-        return found
+        return inner
 
     def truth(self, values: dict[str, Any], key: str) -> bool:
-        found = values.get(key, False)
-        if not isinstance(found, bool):
-            self.document.fail(key, f"must be true or false, got {toml.brief(found)}")
-        return found
+        value = values.get(key, False)
+        if not isinstance(value, bool):
+            self.document.fail(key, f"must be true or false, got {brief(value)}")
+        return value
 
     def known(self, table: dict[str, Any], path: str, names: Iterable[str]) -> None:
         allowed = list(names)
@@ -286,7 +282,7 @@ class _Reader:
         where = f"{path}.{key}".lstrip(".")
         value = table.get(key, default)
         if not isinstance(value, str):
-            self.document.fail(where, "is missing" if value is None else f'must be a "string", got {toml.brief(value)}')
+            self.document.fail(where, "is missing" if value is None else f'must be a "string", got {brief(value)}')
         return value
 
     def number(
@@ -303,7 +299,7 @@ class _Reader:
         if value is None:
             self.document.fail(where, "is missing; give a number")
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
-            self.document.fail(where, f"must be a number, got {toml.brief(value)}")
+            self.document.fail(where, f"must be a number, got {brief(value)}")
         if value > most:
             self.document.fail(where, f"must be {most:g} or less, got {value:g}")
         if (low is not None and value < low) or (above is not None and value < above + SMALLEST):
@@ -322,13 +318,8 @@ class _Reader:
                 and all(isinstance(v, (int, float)) and SMALLEST <= v <= LARGEST for v in row)
             )
             if not good:
-                self.document.fail(
-                    f"{where}.{number}", f"must be [size, seconds, ...], all above 0, got {toml.brief(row)}"
-                )
+                self.document.fail(f"{where}.{number}", f"must be [size, seconds, ...], all above 0, got {brief(row)}")
         return tuple(sorted(tuple(float(v) for v in row) for row in rows))
-
-
-# ---- writing ---------------------------------------------------------------------------------------------------------
 
 
 def _points(points: Points) -> list[list[object]]:
@@ -346,15 +337,15 @@ def dump(cluster: Cluster) -> str:
     lines = [
         "# Made by `narrowcast probe`, to be read and edited. Sizes in bytes, times in seconds unless the name says."
     ]
-    lines += [*toml.pairs(head), "", "[device]", *toml.pairs(vars(cluster.device))]
-    lines += ["", "[overlap]", *toml.pairs(vars(cluster.overlap))]
+    lines += [*toml_lines(head), "", "[device]", *toml_lines(vars(cluster.device))]
+    lines += ["", "[overlap]", *toml_lines(vars(cluster.overlap))]
     for level in cluster.levels:
         own = {key: value for key, value in vars(level).items() if key != "tables"}
-        lines += ["", "[[level]]", *toml.pairs(own)]
+        lines += ["", "[[level]]", *toml_lines(own)]
         for table in level.tables:
             facts = {"name": table.name, "wire": table.wire, "ranks": table.ranks, "points": _points(table.points)}
-            lines += ["", "[[level.collective]]", *toml.pairs(facts)]
+            lines += ["", "[[level.collective]]", *toml_lines(facts)]
     for speed in cluster.codecs:
         facts = {"wire": speed.wire, "encode": _points(speed.encode), "decode": _points(speed.decode)}
-        lines += ["", "[[codec]]", *toml.pairs(facts), *toml.pairs(_slower(speed))]
+        lines += ["", "[[codec]]", *toml_lines(facts), *toml_lines(_slower(speed))]
     return "\n".join(lines) + "\n"

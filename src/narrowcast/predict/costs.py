@@ -16,10 +16,9 @@ from narrowcast.collectives.algorithms.cost import Cost, Placement, Stage, direc
 from narrowcast.collectives.algorithms.record import ALGORITHMS
 from narrowcast.collectives.algorithms.two_shot import CHUNK_BYTES, MAX_CHUNKS
 from narrowcast.predict import curve
-from narrowcast.predict.buckets import nbytes
-from narrowcast.predict.cluster import Cluster, CodecSpeed, Level, Table
-from narrowcast.predict.curve import Curve
-from narrowcast.predict.links import Link
+from narrowcast.predict.cluster import Cluster, CodecSpeed, CollectiveTimings, Level
+from narrowcast.predict.curve import Curve, Link
+from narrowcast.predict.model import wire_bytes
 
 
 def volume(kind: str, ranks: int) -> float:
@@ -121,9 +120,9 @@ class Costs:
 
     def _curve(self, name: str, points: tuple[tuple[float, ...], ...]) -> Curve:
         if self.fixed:
-            fixed = curve.measured(points, 0, self.generator(name))
-            return Curve(fixed.bytes_K, fixed.seconds_DK.expand(self.draws + 1, -1))
-        return curve.measured(points, self.draws, self.generator(name))
+            made = curve.measured_curve(points, 0, self.generator(name))
+            return Curve(made.bytes_K, made.seconds_DK.expand(self.draws + 1, -1))
+        return curve.measured_curve(points, self.draws, self.generator(name))
 
     def _level(self, number: int, level: Level) -> Link:
         tables = {}
@@ -137,7 +136,7 @@ class Costs:
         gbit_D = torch.tensor([level.bandwidth_gbit], dtype=torch.float64)
         return Link(level, self._spread(f"level{number}", level.spread), tables, gbit_D)
 
-    def _known_steps(self, number: int, table: Table) -> float:
+    def _known_steps(self, number: int, table: CollectiveTimings) -> float:
         """The latencies that are in a table already."""
         if table.name != "all_reduce":
             return steps(table.name, table.ranks)
@@ -255,7 +254,7 @@ class Costs:
             self._cache[key] = self._as_measured._excess_of(timed[0], stage, values_N)
         return self._cache[key]
 
-    def _excess_of(self, table: Table, stage: Stage, values_N: Tensor) -> Tensor:
+    def _excess_of(self, table: CollectiveTimings, stage: Stage, values_N: Tensor) -> Tensor:
         sent, rounds = volume("two_shot", table.ranks), steps("two_shot", table.ranks)
         call = ALGORITHMS["two_shot"].cost(Placement(table.ranks, 1, table.ranks))
         there = replace(call, stages=(replace(stage, sent=sent, steps=rounds, own=None),))
@@ -275,7 +274,7 @@ class Costs:
 
 
 def _sizes(wire: str, values_N: Tensor) -> Tensor:
-    return torch.tensor([nbytes(wire, int(n)) for n in values_N.tolist()], dtype=torch.float64)
+    return torch.tensor([wire_bytes(wire, int(n)) for n in values_N.tolist()], dtype=torch.float64)
 
 
 def _bits(wire: str) -> float:

@@ -1,4 +1,4 @@
-"""Seconds against bytes: measured points inside their range, latency + bytes / bandwidth outside.
+"""Seconds against bytes: measured points inside their range, latency + bytes / bandwidth outside; and links.
 
 Every curve exists in several versions (draws): the first from the means of the measured timings, the others from
 timings drawn again with replacement. Means, since a step adds many calls up, and timings of small messages often have
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from narrowcast.predict.cluster import Level
 
 DRAWS = 40
 """Versions of every measurement beside the means: enough for a 5 to 95 % interval."""
@@ -45,7 +47,7 @@ class Curve:
         return y1 + slope * (bytes_N - x1)
 
 
-def drawn(samples: Sequence[float], draws: int, generator: torch.Generator) -> Tensor:
+def draw_means(samples: Sequence[float], draws: int, generator: torch.Generator) -> Tensor:
     """The mean of the samples, then of `draws` bootstrap samples, [D + 1]; what is far out is left out."""
     middle = statistics.median(samples)
     x = torch.tensor([s for s in samples if s <= FAR_OUT * middle], dtype=torch.float64)
@@ -53,14 +55,46 @@ def drawn(samples: Sequence[float], draws: int, generator: torch.Generator) -> T
     return torch.cat([x.mean()[None], again.mean(dim=1)])
 
 
-def measured(points: Sequence[Sequence[float]], draws: int, generator: torch.Generator) -> Curve:
+def measured_curve(points: Sequence[Sequence[float]], draws: int, generator: torch.Generator) -> Curve:
     """A curve through points [bytes, seconds, seconds, ...], one timing after the other."""
     ordered = sorted(points, key=lambda point: point[0])
     knots = torch.tensor([float(p[0]) for p in ordered], dtype=torch.float64)
-    return Curve(knots, torch.stack([drawn(p[1:], draws, generator) for p in ordered], dim=1))
+    return Curve(knots, torch.stack([draw_means(p[1:], draws, generator) for p in ordered], dim=1))
 
 
 def spread_factor(spread: float, draws: int, generator: torch.Generator) -> Tensor:
     """1, then factors of a lognormal with this relative spread, [D + 1]: for what nobody has measured."""
     noise = torch.randn(draws, generator=generator, dtype=torch.float64)
     return torch.cat([torch.ones(1, dtype=torch.float64), torch.exp(spread * noise)])
+
+
+@dataclass
+class Link:
+    """A level in every version of its measurements."""
+
+    level: Level
+    factor_D: Tensor
+    tables: dict[str, tuple[Curve, float]]
+    """By collective: seconds against bytes a member, and the latencies that are in them."""
+    gbit_D: Tensor
+
+    def seconds(self, kind: str, sent_N: Tensor, steps: float) -> Tensor:
+        """Seconds to send so many bytes a member in so many steps, [D, N]."""
+        return self.moving(kind, sent_N) + self.latency(steps)
+
+    def latency(self, steps: float) -> float:
+        return self.level.latency_us / 1e6 * steps
+
+    def moving(self, kind: str, sent_N: Tensor) -> Tensor:
+        """What `sent_N` bytes take beyond latencies, [D, N]; below 0 where a table is quicker than those."""
+        timed = self.tables.get(kind) or self.tables.get("all_reduce" if kind == "two_shot" else "two_shot")
+        if timed is None:
+            return sent_N * 8 / (self.gbit_D[:, None] * 1e9) * self.factor_D[:, None]
+        table, known = timed
+        whole = table(sent_N) * self.factor_D[:, None]
+        fixed = torch.full_like(whole, self.latency(known)).minimum(whole)
+        # on another link the bytes take longer or shorter; what the processors do for them does not
+        slower_D1 = (self.level.measured_gbit / self.gbit_D)[:, None]
+        wire = sent_N * 8 / (self.level.measured_gbit * 1e9) * self.factor_D[:, None]
+        saved = (wire * (1 - slower_D1)).minimum(whole - fixed)
+        return whole - saved - self.latency(known)

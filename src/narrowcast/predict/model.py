@@ -1,20 +1,26 @@
-"""What a model is to the predictor: its tensors, when each gradient is ready, and how long a step computes."""
+"""What a model is to the predictor: its tensors, when each gradient is ready, how long a step computes, and which calls
+`attach` makes for it: DDP's bucket rule is here."""
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
-from narrowcast.predict import toml
+import torch
+
+from narrowcast.codecs import codec as codec_named
+from narrowcast.parallel.ddp.buckets import BUCKET_BYTES, FIRST_BYTES, assign_buckets
+from narrowcast.parallel.policy import MIN_VALUES
+from narrowcast.toml_file import Document, brief, parse_toml, read_text, toml_lines
 
 FORMAT = 1
 LARGEST = 1e15
 """Values, multiply-adds and seconds: no model has more, and sums of products stay far from infinity."""
 ALLOWED = f"must be a number from 0 to {LARGEST:g}"
-UPDATE_BYTES = 20
-"""An optimizer with momentum reads gradient, weight and momentum and writes the last two: 20 bytes a parameter."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,10 @@ class TensorTime:
     name: str
     numel: int
     ready: float
+
+
+UPDATE_BYTES = 20
+"""An optimizer with momentum reads gradient, weight and momentum and writes the last two: 20 bytes a parameter."""
 
 
 @dataclass(frozen=True)
@@ -115,14 +125,67 @@ class Description:
         return replace(made.scaled((compute - update) / (made.forward + made.backward)), update=update)
 
     def _tensors(self, seconds_per_mac: float) -> tuple[TensorTime, ...]:
-        at, found = 0.0, []
+        at, tensors = 0.0, []
         for layer in reversed(self.layers):
             at += layer.macs * seconds_per_mac
-            found += [TensorTime(f"{layer.name}.{i}", n, at) for i, n in reversed(list(enumerate(layer.tensors)))]
-        return tuple(found)
+            tensors += [TensorTime(f"{layer.name}.{i}", n, at) for i, n in reversed(list(enumerate(layer.tensors)))]
+        return tuple(tensors)
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that travel together, ready when the last of them is."""
+
+    values: int
+    ready: float
+    small: int
+    """How many of the values are in tensors too small to be compressed."""
+
+
+@lru_cache(maxsize=256)
+def ddp_buckets(
+    tensors: tuple[TensorTime, ...],
+    first_bytes: int = FIRST_BYTES,
+    bucket_bytes: int = BUCKET_BYTES,
+    value_bytes: int = 4,
+    min_values: int = MIN_VALUES,
+) -> tuple[Bucket, ...]:
+    """The buckets that DDP makes of tensors in the order in which they get ready."""
+    gradients = [torch.empty(t.numel * value_bytes, dtype=torch.uint8, device="meta") for t in tensors]
+    assigned = assign_buckets(gradients, [first_bytes, bucket_bytes])
+    return tuple(_close([tensors[number] for number in bucket], min_values) for bucket in assigned)
+
+
+def _close(held: Sequence[TensorTime], min_values: int) -> Bucket:
+    small = sum(t.numel for t in held if t.numel < min_values)
+    return Bucket(sum(t.numel for t in held), max(t.ready for t in held), small)
+
+
+@dataclass(frozen=True)
+class CallPlan:
+    """One collective: so many values with one codec, no earlier than `ready`."""
+
+    values: int
+    ready: float
+    wire: str
+
+
+def attach_calls(buckets: tuple[Bucket, ...], wire: str, split: bool = True) -> tuple[CallPlan, ...]:
+    """What `attach` starts: small tensors as they are, in a call of their own; one call a bucket for lossless wires."""
+    if not split or codec_named(wire).lossless:
+        return tuple(CallPlan(b.values, b.ready, wire) for b in buckets)
+    planned = []
+    for bucket in buckets:
+        parts = ((bucket.values - bucket.small, wire), (bucket.small, "fp32"))
+        planned += [CallPlan(values, bucket.ready, name) for values, name in parts if values]
+    return tuple(planned)
+
+
+@lru_cache(maxsize=65536)
+def wire_bytes(wire: str, values: int) -> int:
+    """Bytes of so many float32 values on the wire."""
+    return 4 * values if wire == "as-is" else codec_named(wire).nbytes(values)
+
 
 OPTIONAL = ("spread", "activations", "ranks")
 NUMBERS = ("batch", "forward", "backward", "update", *OPTIONAL)
@@ -135,28 +198,28 @@ def dump(profile: Profile) -> str:
     title = (
         "# A training step of one rank. Times in seconds; tensors: name, values, ready after the backward pass began."
     )
-    return "\n".join([title, *toml.pairs(head)]) + "\n"
+    return "\n".join([title, *toml_lines(head)]) + "\n"
 
 
 def load(path: str | Path) -> Profile:
-    return read(toml.parse(toml.read_text(path), str(path)))
+    return read_profile(parse_toml(read_text(path), str(path)))
 
 
-def read(document: toml.Document) -> Profile:
+def read_profile(document: Document) -> Profile:
     values = dict(document.values)
     if values.pop("format", None) != FORMAT:
         document.fail("format", f"this version reads format = {FORMAT}")
     for key in NUMBERS:
-        given = values.get(key, 0 if key in OPTIONAL else None)
-        if not _is_number(given):
-            document.fail(key, "is missing; give a number" if given is None else f"{ALLOWED}, got {toml.brief(given)}")
+        number = values.get(key, 0 if key in OPTIONAL else None)
+        if not _is_number(number):
+            document.fail(key, "is missing; give a number" if number is None else f"{ALLOWED}, got {brief(number)}")
     rows = values.pop("tensors", None)
     if not isinstance(rows, list) or not rows:
         document.fail("tensors", 'give a list of ["name", values, seconds]')
     for number, row in enumerate(rows):
         good = isinstance(row, list) and len(row) == 3 and isinstance(row[0], str)
         if not good or not all(_is_number(v) for v in row[1:]):
-            document.fail(f"tensors.{number}", f'must be ["name", values, seconds], got {toml.brief(row)}')
+            document.fail(f"tensors.{number}", f'must be ["name", values, seconds], got {brief(row)}')
     unknown = set(values) - {*NUMBERS, "name", "source"}
     if unknown:
         document.fail(min(unknown), "unknown key")
@@ -167,7 +230,7 @@ def read(document: toml.Document) -> Profile:
     return Profile(tensors=tensors, **values)
 
 
-def described(document: toml.Document) -> Description:
+def read_description(document: Document) -> Description:
     """A description of one's own: a name, the batch, and a [[layer]] for each, with its tensors and multiply-adds."""
     values = document.values
     if values.get("format") != FORMAT:
@@ -181,7 +244,7 @@ def described(document: toml.Document) -> Description:
     batch, samples = values.get("batch", 1), values.get("samples", 0)
     for key, value in (("batch", batch), ("samples", samples)):
         if not _is_whole(value) or value < (key == "batch"):
-            document.fail(key, f"must be a whole number, got {toml.brief(value)}")
+            document.fail(key, f"must be a whole number, got {brief(value)}")
     return Description(str(values.get("name", document.name)), layers, batch, samples, str(values.get("source", "")))
 
 
@@ -193,7 +256,7 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and _is_number(value)
 
 
-def _layer(document: toml.Document, table: object, number: int) -> Layer:
+def _layer(document: Document, table: object, number: int) -> Layer:
     path = f"layer.{number}"
     if not isinstance(table, dict):
         document.fail("layer", "write [[layer]], once for each")
@@ -202,9 +265,9 @@ def _layer(document: toml.Document, table: object, number: int) -> Layer:
             document.fail(f"{path}.{key}", "unknown; a layer has name, tensors, macs and output")
     tensors, macs, output = table.get("tensors", []), table.get("macs", math.nan), table.get("output", 0)
     if not isinstance(tensors, list) or not all(_is_whole(n) and n > 0 for n in tensors):
-        document.fail(f"{path}.tensors", f"must be a list of numbers of values, got {toml.brief(tensors)}")
+        document.fail(f"{path}.tensors", f"must be a list of numbers of values, got {brief(tensors)}")
     if not _is_number(macs):
-        document.fail(f"{path}.macs", f"must be the multiply-adds of one sample, got {toml.brief(macs)}")
+        document.fail(f"{path}.macs", f"must be the multiply-adds of one sample, got {brief(macs)}")
     if not _is_whole(output):
-        document.fail(f"{path}.output", f"must be the values that it hands on for one sample, got {toml.brief(output)}")
+        document.fail(f"{path}.output", f"must be the values that it hands on for one sample, got {brief(output)}")
     return Layer(str(table.get("name", path)), tuple(tensors), float(macs), output)

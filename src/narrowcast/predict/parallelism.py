@@ -1,6 +1,6 @@
 """Other ways to share the work than plain data parallelism: FSDP, pipelines, and layers split in sub-batches.
 
-Each is a `Steps` with its own timeline. Shapes as in step.py: D versions, U units of the model.
+Each is a `StepPredictor` with its own timeline. Shapes as in step.py: D versions, U units of the model.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives.algorithms.cost import Cost
+from narrowcast.parallel.ddp.buckets import BUCKET_BYTES
 from narrowcast.parallel.overlap import queue
-from narrowcast.predict import buckets, costs
+from narrowcast.predict import costs
 from narrowcast.predict.costs import Costs
-from narrowcast.predict.model import Description, Layer, Profile
-from narrowcast.predict.step import Setup, Steps, Timeline, timeline
+from narrowcast.predict.model import Bucket, Description, Layer, Profile, ddp_buckets, wire_bytes
+from narrowcast.predict.step import Setup, StepPredictor, Timeline, timeline
 
 MODES = ("data", "fsdp", "pipeline", "model", "hybrid")
 MICRO_BATCHES = 4
 """Micro-batches for each stage of a pipeline."""
 
 
-class Fsdp(Steps):
+class Fsdp(StepPredictor):
     """Parameters are gathered before forward and again before backward, gradients reduced and scattered: 3 collectives.
 
     The wire is that of gradients; parameters travel as `parameters` says.
@@ -37,9 +38,9 @@ class Fsdp(Steps):
     def roundings(self, setup: Setup) -> int:
         return _once(setup)
 
-    def _units(self) -> tuple[buckets.Bucket, ...]:
+    def _units(self) -> tuple[Bucket, ...]:
         """As the backward pass meets them."""
-        return buckets.buckets(self.profile.tensors, first_bytes=buckets.BUCKET_BYTES, min_values=0)
+        return ddp_buckets(self.profile.tensors, first_bytes=BUCKET_BYTES, min_values=0)
 
     def _collective(self, kind: str, wire: str, world: int) -> tuple[Tensor, Tensor]:
         """Seconds and codec seconds of each unit's collective, [D, U]."""
@@ -82,13 +83,11 @@ class Fsdp(Steps):
 
     def _bytes(self, setup: Setup) -> float:
         share = costs.volume("all_gather", setup.world) if setup.world > 1 else 0.0
-        sizes = [
-            (buckets.nbytes(self.parameters, u.values), buckets.nbytes(setup.wire, u.values)) for u in self._units()
-        ]
+        sizes = [(wire_bytes(self.parameters, u.values), wire_bytes(setup.wire, u.values)) for u in self._units()]
         return share * sum(2 * weights + gradients for weights, gradients in sizes)
 
 
-class Pipeline(Steps):
+class Pipeline(StepPredictor):
     """As many stages as workers, micro-batches in a row; activations and their gradients cross boundaries."""
 
     def __init__(self, profile: Profile, made: Costs, micro_batches: int = 0) -> None:
@@ -142,10 +141,10 @@ class Pipeline(Steps):
 
     def _bytes(self, setup: Setup) -> float:
         values = int(self.profile.activations * self.profile.batch * setup.world)
-        return 2.0 * buckets.nbytes(setup.wire, values) if setup.world > 1 else 0.0
+        return 2.0 * wire_bytes(setup.wire, values) if setup.world > 1 else 0.0
 
 
-class SubBatches(Steps):
+class SubBatches(StepPredictor):
     """Dettmers' scheme: layers split over the workers, in as many sub-batches as there are workers.
 
     "hybrid": fully connected layers are split, the others data parallel. "model": every layer is split. A layer's
@@ -170,7 +169,7 @@ class SubBatches(Steps):
     def _split_layers(self) -> list[Layer]:
         return [layer for layer in self.description.layers if self._split(layer.name) and layer.macs]
 
-    def _data_parallel(self) -> Steps:
+    def _data_parallel(self) -> StepPredictor:
         names = {layer.name for layer in self.description.layers if not self._split(layer.name)}
         kept = tuple(t for t in self.profile.tensors if t.name.rpartition(".")[0] in names)
         share = sum(layer.macs for layer in self.description.layers if layer.name in names) / self.description.macs
@@ -183,7 +182,7 @@ class SubBatches(Steps):
             tuple(type(t)(t.name, t.numel, t.ready * share) for t in kept),
             spread=self.profile.spread,
         )
-        return Steps(scaled, self.costs)
+        return StepPredictor(scaled, self.costs)
 
     def span(self, setup: Setup) -> tuple[Timeline, Tensor, Tensor]:
         world = setup.world
@@ -222,7 +221,7 @@ class SubBatches(Steps):
         if setup.world == 1:
             return 0.0
         share = costs.volume("all_gather", setup.world)
-        sizes = [buckets.nbytes(setup.wire, layer.output * self.profile.batch) for layer in self._split_layers()]
+        sizes = [wire_bytes(setup.wire, layer.output * self.profile.batch) for layer in self._split_layers()]
         moved = 2 * setup.world * sum(sizes) + (setup.world + 1) * sum(sizes[:1])
         return self._data_parallel()._bytes(setup) + share * moved
 
@@ -238,10 +237,10 @@ def _once(setup: Setup) -> int:
     return int(setup.world > 1 and not codec_named(setup.wire).lossless)
 
 
-def steps_for(mode: str, profile: Profile, made: Costs, description: Description | None = None) -> Steps:
+def steps_for(mode: str, profile: Profile, made: Costs, description: Description | None = None) -> StepPredictor:
     """The timeline of a way to share the work."""
     if mode == "data":
-        return Steps(profile, made)
+        return StepPredictor(profile, made)
     if mode == "fsdp":
         return Fsdp(profile, made)
     if mode == "pipeline":

@@ -2,6 +2,9 @@
 
 Runs on every rank of a process group. Each timing is the slowest rank's, exchanged at once, so that all ranks hold the
 same numbers to the last bit.
+
+A rank, as the lab or torchrun starts it: python -m narrowcast.predict.probe SECONDS NAME WIRE...
+Rank 0 prints the file after a line with MARK.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import functools
 import os
 import platform
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,9 +24,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives import Residuals, api
-from narrowcast.predict.cluster import Cluster, CodecSpeed, Device, Level, Overlap, Points, Table, dump, parse
+from narrowcast.measure import DeviceClock, WireSum, first_decides, from_barrier, mean, process_group, slowest
+from narrowcast.predict.cluster import (
+    Cluster,
+    CodecSpeed,
+    CollectiveTimings,
+    Device,
+    Level,
+    Overlap,
+    Points,
+    dump,
+    parse,
+)
 
+MARK = "# narrowcast cluster"
 WIRES = ("fp32", "bf16", "int8/256", "int4/128", "int4/128+ef")
 SIZES = (*tuple(1 << power for power in range(12, 26, 2)), 24 << 20)
 """Bytes of the tensors: 4 KiB to 16 MiB in steps of four, and about a bucket of DDP."""
@@ -54,44 +69,18 @@ class Prober:
     _began: float = field(default_factory=time.monotonic)
     _weights: list[Tensor] = field(default_factory=list)
 
-    # -- time
+    @property
+    def clock(self) -> DeviceClock:
+        return DeviceClock(self.device)
 
-    def slowest(self, values: Sequence[float]) -> list[float]:
-        """The largest of each value over all ranks."""
-        mine = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(mine, op=dist.ReduceOp.MAX)
-        return [float(v) for v in mine]
+    def mean_seconds(self, call: Callable[[], object], rounds: int = 5 * ROUNDS) -> float:
+        """Seconds a call over a stretch that is long beside a processor's time slices; the mean over the ranks."""
+        self.clock.timed(call)
+        return mean([self.clock.timed(call, rounds)])[0]
 
-    def mean(self, values: Sequence[float]) -> list[float]:
-        mine = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(mine)
-        return [float(v) / dist.get_world_size() for v in mine]
-
-    def timed(self, call: Callable[[], object], group: dist.ProcessGroup | None = None) -> float:
-        """Seconds of a collective on this rank, from a common start."""
-        dist.barrier(group)
-        return self.clock(call)
-
-    def clock(self, call: Callable[[], object]) -> float:
-        """Seconds until the device has done it."""
-        start = time.perf_counter()
-        call()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter() - start
-
-    def mean_clock(self, call: Callable[[], object], rounds: int = 5 * ROUNDS) -> float:
-        """Seconds a call over a stretch that is long beside a processor's time slices."""
-        self.clock(call)
-        return self.clock(lambda: [call() for _ in range(rounds)]) / rounds
-
-    def left(self, share: float) -> bool:
+    def has_time_left(self, share: float) -> bool:
         """Whether less than this share of the time is spent; rank 0's clock decides."""
-        mine = torch.tensor([time.monotonic() - self._began < share * self.seconds], dtype=torch.uint8)
-        dist.broadcast(mine, 0)
-        return bool(mine.item())
-
-    # -- links
+        return first_decides(time.monotonic() - self._began < share * self.seconds)
 
     def link(
         self, name: str, group: dist.ProcessGroup | None, ranks: int, most: int, member: bool, until: float
@@ -100,15 +89,15 @@ class Prober:
         tables = []
         for kind, run in (("all_reduce", _plain), ("two_shot", _two_shot("fp32"))):
             self.tell(f"{name}: {kind}")
-            tables.append(Table(kind, ranks, self.table(run, SIZES, group, member, until)))
+            tables.append(CollectiveTimings(kind, ranks, self.table(run, SIZES, group, member, until)))
         for kind, run in (("all_gather", _gather), ("send", _swap)):
             self.tell(f"{name}: {kind}")
-            tables.append(Table(kind, ranks, self.table(run, FEW_SIZES, group, member, until)))
+            tables.append(CollectiveTimings(kind, ranks, self.table(run, FEW_SIZES, group, member, until)))
         for wire in self.wires:
             if wire != "fp32":
                 self.tell(f"{name}: two_shot of {wire}")
                 points = self.table(_two_shot(wire), WIRE_SIZES, group, member, until)
-                tables.append(Table("two_shot", ranks, points, wire))
+                tables.append(CollectiveTimings("two_shot", ranks, points, wire))
         last = tables[0].points[-1]
         best = min(last[1:])
         latency = min(tables[0].points[0][1:]) / (2 * (ranks - 1))
@@ -130,20 +119,13 @@ class Prober:
             calls = max(1, min(MOST_CALLS, int(STRETCH / max(first, 1e-6))))
             times = [once(calls) for _ in range(FEW_ROUNDS - 1 if few else ROUNDS * calls)]
             rows.append((float(size), *([first] if few else []), *times))
-            if first > LONG or (len(rows) >= ENOUGH and not self.left(until)):
+            if first > LONG or (len(rows) >= ENOUGH and not self.has_time_left(until)):
                 break
         return tuple(rows)
 
     def _round(self, call: Callable[[], object], group: dist.ProcessGroup | None, member: bool, calls: int) -> float:
         """The slowest member's seconds a call; who is no member only waits."""
-
-        def several() -> None:
-            for _ in range(calls):
-                call()
-
-        return self.slowest([self.timed(several, group) if member else 0.0])[0] / calls
-
-    # -- codecs and overlap
+        return slowest([from_barrier(call, self.clock, group, calls) if member else 0.0])[0]
 
     def codec(self, wire: str) -> CodecSpeed:
         """Speeds with all ranks at work at once, idle and beside a collective that runs on and on."""
@@ -153,16 +135,16 @@ class Prober:
             busy = self.codec_row(wire, CODEC_VALUES[1], "encode")
         slower = statistics.fmean(busy[1:]) / statistics.fmean(encode[1][1:])
         both = self.beside(_two_shot(wire))
-        return CodecSpeed(wire, encode, decode, max(1.0, self.slowest([slower])[0]), *both)
+        return CodecSpeed(wire, encode, decode, max(1.0, slowest([slower])[0]), *both)
 
     def beside(self, run: _Run) -> tuple[float, float]:
         """How many times slower compute is beside collectives that run on and on, and these beside compute."""
         x = torch.linspace(-1, 1, BACKGROUND, device=self.device)
-        together = self.mean([self.mean_clock(self._work)])[0]
-        quiet = self.mean([self.mean_clock(lambda: run(x, None), 3 * ROUNDS)])[0]
+        together = self.mean_seconds(self._work)
+        quiet = self.mean_seconds(lambda: run(x, None), 3 * ROUNDS)
         with _background(self.device, run) as moved:
-            busy = self.mean([self.mean_clock(self._work)])[0]
-        slow = self.mean([moved.seconds_each])[0]
+            busy = self.mean_seconds(self._work)
+        slow = mean([moved.seconds_each])[0]
         return max(1.0, busy / together), max(1.0, slow / quiet)
 
     def codec_row(self, wire: str, values: int, way: str) -> tuple[float, ...]:
@@ -174,14 +156,14 @@ class Prober:
             for _ in range(calls):
                 codec.encode(x, out=bytes_) if way == "encode" else codec.decode(bytes_, values, out=x)
 
-        self.clock(work)
-        times = [self.clock(work) / calls for _ in range(ROUNDS)]
-        return (float(values), *self.mean(times))
+        self.clock.timed(work)
+        times = [self.clock.timed(work) / calls for _ in range(ROUNDS)]
+        return (float(values), *mean(times))
 
     def overlap(self) -> Overlap:
         """Compute alone, with all ranks at once, and beside collectives; collectives beside compute."""
         self.tell("compute beside communication")
-        alone, together = self._one_at_a_time(), self.mean([self.mean_clock(self._work)])[0]
+        alone, together = self._one_at_a_time(), self.mean_seconds(self._work)
         return Overlap(*self.beside(_plain), together=max(1.0, together / alone))
 
     def _one_at_a_time(self) -> float:
@@ -189,9 +171,10 @@ class Prober:
         for rank in range(min(2, dist.get_world_size())):
             dist.barrier()
             if rank == dist.get_rank():
-                mine = self.mean_clock(self._work)
+                self.clock.timed(self._work)
+                mine = self.clock.timed(self._work, 5 * ROUNDS)
         dist.barrier()
-        return self.slowest([mine])[0]
+        return slowest([mine])[0]
 
     def _work(self) -> None:
         """Products that fit the cache, and one with a matrix that does not: training has both."""
@@ -206,7 +189,7 @@ class Prober:
         """GB/s read and written by a large copy."""
         x = torch.ones(1 << 22, device=self.device)
         y = torch.empty_like(x)
-        return 8 * x.numel() / self.mean([self.mean_clock(lambda: y.copy_(x))])[0] / 1e9
+        return 8 * x.numel() / self.mean_seconds(lambda: y.copy_(x)) / 1e9
 
 
 _Run = Callable[[Tensor, "dist.ProcessGroup | None"], object]
@@ -238,14 +221,11 @@ def _swap(x: Tensor, group: dist.ProcessGroup | None) -> object:
 
 def _two_shot(wire: str) -> _Run:
     codec = codec_named(wire)
+    # as `attach` does where small tensors of a bucket travel apart: a list, which is gathered and written back
+    parts = 1 if codec.lossless else 2
 
-    def run(x: Tensor, group: dist.ProcessGroup | None) -> object:
-        residuals = Residuals.zeros(x.numel()) if codec.feedback else None
-        # as `attach` does where small tensors of a bucket travel apart: a list, which is gathered and written back
-        listed = x if codec.lossless else [*x.tensor_split(2)]
-        return api.all_reduce(
-            listed, codec, op=dist.ReduceOp.AVG, algorithm="two_shot", group=group, step=0, residuals=residuals
-        )
+    def run(x: Tensor, group: dist.ProcessGroup | None) -> None:
+        WireSum(x, codec, parts=parts, op=dist.ReduceOp.AVG, algorithm="two_shot", group=group)()
 
     return run
 
@@ -347,3 +327,15 @@ def _agreed(made: Cluster) -> Cluster:
     text = mine if dist.get_rank() == 0 else mine.new_empty(int(size))
     dist.broadcast(text, 0)
     return parse(bytes(text.tolist()).decode(), "the cluster that rank 0 has measured")
+
+
+def main() -> None:
+    with process_group():
+        made = probe(sys.argv[3:], float(sys.argv[1]), sys.argv[2])
+        if dist.get_rank() == 0:
+            sys.stdout.write(f"{MARK}\n{dump(made)}\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

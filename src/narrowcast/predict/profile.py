@@ -1,13 +1,14 @@
-"""Gradient-ready times of a real model, from a few steps on this machine."""
+"""What `--model` names: a built-in description, a file, or a module, which a few steps on this machine profile."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import statistics
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from narrowcast.parallel.clock import Clock
-from narrowcast.predict.model import Profile, TensorTime
+from narrowcast.measure import DeviceClock, mean
+from narrowcast.predict import zoo
+from narrowcast.predict.cluster import Cluster
+from narrowcast.predict.model import Description, Profile, TensorTime, read_description, read_profile
+from narrowcast.toml_file import parse_toml, read_text
 
 STEPS, WARM_UP = 16, 6
+DEFAULT_BATCH = 16
+"""Samples of a real model, where nobody says how many."""
 
 _Run = tuple[float, float, float, dict[str, float]]
 """Seconds of forward, backward and update, and when each gradient was ready."""
@@ -57,11 +63,11 @@ def _from_file(path: str) -> Any:
 
 def build(target: str) -> nn.Module:
     """The module itself: an instance, a class, or a function that makes one."""
-    found = find(target)
-    if isinstance(found, nn.Module):
-        return found
+    named = find(target)
+    if isinstance(named, nn.Module):
+        return named
     try:
-        made = found()
+        made = named()
     except Exception as error:
         raise ModelError(f"model: {target}() failed: {type(error).__name__}: {error}") from error
     if not isinstance(made, nn.Module):
@@ -93,12 +99,12 @@ def default_loss(output: Any) -> Tensor:
     return torch.stack([t.float().square().mean() for t in tensors if isinstance(t, Tensor)]).sum()
 
 
-class _Watch:
+class _StepRecorder:
     """One step at a time: when it began its parts, and when each gradient was ready."""
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.module, self.optimizer = module, optimizer
-        self.clock = Clock(next((p.device for p in module.parameters()), torch.device("cpu")))
+        self.clock = DeviceClock(next((p.device for p in module.parameters()), torch.device("cpu")))
         self.ready: dict[str, Any] = {}
         self.handles = [
             p.register_post_accumulate_grad_hook(self._hook(name))
@@ -140,12 +146,12 @@ class Profiler:
 
     def __init__(self, module: nn.Module, batch: Tensor, loss: Callable[[Any], Tensor] = default_loss) -> None:
         self._module, self._batch, self._loss = module, batch, loss
-        self._watch = _Watch(module, torch.optim.SGD(module.parameters(), lr=0.0))
+        self._recorder = _StepRecorder(module, torch.optim.SGD(module.parameters(), lr=0.0))
         self._runs: list[_Run] = []
 
     def step(self) -> None:
         try:
-            self._runs.append(self._watch.step(self._batch, self._loss))
+            self._runs.append(self._recorder.step(self._batch, self._loss))
         except Exception as error:
             raise ModelError(f"model: a training step failed: {type(error).__name__}: {error}") from error
 
@@ -154,7 +160,7 @@ class Profiler:
         return _summary(self._module, self._batch, self._runs[warm_up:], name)
 
     def close(self) -> None:
-        self._watch.close()
+        self._recorder.close()
 
 
 def profile(
@@ -188,9 +194,7 @@ def mean_over_ranks(own: Profile) -> Profile:
     """Collective: the mean of all ranks' profiles of the same model."""
     world = dist.get_world_size()
     order = sorted(own.tensors, key=lambda t: t.name)
-    times = torch.tensor([own.forward, own.backward, own.update, *(t.ready for t in order)], dtype=torch.float64)
-    dist.all_reduce(times)
-    forward, backward, update, *ready = (float(t) / world for t in times)
+    forward, backward, update, *ready = mean([own.forward, own.backward, own.update, *(t.ready for t in order)])
     tensors = sorted((replace(t, ready=r) for t, r in zip(order, ready, strict=True)), key=lambda t: t.ready)
     return replace(own, forward=forward, backward=backward, update=update, tensors=tuple(tensors), ranks=world)
 
@@ -219,3 +223,71 @@ def _summary(module: nn.Module, batch: Tensor, runs: list[_Run], name: str) -> P
         spread=min(0.5, statistics.pstdev(totals) / statistics.fmean(totals) / len(totals) ** 0.5),
         source=f"{len(runs)} steps, torch {torch.__version__}, {torch.get_num_threads()} thread(s)",
     )
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A profile, and what it came from."""
+
+    profile: Profile
+    description: Description | None = None
+    module: nn.Module | None = None
+    batches: tuple[Tensor, Tensor] | None = None
+    samples: int = 0
+
+
+def resolve(
+    name: str,
+    cluster: Cluster | None = None,
+    *,
+    batch: int = 0,
+    shape: str = "",
+    flops: float = 0.0,
+    compute_ms: float = 0.0,
+    steps: int = STEPS,
+) -> ModelSource:
+    """Find a model by whatever a person may have given."""
+    check_numbers(batch=batch, flops=flops, compute_ms=compute_ms, steps=steps)
+    if name in zoo.MODELS:
+        return _from_description(zoo.MODELS[name](), cluster, batch, flops, compute_ms)
+    if name.endswith(".toml"):
+        if not Path(name).is_file():
+            raise ModelError(f"model: no file {name}")
+        document = parse_toml(read_text(name), name)
+        if "layer" in document.values:
+            return _from_description(read_description(document), cluster, batch, flops, compute_ms)
+        return ModelSource(read_profile(document))
+    if ":" in name:
+        return _from_module(name, batch or DEFAULT_BATCH, shape, steps)
+    raise ModelError(
+        f"model: unknown {name!r}; take {', '.join(zoo.MODELS)}, a profile or description (.toml), package.module:name "
+        "or file.py:name"
+    )
+
+
+def check_numbers(*, batch: int, flops: float, compute_ms: float, steps: int) -> None:
+    """0 stands for the default, but for steps, of which there must be some."""
+    for option, value in (("--batch", batch), ("--flops", flops), ("--compute-ms", compute_ms), ("--steps", steps)):
+        if not 0 <= value < math.inf or (option == "--steps" and not value):
+            raise ModelError(f"model: {option}: must be above 0, got {value:g}")
+
+
+def _from_description(
+    made: Description, cluster: Cluster | None, batch: int, flops: float, compute_ms: float
+) -> ModelSource:
+    size = batch or made.batch
+    if compute_ms:
+        return ModelSource(made.profile_of(compute_ms / 1e3, size), made, samples=made.samples)
+    device = cluster.device if cluster else None
+    speed = flops or (device.flops if device else 0.0)
+    memory = device.memory_gbyte if device else 0.0
+    return ModelSource(made.profile(speed, memory, size, spread=0.2 if not flops else 0.1), made, samples=made.samples)
+
+
+def _from_module(name: str, batch: int, shape: str, steps: int) -> ModelSource:
+    module = build(name)
+    first, second = (example_batch(module, shape, batch, seed) for seed in (0, 1))
+    if torch.cuda.is_available():
+        module, first, second = module.cuda(), first.cuda(), second.cuda()
+    made = profile(module, first, name=name, steps=steps)
+    return ModelSource(made, module=module, batches=(first, second))

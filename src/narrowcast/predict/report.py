@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from narrowcast.figures import charts
+from narrowcast.figures import Markup, charts, join, lone, tag
 from narrowcast.figures.charts import Series
 from narrowcast.predict.step import Prediction, Setup
 from narrowcast.predict.sweep import BANDWIDTHS, Sweep, half_precision
@@ -24,15 +23,15 @@ th:first-child, td:first-child { text-align: left; } .scroll { overflow-x: auto;
 """
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in heads)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
+    head = tag("thead", tag("tr", *(tag("th", text, scope="col") for text in heads)))
+    body = tag("tbody", *(tag("tr", *(tag("td", text) for text in row)) for row in rows))
+    return tag("div", tag("table", head, body), class_="scroll")
 
 
-def figure(caption: str, picture: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    below = f"<details><summary>The numbers</summary>{table(heads, rows)}</details>"
-    return f"<figure><figcaption>{html.escape(caption)}</figcaption>{picture}{below}</figure>"
+def figure(caption: str, picture: Markup, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
+    below = tag("details", tag("summary", "The numbers"), table(heads, rows))
+    return tag("figure", tag("figcaption", caption), picture, below)
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Shown:
     cell: Prediction
 
 
-def _shown(cells: Sequence[Prediction], setups: Sequence[Setup]) -> list[Shown]:
+def _rows_shown(cells: Sequence[Prediction], setups: Sequence[Setup]) -> list[Shown]:
     """A line for each wire; where several algorithms were asked for, for each of both."""
     several = len({setup.algorithm for setup in setups}) > 1
     names = [f"{setup.wire} {setup.algorithm}" if several else setup.wire for setup in setups]
@@ -52,13 +51,13 @@ def _shown(cells: Sequence[Prediction], setups: Sequence[Setup]) -> list[Shown]:
 
 
 def _lines_of(shown: Sequence[Shown]) -> dict[str, list[Prediction]]:
-    found: dict[str, list[Prediction]] = {}
+    lines: dict[str, list[Prediction]] = {}
     for one in shown:
-        found.setdefault(one.name, []).append(one.cell)
-    return found
+        lines.setdefault(one.name, []).append(one.cell)
+    return lines
 
 
-def _scaling(shown: Sequence[Shown]) -> str:
+def _scaling(shown: Sequence[Shown]) -> Markup:
     series = []
     for name, line in _lines_of(shown).items():
         xs = [float(c.workers) for c in line]
@@ -79,7 +78,7 @@ def _steps(c: Prediction) -> list[str]:
     return [str(c.workers), f"{c.speedup:.2f}", f"{1e3 * c.step:.2f}", f"{1e3 * c.low:.2f}", f"{1e3 * c.high:.2f}"]
 
 
-def _parts(shown: Sequence[Shown]) -> str:
+def _parts(shown: Sequence[Shown]) -> Markup:
     most = shown[0].setup.world
     names, cells = [one.name for one in shown], [one.cell for one in shown]
     stacks: dict[str, Sequence[float]] = {
@@ -103,7 +102,7 @@ def _parts(shown: Sequence[Shown]) -> str:
     return figure(caption, picture, heads, rows)
 
 
-def _bandwidth(sweep: Sweep, shown: Sequence[Shown]) -> str:
+def _bandwidth(sweep: Sweep, shown: Sequence[Shown]) -> Markup:
     most = shown[0].setup.world
     base = sweep.tuned_steps(replace(half_precision(sweep.cluster), world=most))
     xs = [float(b) for b in BANDWIDTHS]
@@ -121,7 +120,7 @@ def _gbit(value: float | None) -> str:
 
 def page(sweep: Sweep, cells: Sequence[Prediction], setups: Sequence[Setup] = ()) -> str:
     """The whole file. setups: what was asked for, one for each cell; default each cell's wire by "auto"."""
-    shown = _shown(cells, setups or [Setup(cell.workers, cell.wire) for cell in cells])
+    shown = _rows_shown(cells, setups or [Setup(cell.workers, cell.wire) for cell in cells])
     cluster, profile = sweep.cluster, sweep.profile
     title = f"{profile.name} on {cluster.name}"
     state = "measured" if cluster.measured else "not measured: take the intervals seriously"
@@ -140,13 +139,8 @@ def page(sweep: Sweep, cells: Sequence[Prediction], setups: Sequence[Setup] = ()
     last = [one for one in shown if one.setup.world == most] if most > 1 else []
     figures = [_scaling(shown), *([_parts(last), _bandwidth(sweep, last)] if last else [])]
     data = json.dumps([cell.as_dict() for cell in cells]).replace("<", "\\u003c")
-    return "\n".join(
-        [
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-            f'<meta name="viewport" content="width=device-width"><title>{html.escape(title)}</title>',
-            f"<style>{STYLE}</style></head><body><h1>{html.escape(title)}</h1>",
-            table(("what", ""), setup),
-            *figures,
-            f'<script type="application/json" id="data">{data}</script></body></html>',
-        ]
-    )
+    viewport = lone("meta", name="viewport", content="width=device-width")
+    head = tag("head", lone("meta", charset="utf-8"), viewport, tag("title", title), tag("style", Markup(STYLE)))
+    script = tag("script", Markup(data), type="application/json", id="data")
+    body = tag("body", join([tag("h1", title), table(("what", ""), setup), *figures, script], "\n"))
+    return "<!doctype html>\n" + tag("html", head, body, lang="en")

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives.algorithms.record import choose
+from narrowcast.parallel.ddp.buckets import BUCKET_BYTES
 from narrowcast.parallel.overlap import Contention, Span, interval
 from narrowcast.parallel.overlap import step as step_span
 from narrowcast.parallel.policy import MIN_VALUES
-from narrowcast.predict import buckets, costs, curve
+from narrowcast.predict import costs, curve
 from narrowcast.predict.costs import Costs
-from narrowcast.predict.model import Profile
+from narrowcast.predict.model import CallPlan, Profile, attach_calls, ddp_buckets, wire_bytes
 
 MODEL_SPREAD, WIRE_SPREAD = 0.05, 0.03
 """What remains where all inputs are exact: the timeline's own error, common to all wires and of each wire. About what
@@ -32,7 +33,7 @@ class Setup:
     world: int
     wire: str
     algorithm: str = "auto"
-    bucket_bytes: int = buckets.BUCKET_BYTES
+    bucket_bytes: int = BUCKET_BYTES
     min_values: int = MIN_VALUES
     """Tensors with fewer values travel as they are."""
     overlap: bool = True
@@ -104,14 +105,14 @@ def timeline(whole_D: Tensor, compute_D: Tensor, communication_D: Tensor, least_
     return Timeline(whole_D, whole_D, communication_D, (whole_D - compute_D).clamp_min(0), least_D, most_D)
 
 
-class Steps:
+class StepPredictor:
     """Predicts steps of one profile on one cluster; versions of the measurements are drawn once."""
 
     def __init__(self, profile: Profile, made: Costs) -> None:
         self.profile, self.costs = profile, made
         self.cluster = made.cluster
         self.compute_D = self._factor("compute", profile.spread)
-        self._calls: dict[tuple[int, int, str, bool], tuple[buckets.CallPlan, ...]] = {}
+        self._calls: dict[tuple[int, int, str, bool], tuple[CallPlan, ...]] = {}
 
     def _factor(self, name: str, spread: float) -> Tensor:
         made = self.costs
@@ -140,16 +141,16 @@ class Steps:
         lossless = setup.world == 1 or codec_named(setup.wire).lossless
         return 0 if lossless else costs.plan(self.algorithm(setup), self.cluster, setup.world).roundings
 
-    def calls(self, setup: Setup) -> tuple[buckets.CallPlan, ...]:
+    def calls(self, setup: Setup) -> tuple[CallPlan, ...]:
         # the backend's own sum takes a bucket as it is; `attach` sends small tensors apart
         split = self.algorithm(setup) != "native"
         key = setup.bucket_bytes, setup.min_values, setup.wire, split
         if key not in self._calls:
             sizes = {"bucket_bytes": setup.bucket_bytes, "min_values": setup.min_values}
-            self._calls[key] = buckets.calls(buckets.buckets(self.profile.tensors, **sizes), setup.wire, split=split)
+            self._calls[key] = attach_calls(ddp_buckets(self.profile.tensors, **sizes), setup.wire, split=split)
         return self._calls[key]
 
-    def services(self, setup: Setup, calls: tuple[buckets.CallPlan, ...]) -> tuple[Tensor, Tensor]:
+    def services(self, setup: Setup, calls: tuple[CallPlan, ...]) -> tuple[Tensor, Tensor]:
         """Seconds of each call and of the codec in it, [D, C]."""
         seconds = torch.zeros(self.costs.draws + 1, len(calls), dtype=torch.float64)
         coding = seconds.clone()
@@ -160,7 +161,7 @@ class Steps:
             seconds[:, places], coding[:, places] = self.costs.seconds(algorithm, wire, values, setup.world)
         return seconds, coding
 
-    def _inner(self, setup: Setup, calls: tuple[buckets.CallPlan, ...]) -> Tensor:
+    def _inner(self, setup: Setup, calls: tuple[CallPlan, ...]) -> Tensor:
         """The part of each call inside nodes, [D, C]."""
         seconds = torch.zeros(self.costs.draws + 1, len(calls), dtype=torch.float64)
         for (wire, algorithm), places in self._kinds(setup, calls).items():
@@ -168,16 +169,16 @@ class Steps:
             seconds[:, places] = self.costs.inner_seconds(algorithm, wire, values, setup.world)
         return seconds
 
-    def _kinds(self, setup: Setup, calls: tuple[buckets.CallPlan, ...]) -> dict[tuple[str, str], list[int]]:
+    def _kinds(self, setup: Setup, calls: tuple[CallPlan, ...]) -> dict[tuple[str, str], list[int]]:
         """Which calls go which way."""
-        found: dict[tuple[str, str], list[int]] = {}
+        kinds: dict[tuple[str, str], list[int]] = {}
         whole = costs.resolve(setup.algorithm, setup.wire, self.cluster, setup.world)
         for place, call in enumerate(calls):
             algorithm = whole
             if setup.algorithm == "auto" and whole != "native":
                 algorithm = choose("auto", codec_named(call.wire), call.values, setup.world, whole == "hierarchical")
-            found.setdefault((call.wire, algorithm), []).append(place)
-        return found
+            kinds.setdefault((call.wire, algorithm), []).append(place)
+        return kinds
 
     def bubble(self, setup: Setup) -> Tensor:
         """Seconds in which a worker has nothing to do even where nothing travels, [D]."""
@@ -268,7 +269,7 @@ class Steps:
             for stage in made.stages:
                 name = "fp32" if stage.as_is else wire
                 own = stage.sent if stage.own is None else stage.own
-                total += own * sum(buckets.nbytes(name, calls[c].values) for c in places)
+                total += own * sum(wire_bytes(name, calls[c].values) for c in places)
         return total
 
 

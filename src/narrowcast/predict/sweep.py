@@ -15,7 +15,7 @@ from narrowcast.predict.cluster import Cluster
 from narrowcast.predict.costs import Costs
 from narrowcast.predict.model import Description, Profile
 from narrowcast.predict.parallelism import steps_for
-from narrowcast.predict.step import HIDDEN, Prediction, Setup, Steps
+from narrowcast.predict.step import HIDDEN, Prediction, Setup, StepPredictor
 
 PLAIN = "fp32"
 BANDWIDTHS = torch.logspace(-2, 4, 121, dtype=torch.float64)
@@ -56,9 +56,9 @@ class Sweep:
         self.steps = self._make(Costs(cluster, draws, seed))
         self._baselines: dict[int, Baseline] = {}
         self._tuned: dict[Setup, Tensor] = {}
-        self._levels: dict[int, Steps] = {}
+        self._levels: dict[int, StepPredictor] = {}
 
-    def _make(self, made: Costs) -> Steps:
+    def _make(self, made: Costs) -> StepPredictor:
         return steps_for(self.mode, self.profile, made, self.description)
 
     def cells(
@@ -102,7 +102,7 @@ class Sweep:
             self._tuned[setup] = self._steps_at(self.cluster.level_of(setup.world)).steps(setup)
         return self._tuned[setup]
 
-    def _steps_at(self, level: int) -> Steps:
+    def _steps_at(self, level: int) -> StepPredictor:
         if level not in self._levels:
             self._levels[level] = self._make(Costs(self.cluster, bandwidths=BANDWIDTHS, level=level))
         return self._levels[level]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from narrowcast.lab.rates import parse_rate
 from narrowcast.parallel.policy import MIN_VALUES
-from narrowcast.predict.toml import FileError
-from narrowcast.study.file import REAL, UNLIMITED, USED, WHOLE, Grid, Layout, StudyFile
+from narrowcast.study.file import REAL, UNLIMITED, USED, WHOLE, Grid, HostLayout, StudyFile
+from narrowcast.study.jobs import SettingJob, WireJob
+from narrowcast.toml_file import FileError
 
 PLAIN = "fp32"
 LOOPBACK, CLUSTER, SIMULATED = "loopback", "cluster", "simulated"
@@ -32,7 +33,7 @@ class Case:
     data: str
     wire: str
     algorithm: str
-    layout: Layout
+    layout: HostLayout
     rate_name: str
     transport: str
     parallel: str = "data"
@@ -70,19 +71,19 @@ class Case:
 
     def axes(self) -> dict[str, Any]:
         """The fields that every line has."""
-        found: dict[str, Any] = {"kind": self.kind, "case": self.id, "source": self.source}
-        found |= {key: getattr(self, key) for key in ("model", "data", "wire", "algorithm")}
-        found |= {"workers": self.layout.workers, "layout": str(self.layout), "rate": self.rate}
-        found |= {key: getattr(self, key) for key in ("rate_name", "transport", "parallel")}
-        found |= {} if self.kind == "bus" else {"min_values": self.min_values}
-        return found | ({"seed": self.seed} if self.seed is not None else {})
+        axes: dict[str, Any] = {"kind": self.kind, "case": self.id, "source": self.source}
+        axes |= {key: getattr(self, key) for key in ("model", "data", "wire", "algorithm")}
+        axes |= {"workers": self.layout.workers, "layout": str(self.layout), "rate": self.rate}
+        axes |= {key: getattr(self, key) for key in ("rate_name", "transport", "parallel")}
+        axes |= {} if self.kind == "bus" else {"min_values": self.min_values}
+        return axes | ({"seed": self.seed} if self.seed is not None else {})
 
 
 @dataclass(frozen=True)
 class Place:
     """Where ranks run: cases of one place can share a start of ranks."""
 
-    layout: Layout
+    layout: HostLayout
     rate_name: str
     transport: str
 
@@ -109,15 +110,21 @@ class Setting:
         # not min_values: the file is a profile of steps without communication
         return "-".join(words).replace("/", "_").replace(":", "_").replace("\\", "_")
 
-    def job(self) -> dict[str, Any]:
-        """What a rank needs to know, for JSON."""
-        first = self.cases[0]
-        assert first.grid is not None
-        wanted = ("batch", "steps", "repeats", "seconds", "examples", "min_values")
-        options = {key: value for key, value in asdict(first.grid).items() if key in wanted}
-        axes = {"kind": first.kind, "model": first.model, "data": first.data, "parallel": first.parallel}
-        listed = [{"case": c.id, "wire": c.wire, "algorithm": c.algorithm, "bytes": c.bytes} for c in self.cases]
-        return {**axes, **options, "nodes": first.layout.nodes, "cases": listed}
+    def job(self) -> SettingJob:
+        """What a rank needs to know."""
+        first, grid = self.cases[0], self.cases[0].grid
+        assert grid is not None
+        return SettingJob(
+            *(first.kind, first.model, first.data, first.parallel),
+            batch=grid.batch,
+            steps=grid.steps,
+            repeats=grid.repeats,
+            seconds=grid.seconds,
+            examples=grid.examples,
+            min_values=grid.min_values,
+            nodes=first.layout.nodes,
+            cases=tuple(WireJob(c.id, c.wire, c.algorithm, c.bytes) for c in self.cases),
+        )
 
 
 def expand(study: StudyFile, launcher: str) -> list[list[Case]]:
@@ -126,7 +133,7 @@ def expand(study: StudyFile, launcher: str) -> list[list[Case]]:
     FileError where they would run it in different ways: it has one line in the results, which would be the first's.
     """
     seen: dict[str, Case] = {}
-    found = []
+    grids = []
     for grid in study.grids:
         own = []
         for case in _EXPANDERS[grid.kind](grid, study, launcher):
@@ -135,8 +142,8 @@ def expand(study: StudyFile, launcher: str) -> list[list[Case]]:
                 own.append(case)
             elif differing := _differing(first, case):
                 raise FileError(f"{study.source}:{grid.line}: {_clash(first, differing, launcher)}")
-        found.append(own)
-    return found
+        grids.append(own)
+    return grids
 
 
 def _differing(first: Case, second: Case) -> list[str]:

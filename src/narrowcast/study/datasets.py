@@ -63,8 +63,8 @@ def load(name: str, train: int = 0, test: int = 0) -> Examples:
         return _own(name).head(train, test)
     if name == TEXT:
         return _text().head(train, test)
-    found = _here(name).normalised()
-    made = Examples(name, found.x_train, found.y_train, found.x_test, found.y_test, found.classes)
+    stored = _here(name).normalised()
+    made = Examples(name, stored.x_train, stored.y_train, stored.x_test, stored.y_test, stored.classes)
     return made.head(train, test)
 
 
@@ -77,8 +77,8 @@ def _here(name: str) -> library.Dataset:
 
 
 def _own(name: str) -> Examples:
-    found = find(name)
-    made = found() if callable(found) else found
+    named = find(name)
+    made = named() if callable(named) else named
     parts = {}
     for key in ("x_train", "y_train", "x_test", "y_test"):
         part = getattr(made, key, None)
@@ -99,9 +99,7 @@ def _check_rows(name: str, parts: dict[str, Tensor]) -> None:
 
 def _text() -> Examples:
     """Pieces of the help pages in an order of their own; the label of each character is the next one."""
-    from narrowcast.bench.transformer import text
-
-    codes = text()
+    codes = library.help_text()
     letters, numbers = codes.unique(return_inverse=True)
     count = (len(numbers) - 1) // LENGTH
     x = numbers[: count * LENGTH].view(count, LENGTH)

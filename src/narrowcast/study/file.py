@@ -16,9 +16,9 @@ from narrowcast.collectives.algorithms.record import ALGORITHMS
 from narrowcast.lab.rates import parse_rate
 from narrowcast.parallel.policy import MIN_VALUES
 from narrowcast.predict import cluster as cluster_file
-from narrowcast.predict import toml, zoo
-from narrowcast.predict.toml import Document, FileError, brief
+from narrowcast.predict import zoo
 from narrowcast.study import datasets, models
+from narrowcast.toml_file import LARGEST, Document, FileError, brief, parse_toml, read_text
 
 BUILTIN = Path(__file__).with_name("builtin")
 KINDS = ("time", "accuracy", "bus", "predicted")
@@ -38,7 +38,7 @@ LONGEST_WORD = 100
 
 
 @dataclass(frozen=True)
-class Layout:
+class HostLayout:
     """So many hosts with so many ranks on each."""
 
     hosts: int
@@ -49,11 +49,11 @@ class Layout:
         return self.hosts * self.per_host
 
     @property
-    def nodes(self) -> list[list[int]] | None:
+    def nodes(self) -> tuple[tuple[int, ...], ...] | None:
         """The ranks of each host, where a host has several."""
         if self.per_host == 1:
             return None
-        return [[host * self.per_host + rank for rank in range(self.per_host)] for host in range(self.hosts)]
+        return tuple(tuple(host * self.per_host + rank for rank in range(self.per_host)) for host in range(self.hosts))
 
     def __str__(self) -> str:
         return f"{self.hosts}x{self.per_host}" if self.per_host > 1 else str(self.hosts)
@@ -68,7 +68,7 @@ class Grid:
     data: tuple[str, ...] = ()
     wires: tuple[str, ...] = ()
     algorithms: tuple[str, ...] = ("auto",)
-    workers: tuple[Layout, ...] = (Layout(2),)
+    workers: tuple[HostLayout, ...] = (HostLayout(2),)
     rates: tuple[str, ...] = (UNLIMITED,)
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     transport: tuple[str, ...] = ("gloo",)
@@ -141,12 +141,12 @@ def load(name: str | Path) -> StudyFile:
         if name in plugins.RESEARCH_STUDIES:
             raise plugins.research_needed(f"study {name}")
         raise FileError(f"study: {name} is no file and no built-in study; there are {', '.join(builtins())}")
-    return parse(toml.read_text(path, name), str(name))
+    return parse(read_text(path, name), str(name))
 
 
 def parse(text: str, name: str = "study.toml") -> StudyFile:
     """Read a file's text; FileError with name and line where something in it cannot be right."""
-    study = _Reader(toml.parse(text, name)).study(text)
+    study = StudyReader(parse_toml(text, name)).study(text)
     from narrowcast.study.cases import expand  # which is built on this file
 
     expand(study, "lab")
@@ -159,7 +159,7 @@ REAL = {"epochs": 0.0, "lr": 0.0, "seconds": 0.0, "probe_seconds": -1.0}
 HEAD = ("name", "about", "margin", "primary", "baseline", "targets", "kinds", "grid")
 
 
-class _Reader:
+class StudyReader:
     """Takes a document apart; whatever is missing, unknown or out of range fails with its line."""
 
     def __init__(self, document: Document) -> None:
@@ -170,8 +170,8 @@ class _Reader:
         own = [f.name for f in fields(Grid) if f.name not in ("kind", "line")]
         self._known(values, "", (*HEAD, *own))
         common = {key: values[key] for key in own if key in values}
-        given = (("primary", "int8/256"), ("baseline", "fp32"))
-        primary, baseline = (self._wire(values.get(key, default), key) for key, default in given)
+        wires = (("primary", "int8/256"), ("baseline", "fp32"))
+        primary, baseline = (self._wire(values.get(key, default), key) for key, default in wires)
         grids = tuple(self._grids(values, common))
         self._asks(grids, {"primary": primary, "baseline": baseline})
         return StudyFile(
@@ -222,12 +222,12 @@ class _Reader:
 
     def _grid(self, kind: str, common: dict[str, Any], own: dict[str, Any], path: str) -> Grid:
         used = USED[kind].split()
-        given = {key: value for key, value in {**common, **own}.items() if key in used}
+        stated = {key: value for key, value in {**common, **own}.items() if key in used}
         for key in NEEDED[kind].split():
-            if key not in given:
+            if key not in stated:
                 self._fail(f"{path}.{key}".lstrip("."), f"is missing; a grid of kind {kind} needs it")
-        place = {key: f"{path}.{key}".lstrip(".") if key in own else key for key in given}
-        made = {key: self._value(key, value, place[key], kind) for key, value in given.items()}
+        place = {key: f"{path}.{key}".lstrip(".") if key in own else key for key in stated}
+        made = {key: self._value(key, value, place[key], kind) for key, value in stated.items()}
         grid = Grid(kind, line=self.document.lines.get(path, 1), **made)
         self._few_enough(grid, used, path)
         self._fits(grid, place)
@@ -272,13 +272,13 @@ class _Reader:
         if not listed:
             self._fail(path, "is an empty list; leave it out, or give at least one")
         at = [f"{path}.{number}" if isinstance(value, list) else path for number in range(len(listed))]
-        found = tuple(self._item(key, item, where, kind) for item, where in zip(listed, at, strict=True))
+        items = tuple(self._item(key, item, where, kind) for item, where in zip(listed, at, strict=True))
         seen = set()
-        for where, item in zip(at, found, strict=True):
+        for where, item in zip(at, items, strict=True):
             if item in seen:
                 self._fail(where, f"stands here a second time: {item}")
             seen.add(item)
-        return found
+        return items
 
     def _item(self, key: str, item: Any, path: str, kind: str) -> Any:
         if key == "workers":
@@ -307,15 +307,15 @@ class _Reader:
             "clusters": cluster_file.presets(),
         }[key]
 
-    def _layout(self, item: Any, path: str) -> Layout:
+    def _layout(self, item: Any, path: str) -> HostLayout:
         match = LAYOUT.fullmatch(item) if isinstance(item, str) else None
         whole = isinstance(item, int) and not isinstance(item, bool) and item >= 1
         if match is None and not whole:
             self._fail(path, f'give a number of workers, or hosts and the ranks on each as "2x2"; got {brief(item)}')
-        found = Layout(item) if match is None else Layout(int(match[1]), int(match[2]))
-        if found.workers > MOST_WORKERS:
-            self._fail(path, f"at most {MOST_WORKERS:,} workers, got {found.workers:,}")
-        return found
+        layout = HostLayout(item) if match is None else HostLayout(int(match[1]), int(match[2]))
+        if layout.workers > MOST_WORKERS:
+            self._fail(path, f"at most {MOST_WORKERS:,} workers, got {layout.workers:,}")
+        return layout
 
     def _size(self, item: Any, path: str) -> int:
         match = SIZE.fullmatch(item) if isinstance(item, str) else None
@@ -378,14 +378,14 @@ class _Reader:
             self._fail(path, f'must be a "string", got {brief(value)}')
         return str(value)
 
-    def _whole(self, path: str, value: Any, least: int, most: int = toml.LARGEST) -> int:
+    def _whole(self, path: str, value: Any, least: int, most: int = LARGEST) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             self._fail(path, f"must be a whole number, {least} or more; got {brief(value)}")
         if value > most:
             self._fail(path, f"must be a whole number, {most:,} or less; got {value:,}")
         return int(value)
 
-    def _number(self, path: str, value: Any, above: float, most: float = toml.LARGEST) -> float:
+    def _number(self, path: str, value: Any, above: float, most: float = LARGEST) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > above or value == float("inf"):
             self._fail(path, f"must be a number above {above:g}; got {brief(value)}")
         if value > most:

@@ -14,10 +14,10 @@ from study.report import made_up
 from study.report.made_up import Line, Truth
 
 from narrowcast.study.analysis.findings import Findings
+from narrowcast.study.execution.results import ResultsError
 from narrowcast.study.report.export import summary
 from narrowcast.study.report.markdown import as_markdown
 from narrowcast.study.report.page import page
-from narrowcast.study.run.results import ResultsError
 
 SMALL = Truth(nets=("mlp",), wires=("fp32", "int8/256"), rates=("100mbit",), workers=(2,), seeds=2)
 

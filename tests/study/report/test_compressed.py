@@ -11,14 +11,14 @@ from study.report.made_up import Line, Truth
 
 from narrowcast.cli.study import tables
 from narrowcast.codecs import all_specs
-from narrowcast.study.analysis.compressed import is_lossy
 from narrowcast.study.analysis.findings import Findings
-from narrowcast.study.analysis.lines import usable_lines
 from narrowcast.study.analysis.verdict import Answer, judge, verdict_text
+from narrowcast.study.execution.results import usable_lines
 from narrowcast.study.report.export import as_csv, rows, summary
 from narrowcast.study.report.markdown import as_markdown
 from narrowcast.study.report.page import page
 from narrowcast.study.report.sections import Support, insights
+from narrowcast.study.spec_bits import is_lossy
 
 NOTHING = "nothing was compressed: no finding"
 WIRES = ("fp32", "int8/256", "onebit/64+ef")

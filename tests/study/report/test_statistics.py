@@ -9,7 +9,7 @@ import statistics
 import pytest
 import torch
 
-from narrowcast.bench.timing import torch_threads
+from narrowcast.measure import torch_threads
 from narrowcast.study.analysis import statistics as stats
 from narrowcast.study.analysis.statistics import Conclusion, Interval, equivalence, holm, student_cdf, student_quantile
 

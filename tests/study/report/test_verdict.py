@@ -15,8 +15,8 @@ from study.report.made_up import Line, Truth
 from narrowcast.study.analysis.findings import Findings
 from narrowcast.study.analysis.statistics import Conclusion
 from narrowcast.study.analysis.verdict import Answer, Verdict, headline, how_sure, judge, verdict_text
+from narrowcast.study.execution.results import ResultsError
 from narrowcast.study.report.page import page
-from narrowcast.study.run.results import ResultsError
 
 SMALL = Truth(nets=("mlp",), wires=("fp32", "int8/256"), rates=("100mbit", "1gbit"), workers=(2,))
 

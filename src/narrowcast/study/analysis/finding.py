@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from narrowcast.parallel.policy import MIN_VALUES
 from narrowcast.study.analysis import formatting
-from narrowcast.study.analysis.compressed import is_lossy
-from narrowcast.study.run.results import Line
+from narrowcast.study.execution.results import Line
+from narrowcast.study.spec_bits import is_lossy
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -24,10 +24,16 @@ HALF = 0.5
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     """Items by key, in the order in which keys first appear."""
-    found: dict[K, list[T]] = {}
+    groups: dict[K, list[T]] = {}
     for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+AXES = (
+    *("kind", "source", "model", "data", "wire", "algorithm", "workers"),
+    *("rate_name", "transport", "parallel", "cluster", "layout", "error"),
+)
 
 
 def _field(name: str) -> Any:
@@ -40,19 +46,8 @@ class Finding:
 
     line: Line = field(repr=False)
 
-    kind = _field("kind")
-    source = _field("source")
-    model = _field("model")
-    data = _field("data")
-    wire = _field("wire")
-    algorithm = _field("algorithm")
-    workers = _field("workers")
-    rate_name = _field("rate_name")
-    transport = _field("transport")
-    parallel = _field("parallel")
-    cluster = _field("cluster")
-    layout = _field("layout")
-    error = _field("error")
+    kind, source, model, data, wire, algorithm, workers = map(_field, AXES[:7])
+    rate_name, transport, parallel, cluster, layout, error = map(_field, AXES[7:])
 
     @property
     def hosts(self) -> str | None:
@@ -68,8 +63,8 @@ class Finding:
     @property
     def min_values(self) -> int:
         """Tensors with fewer values travelled as they are; lines that do not say so have the usual number."""
-        found = self.line.get("min_values")
-        return MIN_VALUES if found is None else int(found)
+        least = self.line.get("min_values")
+        return MIN_VALUES if least is None else int(least)
 
     @property
     def place(self) -> tuple[Any, ...]:

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from narrowcast.bench.timing import torch_threads
+from narrowcast.measure import torch_threads
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis import statistics as stats
 from narrowcast.study.analysis.finding import DEFAULT_ALGORITHM, NOTHING, Finding, grouped
-from narrowcast.study.analysis.lines import owners, usable_lines
 from narrowcast.study.analysis.statistics import Conclusion, Equivalence, Interval
-from narrowcast.study.run.results import Line, ResultsError, latest
+from narrowcast.study.execution.results import Line, ResultsError, latest, owners, usable_lines
 from narrowcast.study.spec_bits import wire_bits
 
 WITHIN = 0.03
@@ -92,8 +91,8 @@ class Accuracy(Finding):
         """Seeds that failed may be those that lose: without them nothing can be called kept. None: not compared."""
         if self.difference is None:
             return None
-        found = self.difference.conclusion
-        return Conclusion.UNKNOWN if self.failed and found is not Conclusion.LOST else found
+        conclusion = self.difference.conclusion
+        return Conclusion.UNKNOWN if self.failed and conclusion is not Conclusion.LOST else conclusion
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ def _steps_of(place: list[Line], baseline: str) -> list[Step]:
     plain = [i for i, line in enumerate(place) if line["wire"] == baseline]
     # of several algorithms for the baseline the fastest counts: nobody would train with another
     base = min(plain, key=lambda i: times[i].value, default=None)
-    found = []
+    steps = []
     for line, time in zip(place, times, strict=True):
         # where nothing was compressed a ratio would be noise that looks like a finding
         beside = None if base is None or _untouched(line, place[base]) else base
@@ -141,8 +140,8 @@ def _steps_of(place: list[Line], baseline: str) -> list[Step]:
         if beside is not None and line is place[beside]:
             gain = Interval(1.0, 1.0, 1.0)
         p95 = stats.p95(stats.flat(line["steps_ms"])) if "steps_ms" in line else None
-        found.append(Step(line, time, p95, gain, None if beside is None else place[beside]))
-    return found
+        steps.append(Step(line, time, p95, gain, None if beside is None else place[beside]))
+    return steps
 
 
 def _untouched(*lines: Line) -> bool:
@@ -166,7 +165,7 @@ def _by_wire(place: Iterable[Line]) -> dict[tuple[str, str], list[Line]]:
 
 
 def _accuracies_of(place: list[Line], baseline: str, margin: float) -> list[Accuracy]:
-    found = []
+    accuracies = []
     plain, plainly = _by_seed(place, baseline), _done_with(place, baseline)
     without = [line for line in _failed(place) if line["wire"] == baseline and line.get("seed") not in plain]
     for (wire, _), lines in _by_wire(place).items():
@@ -178,8 +177,8 @@ def _accuracies_of(place: list[Line], baseline: str, margin: float) -> list[Accu
         difference = stats.equivalence(pairs, margin) if compared else None
         mean = stats.mean_interval([run["accuracy"] for run in runs])
         failed = [*_failed(lines), *(without if wire != baseline else [])]
-        found.append(Accuracy(runs[0], runs, mean, difference, failed))
-    return found
+        accuracies.append(Accuracy(runs[0], runs, mean, difference, failed))
+    return accuracies
 
 
 def _why(failed: Sequence[Line], wire: str, baseline: str) -> str:
@@ -189,7 +188,7 @@ def _why(failed: Sequence[Line], wire: str, baseline: str) -> str:
 
 
 def _uncompared_of(place: list[Line], baseline: str, primary: str) -> list[Uncompared]:
-    plain, found = _by_seed(place, baseline), []
+    plain, rows = _by_seed(place, baseline), []
     wires = _by_wire(place)
     if plain and primary not in {wire for wire, _ in wires}:
         # the study's question is asked wherever the baseline was trained
@@ -197,14 +196,14 @@ def _uncompared_of(place: list[Line], baseline: str, primary: str) -> list[Uncom
     for (wire, algorithm), lines in wires.items():
         done = [line for line in lines if line["status"] == "done"]
         if wire != baseline and done and _untouched(done[0], *_done_with(place, baseline)):
-            found.append(Uncompared(done[0], NOTHING))
+            rows.append(Uncompared(done[0], NOTHING))
             continue
         if wire == baseline or any(line["seed"] in plain for line in done):
             continue
         line = {**place[0], "wire": wire, "algorithm": algorithm, "compressed": None}
         failed = _failed(lines) or _failed(line for line in place if line["wire"] == baseline)
-        found.append(Uncompared(line, _why(failed, wire, baseline)))
-    return found
+        rows.append(Uncompared(line, _why(failed, wire, baseline)))
+    return rows
 
 
 @dataclass(frozen=True)
@@ -232,10 +231,10 @@ class Findings:
 
     def cases_by(self, name: Callable[[Line], str]) -> dict[str, int]:
         """How many cases come from sessions of each name, such as a commit."""
-        found = {name(session): 0 for session in self.sessions}
+        counts = {name(session): 0 for session in self.sessions}
         for case in self.cases:
-            found[name(self.sessions[self.owners.get(case["case"], -1)])] += 1
-        return found
+            counts[name(self.sessions[self.owners.get(case["case"], -1)])] += 1
+        return counts
 
     @property
     def name(self) -> str:
@@ -316,16 +315,16 @@ class Findings:
     @cached_property
     def wires(self) -> list[str]:
         """All wires: the baseline first, then from many bits to few."""
-        found = {str(line["wire"]) for line in self.cases}
-        return sorted(found, key=lambda wire: (wire != self.baseline, -wire_bits(wire), wire))
+        specs = {str(line["wire"]) for line in self.cases}
+        return sorted(specs, key=lambda wire: (wire != self.baseline, -wire_bits(wire), wire))
 
     @cached_property
     def _algorithms(self) -> dict[str, set[str]]:
-        found: dict[str, set[str]] = defaultdict(set)
+        algorithms: dict[str, set[str]] = defaultdict(set)
         for line in self.cases:
             if line["kind"] != "bus":
-                found[line["wire"]].add(str(line["algorithm"]))
-        return found
+                algorithms[line["wire"]].add(str(line["algorithm"]))
+        return algorithms
 
     def label(self, case: Finding) -> str:
         """The wire; with its algorithm where it is not the usual one and the study ran several."""

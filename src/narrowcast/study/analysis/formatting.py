@@ -139,8 +139,7 @@ def p_value(p: float) -> str:
 def moment(iso: str) -> str:
     """`2026-11-15 14:59 UTC`."""
     try:
-        # Python 3.10 does not know the Z
-        return f"{datetime.fromisoformat(iso.replace('Z', '+00:00')).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+        return f"{datetime.fromisoformat(iso).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
     except ValueError:
         return iso
 

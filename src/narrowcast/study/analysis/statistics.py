@@ -48,9 +48,6 @@ class Interval:
         return Interval(self.value * factor, self.low * factor, self.high * factor)
 
 
-# ---- step times ------------------------------------------------------------------------------------------------------
-
-
 def flat(repeats: Repeats) -> list[float]:
     return [value for repeat in repeats for value in repeat]
 
@@ -136,9 +133,6 @@ def speedup(
     return _between(median(flat(baseline)) / median(flat(other)), ratios, confidence)
 
 
-# ---- Student's t -----------------------------------------------------------------------------------------------------
-
-
 def _beta_fraction(a: float, b: float, x: float) -> float:
     """The continued fraction of the incomplete beta function, by Lentz's method."""
     tiny, fraction, c, d = 1e-300, 1.0, 1.0, 0.0
@@ -201,9 +195,6 @@ def mean_interval(values: Sequence[float], *, confidence: float = CONFIDENCE) ->
     t = student_quantile((1 + confidence) / 2, len(values) - 1)
     half = t * statistics.stdev(values) / math.sqrt(len(values))
     return Interval(mean, mean - half, mean + half)
-
-
-# ---- equivalence -----------------------------------------------------------------------------------------------------
 
 
 class Conclusion(Enum):

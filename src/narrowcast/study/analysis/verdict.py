@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from narrowcast.bench.timing import torch_threads
+from narrowcast.measure import torch_threads
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import NOTHING, Finding, grouped, one_each, percent, share_words
 from narrowcast.study.analysis.findings import Accuracy, Findings, Step, Uncompared
@@ -98,11 +98,11 @@ class Verdict:
     @property
     def accuracy(self) -> Conclusion | None:
         """Over all data sets: one that lost is a loss, and each must be kept for EQUAL. None: nothing was trained."""
-        found = {row.conclusion for row in self.accuracies} | {Conclusion.UNKNOWN for _ in self.uncompared}
-        if not found:
+        conclusions = {row.conclusion for row in self.accuracies} | {Conclusion.UNKNOWN for _ in self.uncompared}
+        if not conclusions:
             return None
         for conclusion in (Conclusion.LOST, Conclusion.UNKNOWN):
-            if conclusion in found:
+            if conclusion in conclusions:
                 return conclusion
         return Conclusion.EQUAL
 
@@ -198,11 +198,11 @@ def _rates(findings: Findings) -> list[RateFinding]:
     steps = [step for step in findings.here if step.parallel == "data" and step.speedup is not None]
     ordered = sorted(one_each(steps, findings.primary), key=lambda step: (step.rate_bits, step.predicted))
     by_rate = grouped(ordered, lambda step: step.rate_name)
-    found = []
+    rates = []
     for name, same in by_rate.items():
         measured = [step for step in same if not step.predicted]
-        found.append(RateFinding(name, measured or same))
-    return found
+        rates.append(RateFinding(name, measured or same))
+    return rates
 
 
 def judge(findings: Findings) -> Verdict:
@@ -212,9 +212,6 @@ def judge(findings: Findings) -> Verdict:
     untouched = [row for row in findings.untouched if row.wire == findings.primary and row.parallel == "data"]
     compared = [row for row in ours if row.difference is not None]
     return Verdict(findings, _rates(findings), compared, uncompared, untouched)
-
-
-# ---- words -----------------------------------------------------------------------------------------------------------
 
 
 def _where(rates: Sequence[RateFinding]) -> str:
@@ -237,14 +234,14 @@ def _kept(verdict: Verdict) -> str:
     return f"accuracy stays within {formatting.margin(verdict.findings.margin)} on {sets}"
 
 
-def _told(verdict: Verdict, conclusion: Conclusion) -> list[Accuracy]:
+def _rows_with(verdict: Verdict, conclusion: Conclusion) -> list[Accuracy]:
     return [row for row in verdict.accuracies if row.conclusion is conclusion]
 
 
 def _lost(verdict: Verdict) -> str:
     lost = [
         f"{formatting.signed(row.difference.mean, 1)} points on {row.data}"
-        for row in _told(verdict, Conclusion.LOST)
+        for row in _rows_with(verdict, Conclusion.LOST)
         if row.difference is not None
     ]
     return formatting.listed(lost)
@@ -257,7 +254,7 @@ def _unsure_accuracy(verdict: Verdict) -> str:
         return f"accuracy is lost ({_lost(verdict)})"
     if verdict.accuracy is Conclusion.EQUAL:
         return _kept(verdict)
-    unsure = [f"{row.model} on {row.data}" for row in [*_told(verdict, Conclusion.UNKNOWN), *verdict.uncompared]]
+    unsure = [f"{row.model} on {row.data}" for row in [*_rows_with(verdict, Conclusion.UNKNOWN), *verdict.uncompared]]
     return f"whether accuracy is kept with {formatting.listed(list(dict.fromkeys(unsure)))} cannot be told"
 
 
@@ -307,17 +304,17 @@ MEANING = {
 
 def _share_sentences(verdict: Verdict) -> list[str]:
     """How much of what travelled the wire was made for."""
-    found = []
+    sentences = []
     for kind, thing in (("time", "step time"), ("accuracy", "training")):
         if same := [row for row in verdict.untouched if row.kind == kind]:
-            found.append(f"{formatting.capital(NOTHING)} in {formatting.count(len(same), thing)}; {TOO_SMALL}.")
+            sentences.append(f"{formatting.capital(NOTHING)} in {formatting.count(len(same), thing)}; {TOO_SMALL}.")
     if partly := [row for row in (*verdict.settings, *verdict.accuracies) if row.mostly_plain]:
         least = min(partly, key=lambda row: row.compressed or 0.0)
-        found.append(
+        sentences.append(
             f"Less than half of the values were compressed in {formatting.count(len(partly), 'comparison')}, with "
             f"{least.model} on {least.data} {percent(least)}; the rest travelled as it is."
         )
-    return found
+    return sentences
 
 
 def failed_words(row: Accuracy) -> list[str]:
@@ -351,34 +348,36 @@ def accuracy_sentences(verdict: Verdict) -> list[str]:
 
 def how_sure(verdict: Verdict) -> list[str]:
     """What the answer rests on, and what it does not cover."""
-    findings, found = verdict.findings, []
+    findings, sentences = verdict.findings, []
     if verdict.rates:
         kinds = {rate.predicted for rate in verdict.rates}
         source = {frozenset([False]): "measured here", frozenset([True]): "predicted, not measured"}
-        found.append(f"Speed is {source.get(frozenset(kinds), 'measured at some rates and predicted at others')}.")
+        sentences.append(f"Speed is {source.get(frozenset(kinds), 'measured at some rates and predicted at others')}.")
     if apart := sum(step.apart for step in verdict.settings):
-        found.append(
+        sentences.append(
             f"{formatting.count(apart, 'setting')} not interleaved: after a failure {findings.primary} and "
             f"{findings.baseline} were measured one after the other, and drift of the machine widens the interval."
         )
-    told = sum(step.faster is True for step in verdict.settings)
-    if told and not verdict.beyond_chance:
-        look = f"{told} of {formatting.count(len(verdict.settings), 'setting')} look faster, each at 95 %"
-        found.append(f"{look}; corrected for their number none is: this may be chance.")
+    faster = sum(step.faster is True for step in verdict.settings)
+    if faster and not verdict.beyond_chance:
+        look = f"{faster} of {formatting.count(len(verdict.settings), 'setting')} look faster, each at 95 %"
+        sentences.append(f"{look}; corrected for their number none is: this may be chance.")
     seeds = [row.difference.seeds for row in verdict.accuracies if row.difference is not None]
     if seeds:
         number = formatting.count(max(seeds), "paired seed")
         number = number if min(seeds) == max(seeds) else f"{min(seeds)} to {number}"
-        found.append(
+        sentences.append(
             f"Accuracy: {number}, two one-sided tests against a margin of {formatting.margin(findings.margin)} "
             "that was fixed beforehand."
         )
         if min(seeds) < FEW_SEEDS:
-            found.append(f"Fewer than {FEW_SEEDS} seeds are few: an interval is wide, and an unlucky seed counts much.")
-    found += _share_sentences(verdict)
+            sentences.append(
+                f"Fewer than {FEW_SEEDS} seeds are few: an interval is wide, and an unlucky seed counts much."
+            )
+    sentences += _share_sentences(verdict)
     if findings.failures:
-        found.append(f"{formatting.count(len(findings.failures), 'case')} failed and could not count.")
-    return found
+        sentences.append(f"{formatting.count(len(findings.failures), 'case')} failed and could not count.")
+    return sentences
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:

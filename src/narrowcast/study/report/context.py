@@ -7,17 +7,46 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
+from narrowcast.figures import Markup, join, mark, tag
+from narrowcast.figures.plot import LINE, Plot, spread, text, text_width
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import Finding
 from narrowcast.study.analysis.findings import Findings, Step
-from narrowcast.study.report.markup import Markup, joined, tag
-from narrowcast.study.report.palette import Palette
-from narrowcast.study.report.plot import LINE, Plot, spread, text, text_width
 
 F = TypeVar("F", bound=Finding)
 
+COLOURS = 8
+DASHES = (None, "7 3", "2 3", "9 3 2 3")
+SHAPES = ("circle", "square", "diamond", "up", "down", "cross", "ring", "box")
+
 GAP = 9.0
 """From the end of a line to its label."""
+
+
+class Palette:
+    """One colour, mark and dash for each wire, the same in every figure; the colours themselves are in report.css.
+
+    The baseline is ink, the primary wire blue, others follow by their bits; after eight, dashes tell them apart.
+    """
+
+    def __init__(self, findings: Findings) -> None:
+        first = [findings.baseline, findings.primary]
+        order = [*first, *(wire for wire in findings.wires if wire not in first)]
+        self._slots = {wire: slot for slot, wire in enumerate(order)}
+
+    def slot(self, wire: str) -> int:
+        return self._slots[wire]
+
+    def colour(self, wire: str) -> str:
+        """The class that sets the colour."""
+        slot = self.slot(wire)
+        return f"w{slot if slot < COLOURS else 1 + (slot - 1) % (COLOURS - 1)}"
+
+    def dash(self, wire: str) -> str | None:
+        return DASHES[min(self.slot(wire) // COLOURS, len(DASHES) - 1)]
+
+    def mark(self, wire: str, x: float, y: float, size: float = 3.6) -> Markup:
+        return mark(SHAPES[self.slot(wire) % len(SHAPES)], x, y, size)
 
 
 @dataclass(frozen=True)
@@ -37,7 +66,7 @@ class Context:
         timed = timed or [*self.findings.accuracies]
         return {name: {getattr(f, name) for f in timed} for name in ("transport", "hosts", "parallel", "min_values")}
 
-    def _told(self, finding: Finding, name: str) -> Any:
+    def _if_several(self, finding: Finding, name: str) -> Any:
         return getattr(finding, name) if len(self._kinds[name]) > 1 else None
 
     def label(self, finding: Finding) -> str:
@@ -52,22 +81,22 @@ class Context:
         }
         values = [(name, getattr(finding, name)) for name in names]
         parts = [write.get(name, str)(value) for name, value in values if value is not None]
-        if finding.kind == "time" and not finding.cluster and (transport := self._told(finding, "transport")):
+        if finding.kind == "time" and not finding.cluster and (transport := self._if_several(finding, "transport")):
             parts.append(str(transport))
         if finding.parallel == "model":
             parts.append("model parallel")
-        if finding.kind != "bus" and (least := self._told(finding, "min_values")) is not None:
+        if finding.kind != "bus" and (least := self._if_several(finding, "min_values")) is not None:
             parts.append(f"min_values {least}")
         return " · ".join(parts)
 
     def link(self, finding: Finding) -> str:
         """In a sentence: `with 4 workers at 1 Gb/s over MPI on 2x2 hosts`; what never changes is left out."""
         parts = ["with", formatting.count(finding.workers, "worker"), formatting.at_rate(finding.rate_name)]
-        if transport := self._told(finding, "transport"):
+        if transport := self._if_several(finding, "transport"):
             parts.append(f"over {formatting.primitive(transport)}")
-        if hosts := self._told(finding, "hosts"):
+        if hosts := self._if_several(finding, "hosts"):
             parts.append(f"on {hosts} hosts")
-        if self._told(finding, "parallel") == "model":
+        if self._if_several(finding, "parallel") == "model":
             parts.append("(model parallel)")
         return " ".join(parts)
 
@@ -97,13 +126,13 @@ class Context:
 
     def legend(self, findings: Sequence[Finding]) -> Markup:
         """Marks and names of all wires that a figure shows."""
-        found = {self.label(finding): finding for finding in self.by_wire(findings)}
+        by_label = {self.label(finding): finding for finding in self.by_wire(findings)}
         items = [
             tag("li", self._key(finding), name, class_=self.palette.colour(finding.wire), data_wire=finding.wire)
-            for name, finding in found.items()
+            for name, finding in by_label.items()
         ]
         return tag("ul", *items, class_="legend", aria_label="Wires")
 
     def _key(self, finding: Finding) -> Markup:
-        picture = joined([self.palette.mark(finding.wire, 7, 7)])
+        picture = join([self.palette.mark(finding.wire, 7, 7)])
         return tag("svg", picture, viewBox="0 0 14 14", width="14", height="14", aria_hidden="true")

@@ -54,11 +54,11 @@ def _step_row(step: Step) -> dict[str, Any]:
 
 def _accuracy_row(row: Accuracy) -> dict[str, Any]:
     tested = row.difference
-    found = {**_axes(row), "seeds": row.seeds, **_spread("accuracy", row.mean)}
+    cells = {**_axes(row), "seeds": row.seeds, **_spread("accuracy", row.mean)}
     if tested is None:
-        return found
+        return cells
     return {
-        **found,
+        **cells,
         **_spread("difference", tested.interval),
         "p_equal": tested.p,
         "conclusion": row.conclusion and row.conclusion.value,
@@ -80,13 +80,13 @@ def _tidy(value: Any) -> Any:
 
 def rows(findings: Findings) -> list[dict[str, Any]]:
     """One row for each setting that was timed, trained, predicted, or failed."""
-    found = [
+    listed = [
         *map(_step_row, findings.steps),
         *map(_accuracy_row, findings.accuracies),
         *map(_bus_row, findings.buses),
         *({**_axes(failed), "error": failed.error} for failed in findings.failures),
     ]
-    return [_tidy(row) for row in found]
+    return [_tidy(row) for row in listed]
 
 
 def as_csv(findings: Findings) -> str:
@@ -97,10 +97,10 @@ def as_csv(findings: Findings) -> str:
     return out.getvalue()
 
 
-def _compact(found: list[dict[str, Any]]) -> dict[str, Any]:
+def _compact(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Rows as lists beside the names of the columns that are not empty."""
-    columns = [name for name in COLUMNS if any(row.get(name) is not None for row in found)]
-    return {"columns": columns, "rows": [[row.get(name) for name in columns] for row in found]}
+    columns = [name for name in COLUMNS if any(row.get(name) is not None for row in rows)]
+    return {"columns": columns, "rows": [[row.get(name) for name in columns] for row in rows]}
 
 
 def _sessions(findings: Findings) -> list[dict[str, Any]]:
@@ -114,15 +114,15 @@ def _sessions(findings: Findings) -> list[dict[str, Any]]:
 
 def summary(findings: Findings, *, with_rows: bool = True) -> dict[str, Any]:
     """All that the report says, for programs."""
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "study": findings.name,
         "sessions": _sessions(findings),
         "verdict": _tidy(judge(findings).as_dict()),
         "insights": [insight.as_dict() for insight in insights(findings)],
     }
     if with_rows:
-        found["tables"] = {kind: _compact(same) for kind, same in grouped(rows(findings), _kind).items()}
-    return found
+        facts["tables"] = {kind: _compact(same) for kind, same in grouped(rows(findings), _kind).items()}
+    return facts
 
 
 def _kind(row: dict[str, Any]) -> str:

@@ -1,11 +1,11 @@
-"""HTML and SVG as text: everything that a user wrote is escaped here, once."""
+"""The parts of a report's page: tables, panels and figures."""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from narrowcast.figures import Markup, join, tag
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import Finding
 
@@ -13,56 +13,13 @@ FILTERS = ("model", "wire", "workers")
 """The axes by which the page can be filtered."""
 
 
-class Markup(str):
-    """Text that is markup already."""
-
-    __slots__ = ()
-
-
-def escaped(text: object) -> str:
-    return text if isinstance(text, Markup) else html.escape(str(text), quote=True)
-
-
-def place(value: float) -> str:
-    """A coordinate, to a tenth of a pixel."""
-    return f"{value:.1f}".removesuffix(".0")
-
-
-def _attribute(name: str, value: object) -> str:
-    if value is None or value is False:
-        return ""
-    name = name.rstrip("_").replace("_", "-")
-    if value is True:
-        return f" {name}"
-    shown = place(value) if isinstance(value, float) else html.escape(str(value), quote=True)
-    return f' {name}="{shown}"'
-
-
-def tag(name: str, /, *content: object, **attributes: object) -> Markup:
-    """`<name attributes>content</name>`. An underscore in a name is a hyphen."""
-    head = name + "".join(_attribute(key, value) for key, value in attributes.items())
-    return Markup(f"<{head}>{''.join(escaped(part) for part in content)}</{name}>")
-
-
-def lone(name: str, /, **attributes: object) -> Markup:
-    """A tag without content, closed as XML and HTML both accept it."""
-    return Markup(f"<{name}{''.join(_attribute(key, value) for key, value in attributes.items())}/>")
-
-
-def joined(parts: Iterable[str]) -> Markup:
-    return Markup("".join(escaped(part) for part in parts))
-
-
-def filtered_by(finding: Finding, *names: str) -> dict[str, object]:
+def filter_attributes(finding: Finding, *names: str) -> dict[str, object]:
     """The attributes by which a mark or a row is hidden."""
     return {f"data_{name}": finding.line.get(name) for name in names or FILTERS}
 
 
-# ---- tables ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """Cells, and the finding by which the row is filtered."""
 
     cells: Sequence[object]
@@ -75,7 +32,7 @@ class Table:
 
     caption: str
     heads: Sequence[str]
-    rows: Sequence[Row]
+    rows: Sequence[TableRow]
     left: int = 1
     tail: int = 0
     prose: bool = False
@@ -88,16 +45,16 @@ class Table:
         if len(shown) < len(self.rows):
             caption += f": the first {len(shown)} of {len(self.rows)} rows, to keep the file small; --csv has all"
         heads = tag("tr", *(tag("th", head, scope="col") for head in self.heads))
-        body = joined(self._row(row) for row in shown)
+        body = join(self._row(row) for row in shown)
         inner = (tag("caption", caption), tag("thead", heads), tag("tbody", body))
         table = tag("table", *inner, class_=f"l{self.left} t{self.tail}" + " prose" * self.prose)
         # a part of the page that scrolls must be reachable by keyboard, and have a name
         return tag("div", table, class_="scroll", tabindex="0", role="region", aria_label=self.caption)
 
-    def _row(self, row: Row) -> Markup:
+    def _row(self, row: TableRow) -> Markup:
         first = tag("th", row.cells[0], scope="row")
         others = (tag("td", cell) for cell in row.cells[1:])
-        return tag("tr", first, *others, **(filtered_by(row.finding) if row.finding else {}))
+        return tag("tr", first, *others, **(filter_attributes(row.finding) if row.finding else {}))
 
 
 @dataclass(frozen=True)
@@ -107,9 +64,6 @@ class Limits:
     panels: int | None = None
     rows: int | None = None
     data: bool = True
-
-
-# ---- figures ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -165,7 +119,7 @@ def _panels(figure: Figure, limits: Limits) -> Markup:
         parts.append(
             tag("p", f"{formatting.count(lost, 'more setting')} not drawn, to keep the file small.", class_="absent")
         )
-    return joined(parts)
+    return join(parts)
 
 
 def _numbers(table: Table, limits: Limits) -> Markup:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 
+from narrowcast.figures import Markup, lone, tag
 from narrowcast.study.analysis.findings import Findings
 from narrowcast.study.analysis.verdict import judge
 from narrowcast.study.report.context import Context
@@ -18,7 +19,7 @@ from narrowcast.study.report.figures.layers import layers
 from narrowcast.study.report.figures.prediction import predictions
 from narrowcast.study.report.figures.scaling import scaling
 from narrowcast.study.report.figures.time_to_accuracy import time_to_accuracy
-from narrowcast.study.report.markup import FILTERS, Absent, Figure, Limits, Markup, figure_markup, lone, tag
+from narrowcast.study.report.markup import FILTERS, Absent, Figure, Limits, figure_markup
 from narrowcast.study.report.sections import (
     all_statements,
     bytes_section,

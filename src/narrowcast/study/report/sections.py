@@ -8,10 +8,11 @@ from enum import Enum
 from typing import Any
 
 from narrowcast import plugins
+from narrowcast.figures import Markup, tag
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.findings import WITHIN, Findings, Step
 from narrowcast.study.report.context import Context
-from narrowcast.study.report.markup import Limits, Markup, Row, Table, tag
+from narrowcast.study.report.markup import Limits, Table, TableRow
 
 METHODS = (
     """Step times: the repeats of all wires of a setting are interleaved and warm-up is dropped. Medians over all steps;
@@ -69,13 +70,13 @@ def insights(findings: Findings) -> list[Insight]:
 SIGNS = {Support.YES: "✓", Support.NO: "✗", Support.UNKNOWN: "?"}
 
 
-def _byte_row(context: Context, step: Step) -> Row:
+def _byte_row(context: Context, step: Step) -> TableRow:
     sent, off = step.line["bytes"], step.bytes_off
     assert off is not None
     numbers = [f"{sent[name]:,.0f}" for name in ("claimed", "protocol", "counted", "plain")]
     verdict = formatting.percent(off, 2) + ("" if abs(off) <= WITHIN else " — too far")
     head = (step.model, context.label(step), step.transport, formatting.rate(step.rate_name), step.workers)
-    return Row((*head, *numbers, verdict), step)
+    return TableRow((*head, *numbers, verdict), step)
 
 
 def bytes_section(context: Context, limits: Limits) -> Markup:
@@ -115,7 +116,7 @@ def _judged(statements: Statements, findings: Findings) -> list[Markup]:
         sign = tag("span", f"{SIGNS[insight.support]} ", aria_hidden="true")
         kind = insight.support.name.lower()
         rows.append(
-            Row((insight.statement, tag("span", sign, insight.support.value, class_=f"s-{kind}"), insight.because))
+            TableRow((insight.statement, tag("span", sign, insight.support.value, class_=f"s-{kind}"), insight.because))
         )
     table = Table(
         "Statements, and what these data say about them",
@@ -131,7 +132,7 @@ def failures_section(findings: Findings, limits: Limits) -> Markup:
     head = tag("h2", "What failed", id="failed")
     if not findings.failures:
         return tag("section", head, tag("p", "Nothing: every case that was started ended with a result."))
-    rows = [Row((failed.line["case"], failed.error or "no message"), failed) for failed in findings.failures]
+    rows = [TableRow((failed.line["case"], failed.error or "no message"), failed) for failed in findings.failures]
     sentence = (
         f"{formatting.count(len(rows), 'case')} of {len(findings.cases)} failed; they are missing from all figures."
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from narrowcast.figures import Markup, join, tag
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import share_words
 from narrowcast.study.analysis.findings import Findings
@@ -19,8 +20,8 @@ from narrowcast.study.analysis.verdict import (
     speed_sentences,
     unknown_words,
 )
-from narrowcast.study.report.markup import Markup, Row, Table, joined, tag
-from narrowcast.study.run.results import Line
+from narrowcast.study.execution.results import Line
+from narrowcast.study.report.markup import Table, TableRow
 
 ANSWERS = {Answer.YES: "yes", Answer.DEPENDS: "depends", Answer.NO: "no", Answer.LOST: "no", Answer.UNKNOWN: "unknown"}
 QUESTION = "Can low-precision communication speed up training with no loss of accuracy?"
@@ -42,14 +43,14 @@ def _rate_tile(rate: RateFinding) -> Markup:
 
 
 def _accuracy_tile(verdict: Verdict) -> list[Markup]:
-    found = [row.difference for row in verdict.accuracies if row.difference is not None]
-    if not found:
+    differences = [row.difference for row in verdict.accuracies if row.difference is not None]
+    if not differences:
         return []
-    worst = min(found, key=lambda e: e.mean)
-    told = [row.conclusion for row in verdict.accuracies]
-    kept = sum(conclusion in (Conclusion.EQUAL, Conclusion.BETTER) for conclusion in told)
-    how = "not lost" if Conclusion.BETTER in told else f"within ±{worst.margin:g}"
-    among = formatting.count(len(told) + len(verdict.uncompared), "comparison")
+    worst = min(differences, key=lambda e: e.mean)
+    conclusions = [row.conclusion for row in verdict.accuracies]
+    kept = sum(conclusion in (Conclusion.EQUAL, Conclusion.BETTER) for conclusion in conclusions)
+    how = "not lost" if Conclusion.BETTER in conclusions else f"within ±{worst.margin:g}"
+    among = formatting.count(len(conclusions) + len(verdict.uncompared), "comparison")
     return [_tile(formatting.signed(worst.mean, 2), "points", f"of accuracy at worst; {how} in {kept} of {among}")]
 
 
@@ -113,7 +114,7 @@ def _setup(findings: Findings) -> Markup:
         "Measured": f"{formatting.count(len(findings.measured), 'setting')}, {steps:,} steps; "
         f"{formatting.count(sum(row.seeds for row in findings.accuracies), 'training')}",
     }
-    pairs = [joined([tag("dt", key), tag("dd", value)]) for key, value in facts.items() if value]
+    pairs = [join([tag("dt", key), tag("dd", value)]) for key, value in facts.items() if value]
     return tag("aside", tag("h2", "Set-up"), tag("dl", *pairs), class_="setup", aria_label="Set-up")
 
 
@@ -122,13 +123,13 @@ def _primary_table(verdict: Verdict) -> Markup:
         return tag("p", "Accuracy was not compared: nothing was trained with both wires.", class_="absent")
     rows = []
     for row in verdict.accuracies:
-        found = row.difference
-        assert found is not None
-        shown = formatting.points(found.interval).replace(" points", "")
+        difference = row.difference
+        assert difference is not None
+        shown = formatting.points(difference.interval).replace(" points", "")
         assert row.conclusion is not None
-        told = ", ".join([MEANING[row.conclusion], *share_words(row), *failed_words(row)])
-        rows.append(Row((row.data, row.model, found.seeds, shown, told), row))
-    rows += [Row((row.data, row.model, 0, "", unknown_words(row)), row) for row in verdict.uncompared]
+        finding = ", ".join([MEANING[row.conclusion], *share_words(row), *failed_words(row)])
+        rows.append(TableRow((row.data, row.model, difference.seeds, shown, finding), row))
+    rows += [TableRow((row.data, row.model, 0, "", unknown_words(row)), row) for row in verdict.uncompared]
     caption = f"Accuracy of {verdict.findings.primary} beside {verdict.findings.baseline}, points"
     return Table(caption, ("data", "model", "seeds", "difference (95 %)", "finding"), rows, left=2, tail=1).markup()
 

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 
+from narrowcast.figures import Markup, lone, tag
+from narrowcast.figures.plot import Plot, pad_range, place_labels, text
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import grouped, share_words
 from narrowcast.study.analysis.findings import Accuracy, Step
 from narrowcast.study.analysis.statistics import Conclusion, Interval, holm
 from narrowcast.study.analysis.verdict import failed_words
 from narrowcast.study.report.context import Context
-from narrowcast.study.report.markup import Absent, Figure, Markup, Panel, Row, Table, lone, tag
-from narrowcast.study.report.plot import Plot, beside, padded, text
+from narrowcast.study.report.markup import Absent, Figure, Panel, Table, TableRow
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def _mark(context: Context, plot: Plot, point: Point) -> Markup:
 def _labels(context: Context, plot: Plot, points: Sequence[Point]) -> list[Markup]:
     places = [(plot.x.at(p.gain.value), plot.y.at(p.difference.value)) for p in points]
     names = [context.label(p.accuracy) for p in points]
-    seats = beside(places, names, (plot.x.begin, plot.y.end, plot.width, plot.y.begin))
+    seats = place_labels(places, names, (plot.x.begin, plot.y.end, plot.width, plot.y.begin))
     texts = [text(x, y, name, anchor, "n") for (x, y, anchor), name in zip(seats, names, strict=True)]
     return [context.coloured(p.accuracy, label) for p, label in zip(points, texts, strict=True)]
 
@@ -95,7 +96,7 @@ def _panel(context: Context, points: Sequence[Point]) -> Panel:
     margin = context.findings.margin
     heights = [y for p in points for y in (p.difference.value, p.difference.low, p.difference.high) if math.isfinite(y)]
     speeds = [x for p in points for x in (p.gain.value, p.gain.low, p.gain.high)]
-    plot = Plot(padded([1.0, *speeds], 0.05, log=True), padded([*heights, margin, -margin], 0.06), log_x=True)
+    plot = Plot(pad_range([1.0, *speeds], 0.05, log=True), pad_range([*heights, margin, -margin], 0.06), log_x=True)
     plot.add(_band(plot, margin))
     plot.frame(f"speedup over {context.findings.baseline}", "accuracy, points")
     best = front(points)
@@ -133,7 +134,7 @@ def accuracy_table(context: Context, rows: Sequence[Accuracy]) -> Table:
     tested = [row for row in rows if row.difference is not None]
     corrected = holm([row.difference.p for row in tested if row.difference is not None])
     among_all = {id(row): p for row, p in zip(tested, corrected, strict=True)}
-    cells = [Row(_accuracy_cells(context, row, among_all.get(id(row), 1.0)), row) for row in rows]
+    cells = [TableRow(_accuracy_cells(context, row, among_all.get(id(row), 1.0)), row) for row in rows]
     numbers = ("workers", "seeds", "accuracy, % (95 %)", "difference, points (95 %)", "p (equal)", "p (Holm)")
     caption = f"Test accuracy beside {context.findings.baseline}, paired by seed; p (Holm) corrects for all these rows"
     return Table(caption, ("model", "data", "wire", *numbers, "finding"), cells, left=3, tail=1)
@@ -147,26 +148,26 @@ def _counted(number: int, kind: Conclusion) -> str:
 
 
 def accuracy_sentence(context: Context) -> str:
-    found = [row.conclusion for row in context.findings.accuracies if row.conclusion is not None]
-    if not found:
+    conclusions = [row.conclusion for row in context.findings.accuracies if row.conclusion is not None]
+    if not conclusions:
         return f"Cannot tell: nothing was trained beside {context.findings.baseline} with the same seeds."
-    counts = [_counted(found.count(kind), kind) for kind in Conclusion if kind in found]
+    counts = [_counted(conclusions.count(kind), kind) for kind in Conclusion if kind in conclusions]
     return (
-        f"Of {formatting.count(len(found), 'comparison')} with {context.findings.baseline}, at a margin of "
+        f"Of {formatting.count(len(conclusions), 'comparison')} with {context.findings.baseline}, at a margin of "
         f"{formatting.margin(context.findings.margin)}, {formatting.listed(counts)}."
     )
 
 
 def _accuracy_cells(context: Context, row: Accuracy, corrected: float) -> tuple[object, ...]:
     head = (row.model, row.data, context.label(row), row.workers, row.seeds, formatting.between(row.mean, least=1))
-    found = row.difference
-    if found is None:
+    tested = row.difference
+    if tested is None:
         why = ["baseline"] if row.wire == context.findings.baseline else share_words(row) or ["no baseline"]
         return (*head, "", "", "", *why)
-    difference = formatting.points(found.interval).replace(" points", "")
+    difference = formatting.points(tested.interval).replace(" points", "")
     assert row.conclusion is not None
-    told = ", ".join([row.conclusion.value, *share_words(row), *failed_words(row)])
-    return (*head, difference, formatting.p_value(found.p), formatting.p_value(corrected), told)
+    finding = ", ".join([row.conclusion.value, *share_words(row), *failed_words(row)])
+    return (*head, difference, formatting.p_value(tested.p), formatting.p_value(corrected), finding)
 
 
 def _table(context: Context, groups: Sequence[Sequence[Point]]) -> Table:
@@ -182,7 +183,7 @@ def _table(context: Context, groups: Sequence[Sequence[Point]]) -> Table:
                 p.step.workers,
             )
             numbers = (formatting.times_between(p.gain), formatting.points(p.difference).replace(" points", ""))
-            rows.append(Row((*head, *numbers, "none" if p in best else "another wire"), p.accuracy))
+            rows.append(TableRow((*head, *numbers, "none" if p in best else "another wire"), p.accuracy))
     heads = ("model", "data", "wire", "link", "workers", "speedup (95 %)", "difference, points (95 %)", "beaten by")
     return Table("Speedup and accuracy", heads, rows, left=4, tail=1)
 
@@ -209,7 +210,7 @@ def trade(context: Context) -> Figure | Absent:
         _sentence(context, groups),
         panels,
         f"Up is more accurate than {context.findings.baseline} with the same seeds, right is faster, on the slowest "
-        f"link that was timed. The band is the margin of ±{formatting.margin(context.findings.margin)}; whiskers are 95 % "
-        "intervals. The thin line joins the wires that no other beats in both.",
+        f"link that was timed. The band is the margin of ±{formatting.margin(context.findings.margin)}; "
+        "whiskers are 95 % intervals. The thin line joins the wires that no other beats in both.",
         _table(context, groups),
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from narrowcast.figures.charts import Axis
+from narrowcast.figures import Axis, Markup, tag
+from narrowcast.figures.plot import WIDTH, drawing, lines, text, text_width, tick_names
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import grouped, one_each
 from narrowcast.study.analysis.findings import Step
 from narrowcast.study.report.context import Context
-from narrowcast.study.report.markup import Absent, Figure, Markup, Panel, Row, Table, tag
-from narrowcast.study.report.plot import WIDTH, drawing, lines, named, text, text_width
+from narrowcast.study.report.markup import Absent, Figure, Panel, Table, TableRow
 
 PARTS = ("forward", "backward", "update", "encode", "wire", "decode")
 """Compute first, then what compression adds and what the link takes."""
@@ -44,7 +44,7 @@ def _panel(context: Context, steps: Sequence[Step]) -> Panel:
     height = TOP + (BAR + GAP) * len(ordered) + BOTTOM
     across = Axis([0.0, *totals], left, WIDTH - 46, log=False, zero=True)
     bottom = height - BOTTOM
-    ticks = {across.at(tick): name for tick, name in named(across).items()}
+    ticks = {across.at(tick): name for tick, name in tick_names(across).items()}
     parts = [lines([(x, TOP, x, bottom) for x in ticks], "grid")]
     parts += [text(x, bottom + 14, name, class_="t") for x, name in ticks.items()]
     bars = [_bar(context, step, TOP + (BAR + GAP) * i, across) for i, step in enumerate(ordered)]
@@ -76,7 +76,7 @@ def _sentence(context: Context, steps: Sequence[Step]) -> str:
 
 def _table(context: Context, steps: Sequence[Step]) -> Table:
     rows = [
-        Row(
+        TableRow(
             (
                 *(s.model, s.data, context.label(s), formatting.rate(s.rate_name), s.workers),
                 *(formatting.significant(_share(s, part)) for part in PARTS),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from narrowcast.figures import tag
+from narrowcast.figures.plot import Plot, pad_range
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import Finding, grouped, one_algorithm
 from narrowcast.study.report.context import Context
-from narrowcast.study.report.markup import Absent, Figure, Panel, Row, Table, tag
-from narrowcast.study.report.plot import Plot, padded
+from narrowcast.study.report.markup import Absent, Figure, Panel, Table, TableRow
 
 
 def _size(finding: Finding) -> float:
@@ -29,8 +30,8 @@ def _panel(context: Context, findings: Sequence[Finding]) -> Panel:
     lines = [sorted(same, key=_size) for same in grouped(context.by_wire(findings), _series).values()]
     sizes, speeds = [_size(f) for f in findings], [_speed(f) for f in findings]
     plot = Plot(
-        padded(sizes, 0.03, log=True),
-        padded(speeds, 0.05, log=True),
+        pad_range(sizes, 0.03, log=True),
+        pad_range(speeds, 0.05, log=True),
         log_x=True,
         log_y=True,
         right=context.label_room(findings),
@@ -94,7 +95,7 @@ def _sentence(context: Context, findings: Sequence[Finding]) -> str:
 
 def _table(context: Context, findings: Sequence[Finding]) -> Table:
     rows = [
-        Row(
+        TableRow(
             (
                 *(context.label(f), f.algorithm, f.transport, formatting.rate(f.rate_name), f.workers),
                 *(formatting.byte_size(_size(f)), formatting.significant(sorted(f.line["ms"])[len(f.line["ms"]) // 2])),

@@ -7,12 +7,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from narrowcast.figures import Markup, line, lone, tag
+from narrowcast.figures.plot import drawing, text, text_width
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import Finding, grouped, one_each, share_words
 from narrowcast.study.analysis.findings import Step
 from narrowcast.study.report.context import Context
-from narrowcast.study.report.markup import Absent, Figure, Markup, Panel, Row, Table, lone, tag
-from narrowcast.study.report.plot import drawing, line, text, text_width
+from narrowcast.study.report.markup import Absent, Figure, Panel, Table, TableRow
 
 WIDE, SLIM, CELL_H, TOP, FULL = 62, 46, 26, 24, 8.0
 """Width of a cell by rate and by workers, its height; the speedup (and slowdown) at which the colour is full."""
@@ -81,9 +82,9 @@ class Map:
         if all(end == len(self.columns) for end in ends):
             return []
         places = [self.left + self.cell * end for end in ends]
-        parts = [line(x, TOP + CELL_H * i, x, TOP + CELL_H * (i + 1), "even") for i, x in enumerate(places)]
+        parts = [line(x, TOP + CELL_H * i, x, TOP + CELL_H * (i + 1), class_="even") for i, x in enumerate(places)]
         turns = [(i, pair) for i, pair in enumerate(itertools.pairwise(places), 1) if pair[0] != pair[1]]
-        return [*parts, *(line(a, TOP + CELL_H * i, b, TOP + CELL_H * i, "even") for i, (a, b) in turns)]
+        return [*parts, *(line(a, TOP + CELL_H * i, b, TOP + CELL_H * i, class_="even") for i, (a, b) in turns)]
 
 
 def _depth(step: Step) -> str:
@@ -155,8 +156,8 @@ def _sentence(context: Context, steps: Sequence[Step]) -> str:
     assert best.speedup is not None
     return (
         f"{context.findings.primary} is faster than {context.findings.baseline} in {faster} of "
-        f"{formatting.count(len(primary), 'cell')}, most with {context.where(best)}: {formatting.times_between(best.speedup)}."
-        + _end_of_gain(primary)
+        f"{formatting.count(len(primary), 'cell')}, most with {context.where(best)}: "
+        f"{formatting.times_between(best.speedup)}." + _end_of_gain(primary)
     )
 
 
@@ -167,7 +168,7 @@ def step_table(context: Context, steps: Sequence[Step], caption: str = "Step tim
         times = (formatting.between(s.time), formatting.significant(s.p95) if s.p95 else "")
         gain = formatting.times_between(s.speedup) if s.speedup else ""
         source = ", ".join([s.source, *(["not interleaved"] if s.apart else []), *share_words(s)])
-        rows.append(Row((*head, *times, gain, source), s))
+        rows.append(TableRow((*head, *times, gain, source), s))
     heads = ("model", "data", "wire", "over", "link", "workers", "step ms (95 %)", "p95 ms", "speedup (95 %)", "source")
     return Table(caption, heads, rows, left=5, tail=1)
 
@@ -182,7 +183,7 @@ def elsewhere_table(context: Context) -> Table:
     for s in context.findings.elsewhere:
         head = (s.model, context.label(s), s.cluster or s.rate_name, s.transport, s.workers)
         gain = formatting.times_between(s.speedup) if s.speedup else ""
-        rows.append(Row((*head, formatting.between(s.time), gain, _dollars(s)), s))
+        rows.append(TableRow((*head, formatting.between(s.time), gain, _dollars(s)), s))
     heads = ("model", "wire", "machine", "over", "workers", "step ms (5–95 %)", "speedup", "$ an epoch")
     return Table("Predicted, not measured: steps on other machines", heads, rows, left=4)
 
@@ -228,8 +229,9 @@ def elsewhere(context: Context) -> Figure | Absent:
     surely = sum(step.faster is True for step in steps)
     sentence = (
         f"Predicted, not measured: {surely} of {len(steps)} cells are faster than {context.findings.baseline} beyond "
-        f"the prediction's own interval; the largest gain is {formatting.times(best.speedup)}, {best.wire} for {best.model} "
-        f"on {best.cluster} with {formatting.count(best.workers, 'worker')} over {formatting.primitive(best.transport)}."
+        f"the prediction's own interval; the largest gain is {formatting.times(best.speedup)}, {best.wire} for "
+        f"{best.model} on {best.cluster} with {formatting.count(best.workers, 'worker')} over "
+        f"{formatting.primitive(best.transport)}."
     )
     reading = "As above, with the number of workers across. Every cell is a prediction from a model of the machine."
     return Figure(key, title, sentence, panels, reading, elsewhere_table(context), narrow=True)

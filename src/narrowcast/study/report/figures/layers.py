@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, median
 
-from narrowcast.figures.charts import Axis
+from narrowcast.figures import Axis, Markup, tag
+from narrowcast.figures.plot import WIDTH, drawing, lines, number, pad_range, text, text_width, tick_names
 from narrowcast.study.analysis.finding import grouped
 from narrowcast.study.analysis.findings import Accuracy
 from narrowcast.study.report.context import Context
-from narrowcast.study.report.markup import Absent, Figure, Markup, Panel, Row, Table, tag
-from narrowcast.study.report.plot import WIDTH, drawing, lines, named, number, padded, text, text_width
+from narrowcast.study.report.markup import Absent, Figure, Panel, Table, TableRow
 
 ROW, TOP, BOTTOM, MOST = 19, 6, 36, 24
 LONGEST = 26
@@ -60,9 +60,9 @@ def _panel(context: Context, rows: Sequence[Accuracy]) -> Panel:
     ]
     names = [name for name in every if name in noisiest]
     left = 12 + max(text_width(_short(name), 11.5) for name in names)
-    across = Axis(padded([v for row in rows for v in _ratios(row).values()], 0.05), left, WIDTH - 12, log=False)
+    across = Axis(pad_range([v for row in rows for v in _ratios(row).values()], 0.05), left, WIDTH - 12, log=False)
     height = TOP + ROW * len(names) + BOTTOM
-    ticks = {across.at(tick): name for tick, name in named(across).items()}
+    ticks = {across.at(tick): name for tick, name in tick_names(across).items()}
     heights = [TOP + ROW * (i + 0.5) for i in range(len(names))]
     parts = [lines([(x, TOP, x, height - BOTTOM) for x in ticks], "grid")]
     parts += [lines([(left, y, WIDTH - 12, y) for y in heights], "grid dot")]
@@ -97,15 +97,15 @@ def _sentence(context: Context, rows: Sequence[Accuracy]) -> str:
 
 
 def _table(context: Context, rows: Sequence[Accuracy]) -> Table:
-    found = []
+    listed = []
     for row in rows:
         values = {layer["name"]: layer["values"] for layer in row.runs[0].get("layers") or ()}
         for name, ratio in _ratios(row).items():
             shares = (f"{100 * _mean(row, name, what):.2g}" for what in ("flushed", "saturated"))
             numbers = (f"{values.get(name, 0):,}", f"{ratio:.1f}", f"{_mean(row, name, 'bias'):.1e}", *shares)
-            found.append(Row((row.model, row.data, context.label(row), name, *numbers), row))
+            listed.append(TableRow((row.model, row.data, context.label(row), name, *numbers), row))
     heads = ("model", "data", "wire", "layer", "values", "SNR dB", "bias", "flushed %", "saturated %")
-    return Table("Error by layer, mean over seeds", heads, found, left=4)
+    return Table("Error by layer, mean over seeds", heads, listed, left=4)
 
 
 def layers(context: Context) -> Figure | Absent:

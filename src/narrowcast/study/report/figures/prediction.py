@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+from narrowcast.figures import Markup, lone, points, tag
+from narrowcast.figures.plot import Plot, pad_range
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.findings import Step
 from narrowcast.study.report.context import Context
-from narrowcast.study.report.markup import Absent, Figure, Markup, Panel, Row, Table, lone, place, tag
-from narrowcast.study.report.plot import Plot, padded
+from narrowcast.study.report.markup import Absent, Figure, Panel, Table, TableRow
 
 BAND = 0.10
 
@@ -30,13 +31,13 @@ def _mark(context: Context, plot: Plot, step: Step, height: float) -> Markup:
 
 
 def _band(plot: Plot, edge: Sequence[tuple[float, float]]) -> Markup:
-    points = " ".join(f"{place(plot.x.at(x))},{place(plot.y.at(y))}" for x, y in edge)
-    return lone("polygon", points=points, class_="band")
+    places = [(plot.x.at(x), plot.y.at(y)) for x, y in edge]
+    return lone("polygon", points=points(places), class_="band")
 
 
 def _times(context: Context, steps: Sequence[Step]) -> Panel:
     values = [v for s in steps if s.forecast for v in (s.time.value, s.forecast.value)]
-    low, high = padded(values, 0.05, log=True)
+    low, high = pad_range(values, 0.05, log=True)
     plot = Plot([low, high], [low, high], log_x=True, log_y=True)
     factor = 1 + BAND
     top = [(low, low), (low, low * factor), (high / factor, high), (high, high)]
@@ -51,8 +52,8 @@ def _times(context: Context, steps: Sequence[Step]) -> Panel:
 
 def _errors(context: Context, steps: Sequence[Step]) -> Panel:
     errors = [100 * _error(step) for step in steps]
-    xs, tenth = padded([step.time.value for step in steps], 0.05, log=True), 100 * BAND
-    plot = Plot(xs, padded([*errors, -1.5 * tenth, 1.5 * tenth]), log_x=True)
+    xs, tenth = pad_range([step.time.value for step in steps], 0.05, log=True), 100 * BAND
+    plot = Plot(xs, pad_range([*errors, -1.5 * tenth, 1.5 * tenth]), log_x=True)
     plot.add(_band(plot, [(xs[0], -tenth), (xs[1], -tenth), (xs[1], tenth), (xs[0], tenth)]))
     plot.frame("measured step, ms", "error of the prediction, %")
     plot.add(plot.polyline(xs, [0.0, 0.0], "ideal"))
@@ -76,7 +77,7 @@ def _table(context: Context, steps: Sequence[Step]) -> Table:
         assert step.forecast is not None
         head = (step.model, step.data, context.label(step), formatting.rate(step.rate_name), step.workers)
         rows.append(
-            Row(
+            TableRow(
                 (
                     *head,
                     formatting.between(step.time),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from narrowcast.figures import Markup, tag
+from narrowcast.figures.plot import Plot, pad_range
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import grouped, one_each
 from narrowcast.study.analysis.findings import Step
 from narrowcast.study.analysis.statistics import Interval
 from narrowcast.study.report.context import Context
-from narrowcast.study.report.markup import Absent, Figure, Markup, Panel, Row, Table, tag
-from narrowcast.study.report.plot import Plot, padded
+from narrowcast.study.report.markup import Absent, Figure, Panel, Table, TableRow
 
 COMPUTE = ("forward", "backward", "update")
 
@@ -49,8 +50,8 @@ def _panel(context: Context, steps: Sequence[Step]) -> Panel:
     values = [value for step in steps if (value := effective_workers(step)) is not None]
     room = context.label_room([same[0] for same in lines])
     plot = Plot(
-        padded([float(n) for n in counts], 0.04, log=True),
-        padded([float(max(counts)), *(v.low for v in values), *(v.high for v in values)], 0.04, log=True),
+        pad_range([float(n) for n in counts], 0.04, log=True),
+        pad_range([float(max(counts)), *(v.low for v in values), *(v.high for v in values)], 0.04, log=True),
         log_x=True,
         log_y=True,
         right=room,
@@ -80,12 +81,12 @@ def _pairs(context: Context, same: Sequence[Step]) -> list[tuple[Interval, Inter
     """With the most workers: what the baseline and the primary wire leave of them, and the step of the latter."""
     most = max(step.workers for step in same)
     known = {id(step.line): effective_workers(step) for step in same}
-    found = []
+    pairs = []
     for step in one_each((s for s in same if s.workers == most), context.findings.primary):
         plain, narrow = known.get(id(step.base)), known[id(step.line)]
         if plain is not None and narrow is not None:
-            found.append((plain, narrow, step))
-    return found
+            pairs.append((plain, narrow, step))
+    return pairs
 
 
 def _sentence(context: Context, places: Sequence[Sequence[Step]]) -> str:
@@ -95,8 +96,8 @@ def _sentence(context: Context, places: Sequence[Sequence[Step]]) -> str:
         return f"Cannot tell: {context.findings.primary} and {context.findings.baseline} were not timed side by side."
     plain, narrow, step = max(pairs, key=lambda pair: pair[1].value / pair[0].value)
     return (
-        f"{context.where(step)} does the work of {formatting.between(plain)} workers with {context.findings.baseline} and "
-        f"of {formatting.between(narrow)} with {context.findings.primary}."
+        f"{context.where(step)} does the work of {formatting.between(plain)} workers with "
+        f"{context.findings.baseline} and of {formatting.between(narrow)} with {context.findings.primary}."
     )
 
 
@@ -106,7 +107,7 @@ def _table(context: Context, places: Sequence[Sequence[Step]]) -> Table:
         value = effective_workers(step)
         assert value is not None
         cells = (step.model, step.data, context.label(step), formatting.rate(step.rate_name), step.workers)
-        rows.append(Row((*cells, formatting.between(value), f"{100 * value.value / step.workers:.0f} %"), step))
+        rows.append(TableRow((*cells, formatting.between(value), f"{100 * value.value / step.workers:.0f} %"), step))
     heads = ("model", "data", "wire", "link", "workers", "workers' worth (95 %)", "efficiency")
     return Table("Scaling", heads, rows, left=4)
 

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from narrowcast.figures import tag
+from narrowcast.figures.plot import Plot, pad_range, text
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import grouped, one_algorithm
 from narrowcast.study.analysis.findings import Accuracy, Step
+from narrowcast.study.execution.results import Line
 from narrowcast.study.report.context import Context
 from narrowcast.study.report.figures.accuracy_vs_speed import slowest_rate, steps_for
-from narrowcast.study.report.markup import Absent, Figure, Panel, Row, Table, tag
-from narrowcast.study.report.plot import Plot, padded, text
-from narrowcast.study.run.results import Line
+from narrowcast.study.report.markup import Absent, Figure, Panel, Table, TableRow
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class Course:
 
     def reached(self, target: float) -> list[float]:
         """Seconds until each seed reached the target, of those that did."""
-        found = [_first_epoch(run, target) for run in self.row.runs]
-        return [epoch * self.epoch_seconds for epoch in found if epoch is not None]
+        epochs = [_first_epoch(run, target) for run in self.row.runs]
+        return [epoch * self.epoch_seconds for epoch in epochs if epoch is not None]
 
     def typical(self, target: float) -> float | None:
         """The median over seeds, where every one reached it."""
@@ -65,19 +66,19 @@ def _has_curve(run: Line) -> bool:
 
 
 def _courses(context: Context, rows: Sequence[Accuracy], rate: str | None) -> list[Course]:
-    found = []
+    courses = []
     for row in rows:
         step = next((s for s in steps_for(context, row) if s.rate_name == rate), None)
         curves = all(map(_has_curve, row.runs)) and len({len(run["curve"]) for run in row.runs}) == 1
         if step is not None and curves and row.line.get("steps_per_epoch"):
-            found.append(Course(row, step))
-    return found
+            courses.append(Course(row, step))
+    return courses
 
 
 def _panel(context: Context, courses: Sequence[Course], target: float | None) -> Panel:
     xs = [epoch * c.epoch_seconds for c in courses for epoch in c.epochs]
     ys = [y for c in courses for y in c.means]
-    plot = Plot(padded(xs, 0.02, log=True), padded([*ys, *([target] if target else [])]), log_x=True)
+    plot = Plot(pad_range(xs, 0.02, log=True), pad_range([*ys, *([target] if target else [])]), log_x=True)
     plot.frame("seconds", "test accuracy, %")
     if target is not None:
         plot.add(plot.polyline([plot.x.low, plot.x.high], [target, target], "target"))
@@ -110,7 +111,8 @@ def _compared(context: Context, courses: Sequence[Course], target: float) -> str
         return None
     return (
         f"{context.where(narrow.step)} reaches {target:.1f} % on {narrow.row.data} after "
-        f"{formatting.significant(quick, 2)} s instead of {formatting.significant(slow, 2)} s ({formatting.ratio(slow / quick)})"
+        f"{formatting.significant(quick, 2)} s instead of {formatting.significant(slow, 2)} s "
+        f"({formatting.ratio(slow / quick)})"
     )
 
 
@@ -129,13 +131,13 @@ def _sentence(context: Context, groups: Sequence[tuple[Sequence[Course], float |
 
 def _table(context: Context, rows: Sequence[Accuracy]) -> Table:
     """Every rate, not only the one that is drawn."""
-    found = []
+    listed = []
     for same in grouped(rows, lambda row: (row.model, row.data, row.workers, row.parallel, row.min_values)).values():
         rates = {(s.rate_bits, s.rate_name) for row in same for s in steps_for(context, row)}
         for _, rate in sorted(rates, key=str):
             courses = _courses(context, same, rate)
             target = _target(context, courses) if courses else None
-            found += [_row(context, course, target) for course in courses if target is not None]
+            listed += [_row(context, course, target) for course in courses if target is not None]
     heads = (
         "model",
         "data",
@@ -148,15 +150,15 @@ def _table(context: Context, rows: Sequence[Accuracy]) -> Table:
         "from",
         "to",
     )
-    return Table("Seconds until the target is reached", heads, found, left=4)
+    return Table("Seconds until the target is reached", heads, listed, left=4)
 
 
-def _row(context: Context, course: Course, target: float) -> Row:
+def _row(context: Context, course: Course, target: float) -> TableRow:
     times = course.reached(target)
     cells = [formatting.significant(f(times)) for f in (median, min, max)] if times else ["", "", ""]
     row, step = course.row, course.step
     head = (row.model, row.data, context.label(row), formatting.rate(step.rate_name), step.workers, f"{target:.1f}")
-    return Row((*head, f"{len(times)} of {row.seeds}", *cells), row)
+    return TableRow((*head, f"{len(times)} of {row.seeds}", *cells), row)
 
 
 def time_to_accuracy(context: Context) -> Figure | Absent:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -18,9 +18,10 @@ from narrowcast.collectives.runtime.channel import Channel
 from narrowcast.collectives.transports.mpi import mpi_channel
 from narrowcast.parallel import DDPState, attach, ddp_hook
 from narrowcast.study import models
-from narrowcast.study.analysis.compressed import NONE, Share, share
 from narrowcast.study.cases import PLAIN
 from narrowcast.study.datasets import Examples
+from narrowcast.study.jobs import SettingJob, WireJob
+from narrowcast.study.spec_bits import NONE, Share, compressed_share
 
 LR = 0.01
 
@@ -74,7 +75,7 @@ class DataParallel:
         min_values: int,
     ) -> None:
         self.device = device
-        self.model = wrapped(models.build(name, examples).to(self.device), self.device)
+        self.model = wrap_ddp(models.build(name, examples).to(self.device), self.device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LR)
         self._values, self._steps = models.parameters_of(self.model), 0
         self._buffers = buffer_bytes(self.model)
@@ -100,7 +101,7 @@ class DataParallel:
         return counted_of(self._handle.stats(), beside)
 
     def compressed(self) -> Share:
-        return NONE if self._handle is None else share(self._handle.rows())
+        return NONE if self._handle is None else compressed_share(self._handle.rows())
 
     def close(self) -> None:
         if self._handle is not None:
@@ -126,7 +127,7 @@ class MpiDataParallel:
     """DDP whose gradients travel over MPI; fp32 is MPI's own Allreduce."""
 
     def __init__(self, name: str, examples: Examples, wire: str, algorithm: str, min_values: int) -> None:
-        self.model = wrapped(models.build(name, examples), torch.device("cpu"))
+        self.model = wrap_ddp(models.build(name, examples), torch.device("cpu"))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LR)
         chosen = "native" if wire == PLAIN else algorithm
         self._state = _MpiState(self.model, wire, algorithm=chosen, min_values=min_values).over(mpi_ranks())
@@ -141,20 +142,22 @@ class MpiDataParallel:
         return counted_of(self._state.stats.as_dict())
 
     def compressed(self) -> Share:
-        return share(self._state.rows())
+        return compressed_share(self._state.rows())
 
     def close(self) -> None:
         self._state.close()
 
 
-def make(job: dict[str, Any], examples: Examples, wire: str, algorithm: str, transport: str) -> Trainer:
+def make(setting: SettingJob, examples: Examples, case: WireJob, transport: str) -> Trainer:
     """What trains one wire of a setting."""
-    if job["parallel"] != "data":
-        return plugins.trainer(job["parallel"])(job["model"], examples, wire, algorithm)
+    if setting.parallel != "data":
+        return plugins.trainer(setting.parallel)(setting.model, examples, case.wire, case.algorithm)
     if transport == "mpi":
-        return MpiDataParallel(job["model"], examples, wire, algorithm, job["min_values"])
+        return MpiDataParallel(setting.model, examples, case.wire, case.algorithm, setting.min_values)
     device = device_of_rank(transport)
-    return DataParallel(job["model"], examples, wire, algorithm, job["nodes"], device, job["min_values"])
+    return DataParallel(
+        *(setting.model, examples, case.wire, case.algorithm, setting.nodes, device, setting.min_values)
+    )
 
 
 def device_of_rank(transport: str) -> torch.device:
@@ -177,5 +180,5 @@ def mpi_ranks() -> Channel:
     return channel
 
 
-def wrapped(model: nn.Module, device: torch.device) -> DistributedDataParallel:
+def wrap_ddp(model: nn.Module, device: torch.device) -> DistributedDataParallel:
     return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)

@@ -12,9 +12,9 @@ from narrowcast.predict import zoo
 from narrowcast.predict.cluster import Cluster
 from narrowcast.predict.costs import Costs
 from narrowcast.predict.model import Description, Profile
-from narrowcast.predict.step import Prediction, Setup, Steps
-from narrowcast.study.analysis import compressed
+from narrowcast.predict.step import Prediction, Setup, StepPredictor
 from narrowcast.study.cases import PLAIN, Case
+from narrowcast.study.spec_bits import profile_share
 
 PROBED = ("fp32", "bf16", "int8/256", "int4/128")
 """Wires that a link is measured with; others run like the one with the nearest number of bits."""
@@ -36,13 +36,13 @@ def beside(case: Case, profile: Profile | None, cluster: Cluster | None) -> dict
     if profile is None or cluster is None:
         return {}
     try:
-        made = Steps(profile, Costs(cluster)).predict(_setup(case))
+        made = StepPredictor(profile, Costs(cluster)).predict(_setup(case))
     except ValueError:  # an algorithm that the predictor does not know
         return {}
     return {"predicted_ms": 1e3 * made.step, "predicted_interval_ms": [1e3 * made.low, 1e3 * made.high]}
 
 
-def slowed(cluster: Cluster, share: float) -> Cluster:
+def with_share_of_bandwidth(cluster: Cluster, share: float) -> Cluster:
     """The same cluster with so much of its outermost link's measured bandwidth."""
     return cluster.with_bandwidth(share * cluster.levels[-1].bandwidth_gbit)
 
@@ -51,7 +51,7 @@ def at_rate(case: Case, profile: Profile, loopback: Cluster) -> dict[str, Any]:
     """A step on this machine's ranks, were they joined by links of the case's rate."""
     assert case.rate is not None
     cluster = loopback.with_bandwidth(case.rate / 1e9)
-    made = Steps(profile, Costs(cluster)).predict(_setup(case))
+    made = StepPredictor(profile, Costs(cluster)).predict(_setup(case))
     return {**_facts(case, made, profile), "cluster": cluster.name, "batch": profile.batch}
 
 
@@ -70,7 +70,7 @@ def on_cluster(case: Case) -> dict[str, Any]:
     cluster, network = cluster_for(case.rate_name, case.transport), zoo.MODELS[case.model]()
     profile = _paper_profile(network, cluster, case.layout.workers)
     setup = replace(_setup(case), algorithm=_paper_algorithm(case), overlap=False)
-    made = Steps(profile, Costs(cluster)).predict(setup)
+    made = StepPredictor(profile, Costs(cluster)).predict(setup)
     dollars = _dollars(cluster, profile, network.samples, case.layout.workers, made.step)
     more = {"dollars_per_epoch": dollars} if dollars is not None else {}
     about = {"cluster": cluster.name, "batch": profile.batch, "parameters": profile.numel}
@@ -125,6 +125,6 @@ def _facts(case: Case, made: Prediction, profile: Profile) -> dict[str, Any]:
     codec = min(made.codec, made.exposed)
     both = {"encode": 1e3 * codec / 2, "decode": 1e3 * codec / 2, "wire": 1e3 * max(0.0, made.exposed - codec)}
     interval = [1e3 * made.low, 1e3 * made.high]
-    share = compressed.of_profile(profile, case.wire, case.min_values)
+    share = profile_share(profile, case.wire, case.min_values)
     times = {"step_ms": 1e3 * made.step, "interval_ms": interval, "breakdown_ms": {**parts, **both}}
     return {**times, "compressed": share}

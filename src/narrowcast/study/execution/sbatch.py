@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from narrowcast.study.file import Grid, Layout, StudyFile
+from narrowcast.study.file import Grid, HostLayout, StudyFile
 
 HEAD = """\
 #!/bin/bash
@@ -59,5 +59,5 @@ def _measured(study: StudyFile) -> list[Grid]:
     return [grid for grid in study.grids if grid.kind in ("time", "bus")]
 
 
-def _layouts(study: StudyFile) -> set[Layout]:
+def _layouts(study: StudyFile) -> set[HostLayout]:
     return {layout for grid in _measured(study) if set(grid.transport) - {"mpi"} for layout in grid.workers}

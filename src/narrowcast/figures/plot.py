@@ -1,4 +1,4 @@
-"""A drawing with two axes. Its colours, fonts and lines are in report.css, so that it follows light and dark."""
+"""A drawing with two axes. Its colours, fonts and lines are in a style sheet, so that it follows light and dark."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from narrowcast.figures.charts import Axis
-from narrowcast.study.report.markup import Markup, joined, lone, place, tag
+from narrowcast.figures.svg import Axis, Markup, join, line, lone, place, points, tag
 
 WIDTH, HEIGHT = 440, 280
 LEFT, RIGHT, TOP, BOTTOM = 48, 14, 12, 42
@@ -22,13 +21,9 @@ def drawing(width: float, height: float, label: str, *parts: str) -> Markup:
 
 
 def text(x: float, y: float, words: object, anchor: str = "middle", class_: str | None = None) -> Markup:
-    # report.css knows the anchors: the middle by itself, b at the beginning, z at the end
+    # the style sheet knows the anchors: the middle by itself, b at the beginning, z at the end
     side = {"middle": "", "start": "b", "end": "z"}[anchor]
     return tag("text", words, x=float(x), y=float(y), class_=f"{class_ or ''} {side}".strip() or None)
-
-
-def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
-    return lone("line", x1=float(x1), y1=float(y1), x2=float(x2), y2=float(y2), class_=class_)
 
 
 def lines(ends: Sequence[tuple[float, float, float, float]], class_: str) -> Markup:
@@ -43,7 +38,7 @@ def text_width(words: str, size: float = 11.0) -> float:
     return 0.56 * size * len(words)
 
 
-def padded(values: Sequence[float], share: float = 0.06, log: bool = False) -> list[float]:
+def pad_range(values: Sequence[float], share: float = 0.06, log: bool = False) -> list[float]:
     """The range of the values with a margin, as two values."""
     low, high = min(values), max(values)
     if log:
@@ -84,10 +79,12 @@ SEATS = ((9, 4, "start"), (0, -10, "middle"), (0, 18, "middle"), (-9, 4, "end"),
 """Where a label may stand beside its mark, best first."""
 
 
-def beside(marks: Sequence[tuple[float, float]], names: Sequence[str], frame: Box) -> list[tuple[float, float, str]]:
+def place_labels(
+    marks: Sequence[tuple[float, float]], names: Sequence[str], frame: Box
+) -> list[tuple[float, float, str]]:
     """Places and anchors of labels beside their marks, so that they cover neither marks nor one another."""
     taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in marks]
-    found = []
+    chosen = []
     for (x, y), name in zip(marks, names, strict=True):
         seats = [(x + dx, y + dy, anchor) for dx, dy, anchor in SEATS]
         boxes = [_text_box(*seat[:2], text_width(name), seat[2]) for seat in seats]
@@ -102,15 +99,15 @@ def beside(marks: Sequence[tuple[float, float]], names: Sequence[str], frame: Bo
         ]
         best = free[0] if free else 0
         taken.append(boxes[best])
-        found.append(seats[best])
-    return found
+        chosen.append(seats[best])
+    return chosen
 
 
 def number(value: float) -> str:
     return f"{value:g}".replace("-", "\N{MINUS SIGN}")
 
 
-def named(axis: Axis) -> dict[float, str]:
+def tick_names(axis: Axis) -> dict[float, str]:
     """Ticks and what stands beside them."""
     return {tick: number(tick) for tick in axis.ticks()}
 
@@ -147,11 +144,11 @@ class Plot:
     ) -> None:
         """Grid lines, numbers and names of the axes."""
         bottom, top = self.y.begin, self.y.end
-        across = {self.x.at(tick): name for tick, name in (x_ticks or named(self.x)).items()}
-        up = {self.y.at(tick): name for tick, name in (y_ticks or named(self.y)).items()}
+        across = {self.x.at(tick): name for tick, name in (x_ticks or tick_names(self.x)).items()}
+        up = {self.y.at(tick): name for tick, name in (y_ticks or tick_names(self.y)).items()}
         self.add(lines([(self.x.begin, y, self.x.end, y) for y in up], "grid"))
         self.add(lines([(x, bottom, x, bottom + 4) for x in across], "axis"))
-        self.add(line(self.x.begin, bottom, self.x.end, bottom, "axis"))
+        self.add(line(self.x.begin, bottom, self.x.end, bottom, class_="axis"))
         self.add(*(text(x, bottom + 16, name, class_="t") for x, name in across.items()))
         self.add(*(text(self.x.begin - 6, y + 4, name, "end", "t") for y, name in up.items()))
         self.add(text((self.x.begin + self.x.end) / 2, self.height - 6, x_label, class_="a"))
@@ -160,12 +157,12 @@ class Plot:
         self.add(tag("text", y_label, x=12.0, y=middle, class_="a", transform=turned))
 
     def polyline(self, xs: Sequence[float], ys: Sequence[float], class_: str = "s", dash: str | None = None) -> Markup:
-        points = " ".join(f"{place(self.x.at(x))},{place(self.y.at(y))}" for x, y in zip(xs, ys, strict=True))
-        return lone("polyline", points=points, class_=class_, stroke_dasharray=dash)
+        places = [(self.x.at(x), self.y.at(y)) for x, y in zip(xs, ys, strict=True)]
+        return lone("polyline", points=points(places), class_=class_, stroke_dasharray=dash)
 
     def whisker(self, x: float, low: float, high: float) -> Markup:
         """An interval on the y axis, cut at the frame."""
-        return line(self.x.at(x), self._inside(low), self.x.at(x), self._inside(high), "e")
+        return line(self.x.at(x), self._inside(low), self.x.at(x), self._inside(high), class_="e")
 
     def _inside(self, value: float) -> float:
         if not math.isfinite(value):
@@ -174,7 +171,7 @@ class Plot:
 
     def whisker_across(self, y: float, low: float, high: float) -> Markup:
         left, right = (min(self.x.end, max(self.x.begin, self.x.at(value))) for value in (low, high))
-        return line(left, self.y.at(y), right, self.y.at(y), "e")
+        return line(left, self.y.at(y), right, self.y.at(y), class_="e")
 
     def markup(self, label: str) -> Markup:
-        return drawing(self.width, self.height, label, joined(self.parts))
+        return drawing(self.width, self.height, label, join(self.parts))

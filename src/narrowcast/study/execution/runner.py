@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,18 +13,20 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from narrowcast.lab.rates import parse_rate
-from narrowcast.predict import cluster as cluster_file
-from narrowcast.predict import model as model_file
-from narrowcast.predict.cluster import Cluster
-from narrowcast.predict.model import Profile
+import torch
+
+import narrowcast
+from narrowcast.lab import parse_rate
+from narrowcast.measure import describe_machine
+from narrowcast.predict import Cluster, Profile, load_cluster, load_profile
 from narrowcast.study.cases import LOOPBACK, Case, Place, Setting, expand, settings
+from narrowcast.study.execution import launch, predicted
+from narrowcast.study.execution.accuracy import TrainingPool, job_of
+from narrowcast.study.execution.launch import Launcher, LaunchError
+from narrowcast.study.execution.progress import Progress, kind_of
+from narrowcast.study.execution.results import Results, ResultsError, latest
 from narrowcast.study.file import KINDS, StudyFile
-from narrowcast.study.run import accuracy, launch, machine, predicted
-from narrowcast.study.run.launch import Launcher, LaunchError
-from narrowcast.study.run.pool import Pool
-from narrowcast.study.run.progress import Progress, kind_of
-from narrowcast.study.run.results import Results, ResultsError, latest
+from narrowcast.study.jobs import CaseMeasured, LinkMeasured, RankJob, RankMessage, SettingBegins
 
 
 @dataclass(frozen=True)
@@ -84,14 +88,36 @@ def session(study: StudyFile, launcher: str) -> dict[str, Any]:
         "text": study.text,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "launcher": launcher,
-        "machine": machine.describe(),
-        "versions": machine.versions(),
-        "commit": machine.commit(),
+        "machine": describe_machine(),
+        "versions": versions(),
+        "commit": commit(),
         "margin": study.margin,
         "primary": study.primary,
         "baseline": study.baseline,
         "targets": study.targets,
     }
+
+
+def versions() -> dict[str, str]:
+    return {"narrowcast": narrowcast.__version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def commit() -> str | None:
+    """Of the source tree that this package runs from, with + where it has changes; None where it is installed."""
+    root = Path(narrowcast.__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        head, changes = _git(root, "rev-parse", "--short=12", "HEAD"), _git(root, "status", "--porcelain")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head + ("+" if changes else "")
+
+
+def _git(root: Path, *words: str) -> str:
+    # safe.directory: the tree may belong to another user
+    command = ["git", "-c", f"safe.directory={root}", "-C", str(root), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
 
 class Recorder:
@@ -121,7 +147,7 @@ class _Runner:
         return self.deadline is None or time.time() < self.deadline
 
     def run(self, every_grid: Sequence[Sequence[Case]]) -> Outcome:
-        grids = [[case for case in grid if self._wanted(case)] for grid in every_grid]
+        grids = [[case for case in grid if self._is_asked_for(case)] for grid in every_grid]
         every = [case for grid in grids for case in grid]
         with Progress(self.study.name, every, self.results.done(), self.options.quiet) as progress:
             self.record = Recorder(self.results, progress)
@@ -130,10 +156,10 @@ class _Runner:
                 progress.note("the budget is used up; run the same command again to go on")
         known = {name: line.get("status") for name, line in latest(self.results.lines).items()}
         ended = [known.get(case.id) for case in every]
-        done, failed, left = (sum(status == wanted for status in ended) for wanted in ("done", "failed", None))
+        done, failed, left = (sum(status == name for status in ended) for name in ("done", "failed", None))
         return Outcome(self.results.folder, len(every), done, failed, left, time.time() - self.began)
 
-    def _wanted(self, case: Case) -> bool:
+    def _is_asked_for(self, case: Case) -> bool:
         return kind_of(case) in (self.options.only or KINDS)
 
     def _all(self, grids: Sequence[Sequence[Case]]) -> None:
@@ -165,21 +191,21 @@ class _Runner:
 
     # -- measured
 
-    def _launch(self, place: Place, wanted: list[Setting]) -> None:
+    def _launch(self, place: Place, waiting: list[Setting]) -> None:
         """Settings of one place in one start of ranks; what fails is tried again by itself, and the rest goes on."""
-        probe = self._probe_seconds(place, wanted)
-        while wanted and self.in_time():
+        probe = self._probe_seconds(place, waiting)
+        while waiting and self.in_time():
             self.record.progress.doing(f"{place.layout} workers, {place.rate_name}, {place.transport}")
-            watch = _Watch(wanted, self._next_start())
+            start = _RankStart(waiting, self._next_start())
             try:
-                self._start(place, watch, probe)
+                self._start(place, start, probe)
                 return
             except LaunchError as error:
-                if watch.at is None and probe:
+                if start.at is None and probe:
                     self.record.progress.note(f"{place.slug}: measuring the link failed: {error}; going on without")
                     probe = 0.0
                     continue
-                wanted = self._after_failure(place, watch, wanted, str(error))
+                waiting = self._after_failure(place, start, waiting, str(error))
             probe = 0.0
 
     def _next_start(self) -> str:
@@ -187,48 +213,49 @@ class _Runner:
         self.starts += 1
         return f"{self.results.sessions()[-1]['started']} {self.starts}"
 
-    def _start(self, place: Place, watch: _Watch, probe: float) -> None:
-        job = self._job(place, watch.settings, probe)
-        self.launcher.run(place, job, lambda message: self._heard(place, watch, message))
+    def _start(self, place: Place, start: _RankStart, probe: float) -> None:
+        job = self._job(place, start.settings, probe)
+        self.launcher.run(place, job, lambda message: self._take(place, start, message))
 
-    def _after_failure(self, place: Place, watch: _Watch, wanted: list[Setting], error: str) -> list[Setting]:
+    def _after_failure(self, place: Place, start: _RankStart, waiting: list[Setting], error: str) -> list[Setting]:
         """Record, or try again wire by wire; the settings that remain."""
-        if watch.at is None:
-            for case in (case for setting in wanted for case in setting.cases):
-                self.record.failed(case, error, watch.seconds)
+        if start.at is None:
+            for case in (case for setting in waiting for case in setting.cases):
+                self.record.failed(case, error, start.seconds)
             return []
-        missing = [case for case in wanted[watch.at].cases if case.id not in watch.heard]
+        missing = [case for case in waiting[start.at].cases if case.id not in start.measured]
         if len(missing) == 1:
-            self.record.failed(missing[0], error, watch.seconds)
+            self.record.failed(missing[0], error, start.seconds)
         else:
             for case in missing:
                 self._alone(place, case)
-        return wanted[watch.at + 1 :]
+        return waiting[start.at + 1 :]
 
     def _alone(self, place: Place, case: Case) -> None:
         """One wire by itself, after its setting failed."""
-        watch = _Watch([Setting((case,))], self._next_start())
+        start = _RankStart([Setting((case,))], self._next_start())
         try:
-            self._start(place, watch, 0.0)
+            self._start(place, start, 0.0)
         except LaunchError as error:
-            if case.id not in watch.heard:
-                self.record.failed(case, str(error), watch.seconds)
+            if case.id not in start.measured:
+                self.record.failed(case, str(error), start.seconds)
 
-    def _heard(self, place: Place, watch: _Watch, message: dict[str, Any]) -> None:
-        if "cluster" in message:
-            self.kept.write(place.slug, message["cluster"])
-        elif "begin" in message:
-            watch.at = message["begin"]
-            first = watch.settings[watch.at].cases[0]
+    def _take(self, place: Place, start: _RankStart, message: RankMessage) -> None:
+        """What the ranks tell, as it comes."""
+        if isinstance(message, LinkMeasured):
+            self.kept.write(place.slug, message.cluster)
+        elif isinstance(message, SettingBegins):
+            start.at = message.number
+            first = start.settings[start.at].cases[0]
             what = f"{first.model} on {first.data}" if first.model else "collectives alone"
             self.record.progress.doing(f"{what}, {place.layout} workers, {place.rate_name}, {place.transport}")
-        else:
-            setting = watch.settings[message["setting"]]
-            case = next(case for case in setting.cases if case.id == message["case"])
-            watch.heard.add(case.id)
-            self._measured(case, setting, {**message["result"], "start": watch.start}, message.get("profile"))
+        elif isinstance(message, CaseMeasured):
+            setting = start.settings[message.setting]
+            case = next(case for case in setting.cases if case.id == message.case)
+            start.measured.add(case.id)
+            self._record_measured(case, setting, {**message.result, "start": start.name}, message.profile)
 
-    def _measured(self, case: Case, setting: Setting, facts: dict[str, Any], profile: str | None) -> None:
+    def _record_measured(self, case: Case, setting: Setting, facts: dict[str, Any], profile: str | None) -> None:
         if profile:
             self.kept.write(setting.slug, profile)
         if case.kind == "time":
@@ -242,26 +269,26 @@ class _Runner:
             return own
         base = self.kept.cluster(Place(case.layout, case.grid.probe_at, case.transport).slug)
         share = case.rate / parse_rate(case.grid.probe_at).bits_per_second
-        return None if base is None else predicted.slowed(base, share)
+        return None if base is None else predicted.with_share_of_bandwidth(base, share)
 
-    def _probe_seconds(self, place: Place, wanted: Sequence[Setting]) -> float:
+    def _probe_seconds(self, place: Place, waiting: Sequence[Setting]) -> float:
         """0 where the link is known already, or nobody asks."""
         if place.transport != "gloo" or self.kept.cluster(place.slug) is not None:
             return 0.0
-        grids = [setting.cases[0].grid for setting in wanted if setting.cases[0].kind == "time"]
+        grids = [setting.cases[0].grid for setting in waiting if setting.cases[0].kind == "time"]
         named = (place.rate_name, "") if self.launcher.name == "lab" else None
         asking = [grid for grid in grids if grid is not None and (named is None or grid.probe_at in named)]
         return max([grid.probe_seconds for grid in asking], default=0.0)
 
-    def _job(self, place: Place, wanted: Sequence[Setting], probe: float) -> dict[str, Any]:
-        return {
-            "name": f"{self.launcher.name} of {place.layout} workers at {place.rate_name}",
-            "transport": place.transport,
-            "deadline": self.deadline,
-            "probe_seconds": probe,
-            "probe_wires": predicted.PROBED,
-            "settings": [setting.job() for setting in wanted],
-        }
+    def _job(self, place: Place, settings: Sequence[Setting], probe: float) -> RankJob:
+        return RankJob(
+            name=f"{self.launcher.name} of {place.layout} workers at {place.rate_name}",
+            transport=place.transport,
+            deadline=self.deadline,
+            probe_seconds=probe,
+            probe_wires=predicted.PROBED,
+            settings=tuple(setting.job() for setting in settings),
+        )
 
     # -- predicted and simulated
 
@@ -293,23 +320,22 @@ class _Runner:
             return
         self.record.progress.doing("training in the simulator")
         by_id = {case.id: case for case in cases}
-        pool = Pool(self.options.processes or machine.describe()["cores"] or 1)
-        for found in pool.run([accuracy.job_of(case) for case in cases], self.in_time):
-            case = by_id[found["case"]]
-            if "result" in found:
-                self.record.done(case, found["result"])
+        pool = TrainingPool(self.options.processes or describe_machine()["cores"] or 1)
+        for trained in pool.run([job_of(case) for case in cases], self.in_time):
+            if trained.result is not None:
+                self.record.done(by_id[trained.case], trained.result)
             else:
-                self.record.failed(case, found["error"])
+                self.record.failed(by_id[trained.case], trained.error)
 
 
-class _Watch:
+class _RankStart:
     """Where a start of ranks is."""
 
-    def __init__(self, wanted: Sequence[Setting], start: str) -> None:
-        self.settings = list(wanted)
-        self.start = start
+    def __init__(self, settings: Sequence[Setting], name: str) -> None:
+        self.settings = list(settings)
+        self.name = name
         self.at: int | None = None
-        self.heard: set[str] = set()
+        self.measured: set[str] = set()
         self._began = time.monotonic()
 
     @property
@@ -331,11 +357,11 @@ class Kept:
 
     def cluster(self, slug: str) -> Cluster | None:
         path = self._folder / f"{slug}.toml"
-        return cluster_file.load(path) if path.is_file() else None
+        return load_cluster(path) if path.is_file() else None
 
     def profile(self, slug: str) -> Profile | None:
         path = self._folder / f"{slug}.toml"
-        return model_file.load(path) if path.is_file() else None
+        return load_profile(path) if path.is_file() else None
 
 
 def every_case(study: StudyFile, launcher: str) -> Iterator[Case]:

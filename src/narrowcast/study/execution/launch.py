@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import signal
@@ -13,26 +12,36 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from narrowcast.lab import Job, Lab, LabError, Line, Result, syscalls
-from narrowcast.lab.job import Policy, Process
-from narrowcast.lab.lab import check_machine
-from narrowcast.lab.launch import DEFAULTS, INTERFACE, find_mpirun
-from narrowcast.lab.topology import MOST_HOSTS
+from narrowcast.lab import (
+    DEFAULTS,
+    INTERFACE,
+    MOST_HOSTS,
+    Job,
+    Lab,
+    LabError,
+    Line,
+    Policy,
+    Process,
+    Result,
+    check_machine,
+    find_mpirun,
+    syscalls,
+)
 from narrowcast.study.cases import Case, Place
+from narrowcast.study.execution.worker import MARK, PARENT, Tell
 from narrowcast.study.file import UNLIMITED
-from narrowcast.study.run.worker import MARK, PARENT
+from narrowcast.study.jobs import RankFailed, RankJob, RankMessage
 
-WORKER = [sys.executable, "-m", "narrowcast.study.run.worker"]
+WORKER = [sys.executable, "-m", "narrowcast.study.execution.worker"]
 LAUNCHERS = ("auto", "lab", "local", "torchrun")
 GRACE = 5.0
 LONGEST = 3600.0
 """Seconds after which ranks that still run are ended."""
 SILENT = 0.2
-Message = dict[str, Any]
-Tell = Callable[[Message], None]
 Output = Callable[[Line], None]
 
 
@@ -52,7 +61,7 @@ class Launcher(Protocol):
     def fits(self, case: Case) -> bool:
         """Whether it can start the ranks that a measured case wants."""
 
-    def run(self, place: Place, job: dict[str, Any], tell: Tell) -> None: ...
+    def run(self, place: Place, job: RankJob, tell: Tell) -> None: ...
     def end(self) -> None: ...
 
 
@@ -71,7 +80,7 @@ class Starts:
 def choose(name: str) -> Launcher:
     """`auto` is the lab where one can be built, this machine's loopback otherwise."""
     if name == "torchrun":
-        from narrowcast.study.run.torchrun import TorchrunLauncher
+        from narrowcast.study.execution.torchrun import TorchrunLauncher
 
         return TorchrunLauncher()
     if name not in LAUNCHERS:
@@ -96,12 +105,12 @@ class LabLauncher(Starts):
     def fits(self, case: Case) -> bool:
         return case.layout.hosts <= MOST_HOSTS
 
-    def run(self, place: Place, job: dict[str, Any], tell: Tell) -> None:
+    def run(self, place: Place, job: RankJob, tell: Tell) -> None:
         rate = None if place.rate_name == UNLIMITED else place.rate_name
         # hosts with several ranks share an interface: nobody can tell whose bytes those are
         interface = INTERFACE if place.layout.per_host == 1 else None
         try:
-            with job_file({**job, "interface": interface}) as file, Lab(place.layout.hosts, rate) as lab:
+            with job_file(replace(job, interface=interface)) as file, Lab(place.layout.hosts, rate) as lab:
                 listen(lambda output: self._start(lab, place, file, output), tell)
         except LabError as error:
             raise LaunchError(str(error).splitlines()[0]) from error
@@ -122,8 +131,8 @@ class LocalLauncher(Starts):
 
     name = "local"
 
-    def run(self, place: Place, job: dict[str, Any], tell: Tell) -> None:
-        with job_file({**job, "interface": None}) as file, Processes() as processes:
+    def run(self, place: Place, job: RankJob, tell: Tell) -> None:
+        with job_file(job) as file, Processes() as processes:
             try:
                 self._begin(processes, place, file)
             except LabError as error:  # there is no mpirun
@@ -160,9 +169,9 @@ def _leashed(words: list[str]) -> list[str]:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 class Processes:
@@ -213,16 +222,13 @@ def _report(started: subprocess.Popen[bytes], status: int) -> None:
     os.close(status)
 
 
-# ---- messages --------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
-def job_file(job: dict[str, Any]) -> Iterator[Path]:
+def job_file(job: RankJob) -> Iterator[Path]:
     """A job for ranks to read. They remove it as soon as all have: a study that is killed then leaves no file."""
     handle, name = tempfile.mkstemp(prefix="narrowcast-study-", suffix=".json")
     try:
         with open(handle, "w") as file:
-            json.dump({**job, "remove": True}, file)
+            file.write(job.to_json())
         yield Path(name)
     finally:
         Path(name).unlink(missing_ok=True)
@@ -238,8 +244,8 @@ def listen(start: Callable[[Output], Job], tell: Tell) -> None:
         message = _message(line)
         if message is None:
             last_words = [*last_words[-20:], line]
-        elif "error" in message:
-            errors.append(message["error"])
+        elif isinstance(message, RankFailed):
+            errors.append(message.error)
         else:
             tell(message)
     result = running.wait()
@@ -257,11 +263,10 @@ def _lines(running: Job, heard: queue.SimpleQueue[Line]) -> Iterator[Line]:
                 return
 
 
-def _message(line: Line) -> Message | None:
+def _message(line: Line) -> RankMessage | None:
     if line.stream != "stdout" or not line.text.startswith(MARK):
         return None
-    found: Message = json.loads(line.text.removeprefix(MARK))
-    return found
+    return RankMessage.from_json(line.text.removeprefix(MARK))
 
 
 CONSEQUENCES = ("Connection reset", "Connection closed", "gave up", "an earlier collective failed", "Broken pipe")

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from narrowcast.predict.toml import brief
 from narrowcast.study import schema
+from narrowcast.toml_file import brief
 
 SCHEMA = 1
 FILE = "results.jsonl"
 Line = dict[str, Any]
+SESSION_FIELDS = ("study", "started", "launcher", "machine", "versions", "margin", "primary", "baseline")
+CASE_FIELDS = ("case", "status", "source", "model", "data", "wire", "algorithm", "workers")
+RESULT_FIELDS = {"accuracy": ("seed",), "bus": ("bytes", "ms", "bus_gbps")}
+"""What a case that is done has beside `CASE_FIELDS`; step times depend on their source."""
 REMOVE = "remove the line, its case is then run again"
 
 
@@ -35,21 +40,76 @@ def read(folder: str | os.PathLike[str]) -> list[Line]:
 def _line(path: Path, number: int, text: bytes) -> Line:
     try:
         # NaN and Infinity are no JSON, but other writers have them: what is not known
-        found = json.loads(text, parse_constant=lambda name: None)
+        line = json.loads(text, parse_constant=lambda name: None)
     except (ValueError, RecursionError) as error:
         raise ResultsError(f"{path}:{number}: no JSON ({error}); {REMOVE}") from None
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-        got = found.get("schema") if isinstance(found, dict) else found
+    if not isinstance(line, dict) or line.get("schema") != SCHEMA:
+        got = line.get("schema") if isinstance(line, dict) else line
         raise ResultsError(f"{path}:{number}: schema {brief(got)}; this version reads schema {SCHEMA}")
-    if (what := schema.wrong(found)) is not None:
+    if (what := schema.wrong(line)) is not None:
         name, words = what
-        raise ResultsError(f"{path}:{number}: {name} must be {words}, got {brief(found[name])}; {REMOVE}")
-    return found
+        raise ResultsError(f"{path}:{number}: {name} must be {words}, got {brief(line[name])}; {REMOVE}")
+    return line
 
 
 def latest(lines: list[Line]) -> dict[str, Line]:
     """The line that counts of each case: the last."""
     return {line["case"]: line for line in lines if "case" in line}
+
+
+def _needed(line: Line) -> Sequence[str]:
+    """The fields without which a line says nothing."""
+    kind = line.get("kind")
+    if kind == "session":
+        return SESSION_FIELDS
+    if line.get("status") != "done":
+        return CASE_FIELDS
+    times = ("step_ms",) if line.get("source") == "predicted" else ("steps_ms",)
+    return (*CASE_FIELDS, *(times if kind == "time" else RESULT_FIELDS.get(str(kind), ())))
+
+
+def _check(folder: Path | str, number: int, line: Line) -> Line:
+    missing = [name for name in ("kind", *_needed(line)) if line.get(name) is None]
+    if missing:
+        raise ResultsError(f"{folder}: line {number} has no {' or '.join(missing)}; {REMOVE}")
+    return line
+
+
+def _printable(value: Any) -> Any:
+    """JSON can hold half of a surrogate pair, which no file and no terminal takes."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_printable(key): _printable(inner) for key, inner in value.items()}
+    return [_printable(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _judge(line: Line) -> Line:
+    """A training that ended without an accuracy has failed, whatever its status says."""
+    if line["kind"] != "accuracy" or line["status"] != "done" or _is_number(line.get("accuracy")):
+        return line
+    return {**line, "status": "failed", "error": "the training ended without an accuracy"}
+
+
+def usable_lines(folder: Path | str) -> list[Line]:
+    """Every line of a study's folder; ResultsError where one says nothing."""
+    lines = [_check(folder, number, line) for number, line in enumerate(read(folder), 1)]
+    return [_judge(_printable(line)) for line in lines]
+
+
+def owners(lines: Sequence[Line]) -> dict[str, int]:
+    """Which session, counted from 0, wrote the last line of each case: lines follow the line of their session."""
+    sessions, session = {}, -1
+    for line in lines:
+        if line["kind"] == "session":
+            session += 1
+        else:
+            sessions[line["case"]] = max(0, session)
+    return sessions
 
 
 class Results:
@@ -65,8 +125,8 @@ class Results:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("ab+")
         except OSError as error:
-            told = f"{self.folder}: {error.strerror}, so it cannot be the folder of a study"
-            raise ResultsError(f"{told}; give --out another one") from error
+            cause = f"{self.folder}: {error.strerror}, so it cannot be the folder of a study"
+            raise ResultsError(f"{cause}; give --out another one") from error
         self._lock()
         self._cut_torn_line()
         self.lines = read(self.folder)

@@ -7,7 +7,6 @@ waiting, costs its job and no more.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -21,18 +20,18 @@ import torch.distributed as dist
 
 from narrowcast.lab import Job
 from narrowcast.study.cases import Case, Place
-from narrowcast.study.run.launch import (
+from narrowcast.study.execution.launch import (
     GRACE,
     WORKER,
     LaunchError,
     Processes,
-    Tell,
     first_cause,
     free_port,
     job_file,
     listen,
 )
-from narrowcast.study.run.worker import PARENT
+from narrowcast.study.execution.worker import PARENT, Tell
+from narrowcast.study.jobs import RankJob, TorchrunJob
 
 Store = Any
 """torch.distributed's, which mypy does not see."""
@@ -41,6 +40,7 @@ LONG = timedelta(days=365)
 LOOK_SECONDS = 0.5
 POLL_SECONDS = 0.1
 HURRIED = 1.0
+NO_MORE = "no more jobs"
 GAVE_UP = "gave up: another rank has failed"
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 """Where it is set a rank takes MASTER_PORT for a store that is there; the ranks of a job have one of their own."""
@@ -82,12 +82,12 @@ class TorchrunLauncher:
         there = case.layout.workers == world() and case.layout.per_host in (1, self._local)
         return there and _can_travel(case.transport)
 
-    def run(self, place: Place, job: dict[str, Any], tell: Tell) -> None:
-        given = {"job": {**job, "interface": None}, "port": free_port()}
-        self._say(given)
-        _take_part(self._store, self._jobs, given, tell)
-        found = [_heard(self._store, _ended(self._jobs, each)).decode() for each in range(world())]
-        if errors := [text for text in found if text]:
+    def run(self, place: Place, job: RankJob, tell: Tell) -> None:
+        shared = TorchrunJob(job, free_port())
+        self._say(shared.to_json())
+        _take_part(self._store, self._jobs, shared, tell)
+        endings = [_wait_for(self._store, _ended_key(self._jobs, each)).decode() for each in range(world())]
+        if errors := [text for text in endings if text]:
             raise LaunchError(first_cause(errors))
 
     def end(self) -> None:
@@ -97,27 +97,27 @@ class TorchrunLauncher:
             # who stops us, or has ended another process, does not wait long for us either
             seconds = HURRIED if sys.exc_info()[0] is not None else 2 * GRACE
             with suppress(dist.DistError):  # somebody is gone already
-                self._say(None)
-                self._store.wait([_left(each) for each in range(1, world())], timedelta(seconds=seconds))
+                self._say(NO_MORE)
+                self._store.wait([_left_key(each) for each in range(1, world())], timedelta(seconds=seconds))
 
-    def _say(self, given: dict[str, Any] | None) -> None:
+    def _say(self, text: str) -> None:
         self._jobs += 1
-        self._store.set(_given(self._jobs), json.dumps(given))
+        self._store.set(_job_key(self._jobs), text)
 
 
 def follow() -> None:
     """The other processes: one job after the other, until there is none."""
     store, number = join(), 1
     try:
-        while (given := json.loads(_heard(store, _given(number)))) is not None:
-            _take_part(store, number, given, lambda message: None)
+        while (text := _wait_for(store, _job_key(number)).decode()) != NO_MORE:
+            _take_part(store, number, TorchrunJob.from_json(text), lambda message: None)
             number += 1
     finally:
         with suppress(dist.DistError):  # the store may be gone
-            store.set(_left(rank()), "")
+            store.set(_left_key(rank()), "")
 
 
-def _heard(store: Store, key: str) -> bytes:
+def _wait_for(store: Store, key: str) -> bytes:
     """What is said under a key, as soon as it is. To wait in the store itself would be to hear no signal."""
     while not store.check([key]):
         time.sleep(POLL_SECONDS)
@@ -132,35 +132,35 @@ def _can_travel(transport: str) -> bool:
     return transport != "nccl" or torch.cuda.is_available()
 
 
-def _given(number: int) -> str:
+def _job_key(number: int) -> str:
     return f"job {number}"
 
 
-def _left(rank: int) -> str:
+def _left_key(rank: int) -> str:
     return f"rank {rank} has left"
 
 
-def _failed(number: int) -> str:
+def _failed_key(number: int) -> str:
     return f"job {number} has failed"
 
 
-def _ended(number: int, rank: int) -> str:
+def _ended_key(number: int, rank: int) -> str:
     return f"job {number}, rank {rank}"
 
 
-def _take_part(store: Store, number: int, given: dict[str, Any], tell: Tell) -> None:
+def _take_part(store: Store, number: int, shared: TorchrunJob, tell: Tell) -> None:
     """This rank of a job, from beginning to end; all processes are told how it went."""
-    error, watch = "", _Watch(store, number)
-    with job_file(given["job"]) as file, Processes() as processes:
-        processes.add(rank(), [*WORKER, str(file)], _environment(given["port"]))
+    error, watch = "", _FailureWatch(store, number)
+    with job_file(shared.job) as file, Processes() as processes:
+        processes.add(rank(), [*WORKER, str(file)], _environment(shared.port))
         try:
             listen(lambda output: watch.over(processes.job(output, LONG.total_seconds())), tell)
         except LaunchError as failure:
             error = GAVE_UP if watch.gave_up else str(failure)
-            store.set(_failed(number), error)
+            store.set(_failed_key(number), error)
         finally:
             watch.end()
-    store.set(_ended(number, rank()), error)
+    store.set(_ended_key(number, rank()), error)
 
 
 def _environment(port: int) -> dict[str, str]:
@@ -168,7 +168,7 @@ def _environment(port: int) -> dict[str, str]:
     return {**shared, "MASTER_PORT": str(port), PARENT: str(os.getpid())}
 
 
-class _Watch:
+class _FailureWatch:
     """Ends this rank of a job when another one has failed: it may wait for that forever."""
 
     def __init__(self, store: Store, number: int) -> None:
@@ -189,7 +189,7 @@ class _Watch:
 
     def _look(self, job: Job) -> None:
         while not self._over.wait(LOOK_SECONDS):
-            if self._store.check([_failed(self._number)]):
+            if self._store.check([_failed_key(self._number)]):
                 # who was told by the lost connection has something to say about it
                 self.gave_up = not self._over.wait(GRACE)
                 if self.gave_up:

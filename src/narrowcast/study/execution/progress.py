@@ -19,7 +19,7 @@ def kind_of(case: Case) -> str:
     return "predicted" if case.source == "predicted" else case.kind
 
 
-def spoken(seconds: float) -> str:
+def clock_time(seconds: float) -> str:
     """`75` -> "1:15"."""
     whole = round(seconds)
     hours, rest = divmod(whole, 3600)
@@ -61,12 +61,12 @@ class Tally:
     def whole_eta(self) -> str:
         each = [self.eta(kind) for kind in self.total]
         known = sum(seconds for seconds in each if seconds is not None)
-        return spoken(known) if None not in each else f"more than {spoken(known)}"
+        return clock_time(known) if None not in each else f"more than {clock_time(known)}"
 
     def line(self) -> str:
         parts = [f"{kind} {self.done[kind]}/{self.total[kind]}" for kind in self.total]
         failed = f", {sum(self.failed.values())} failed" if self.failed else ""
-        return f"{', '.join(parts)}{failed}; {spoken(self.elapsed)} so far, {self.whole_eta()} to go"
+        return f"{', '.join(parts)}{failed}; {clock_time(self.elapsed)} so far, {self.whole_eta()} to go"
 
 
 class Progress:
@@ -131,6 +131,6 @@ class Progress:
         for kind in tally.total:
             eta = tally.eta(kind)
             counts = (tally.done[kind], tally.failed[kind], tally.total[kind])
-            table.add_row(kind, *map(str, counts), "?" if eta is None else spoken(eta))
-        table.caption = f"{self._now}\n{spoken(tally.elapsed)} so far, {tally.whole_eta()} to go"
+            table.add_row(kind, *map(str, counts), "?" if eta is None else clock_time(eta))
+        table.caption = f"{self._now}\n{clock_time(tally.elapsed)} so far, {tally.whole_eta()} to go"
         return table

@@ -1,0 +1,220 @@
+"""TOML files of ours: read by `tomllib`, with the line of every value, so that an error can name it; and written.
+
+`tomllib` tells the line of what is no TOML and forgets all others. A second look at a text that it has read finds
+them: words and brackets are then known to be in order.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+TOKEN = re.compile(
+    r'"""(?:\\.|[^\\])*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:\\.|[^"\\])*"|\'[^\']*\'|#[^\n]*|\n|[\[\]{},=]|[^\s\[\]{},=#"\']+',
+    re.DOTALL,
+)
+PLACE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+LARGEST = (1 << 63) - 1
+"""TOML's whole numbers have 64 bits; a larger one is a slip of the keyboard that no float can hold."""
+MANY_DIGITS = re.compile(r"[0-9_]{4300}")
+"""Of a whole number that Python does not read."""
+SHOWN = 60
+"""Characters of what is wrong that a message repeats."""
+LONGEST = 1000
+"""Characters of a message."""
+
+
+class FileError(ValueError):
+    """A file that cannot be used: says which, where and why."""
+
+
+def error_at(name: object, line: int, what: str) -> FileError:
+    """With file and line in front, and as long as a person reads: a file may hold a word of a million letters."""
+    return FileError(f"{name}:{line}: {what if len(what) <= LONGEST else what[:LONGEST] + ' ...'}")
+
+
+@dataclass
+class Document:
+    """Values by key; `lines` says where each stands, by its path: "level.0.bandwidth_gbps"."""
+
+    name: str
+    values: dict[str, Any] = field(default_factory=dict)
+    lines: dict[str, int] = field(default_factory=dict)
+
+    def fail(self, path: str, what: str) -> NoReturn:
+        """Raise with the line of a value, or of the nearest table around it."""
+        around = path
+        while around and around not in self.lines:
+            around = around.rpartition(".")[0]
+        raise error_at(self.name, self.lines.get(around, 1), f"{path}: {what}")
+
+
+def read_text(path: str | Path, name: str | Path | None = None) -> str:
+    """A file's text; FileError with its name where it is none, or cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise FileError(f"{name or path}:{line}: no text in UTF-8 ({error.reason})") from None
+    except OSError as error:
+        raise FileError(f"{name or path}: cannot be read ({error.strerror})") from None
+
+
+def brief(value: object) -> str:
+    """A value as a message shows it: the beginning of a long one."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text)} characters)"
+
+
+def parse_toml(text: str, name: str = "<text>") -> Document:
+    """Read a file's text; FileError with name and line where it is no TOML."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise _syntax_error(text, name, str(error)) from None
+    except RecursionError:
+        raise error_at(name, _deepest_line(text), "too many arrays or tables lie in one another") from None
+    except ValueError as error:
+        digits = MANY_DIGITS.search(text)
+        raise error_at(name, text.count("\n", 0, digits.start() if digits else 0) + 1, str(error)) from None
+    document = Document(name, values, _LineFinder(text).run())
+    _check_numbers(document, values, "")
+    return document
+
+
+def _syntax_error(text: str, name: str, message: str) -> FileError:
+    place, rows = PLACE.search(message), text.rstrip("\n").split("\n")
+    line = min(int(place[1]) if place and place[1] else len(rows), len(rows))
+    return error_at(name, line, f"no TOML: {PLACE.sub('', message)}, in {brief(rows[line - 1].strip())}")
+
+
+def _deepest_line(text: str) -> int:
+    depth, deepest, place = 0, 0, 0
+    for at, letter in enumerate(text):
+        depth += (letter in "[{") - (letter in "]}")
+        if depth > deepest:
+            deepest, place = depth, at
+    return text.count("\n", 0, place) + 1
+
+
+def _check_numbers(document: Document, value: object, path: str) -> None:
+    if isinstance(value, int) and abs(value) > LARGEST:
+        document.fail(path, f"{brief(value)} is too large; a whole number is at most {LARGEST}")
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            _check_numbers(document, inner, f"{path}.{key}".lstrip("."))
+
+
+class _LineFinder:
+    """Where each table, key and item of an array stands, in a text that is TOML.
+
+    A key in quotes that has a dot in it is not found; its errors then name the line of the table around it.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.tokens: list[tuple[str, int]] = []
+        line = 1
+        for match in TOKEN.finditer(text):
+            if not match[0].startswith("#"):
+                self.tokens.append((match[0], line))
+            line += match[0].count("\n")
+        self.tokens.append(("\n", line))
+        self.at = 0
+        self.lines: dict[str, int] = {}
+        self.counts: dict[str, int] = {}
+        """How many tables each array of tables has so far."""
+
+    def run(self) -> dict[str, int]:
+        table = ""
+        while self.at < len(self.tokens):
+            if self._skip("\n"):
+                continue
+            table = self._header() if self.tokens[self.at][0] == "[" else self._pair(table)
+        return self.lines
+
+    def _skip(self, *tokens: str) -> bool:
+        """Step over one of these, if it comes next."""
+        if self.tokens[self.at][0] in tokens:
+            self.at += 1
+            return True
+        return False
+
+    def _keys(self, end: str) -> list[str]:
+        """The keys of a dotted name, up to a token that is stepped over, too."""
+        words = []
+        while not self._skip(end):
+            words.append(self.tokens[self.at][0])
+            self.at += 1
+        return [key.strip("\"'") for key in "".join(words).split(".")]
+
+    def _header(self) -> str:
+        line = self.tokens[self.at][1]
+        self._skip("[")
+        many = self._skip("[")
+        path = ""
+        keys = self._keys("]")
+        for number, key in enumerate(keys, 1):
+            path = f"{path}.{key}".lstrip(".")
+            if number == len(keys) and many:
+                self.counts[path] = self.counts.get(path, 0) + 1
+            if path in self.counts:
+                path += f".{self.counts[path] - 1}"
+        self._skip("]")
+        self.lines[path] = line
+        return path
+
+    def _pair(self, table: str) -> str:
+        line = self.tokens[self.at][1]
+        path = table
+        for key in self._keys("="):
+            path = f"{path}.{key}".lstrip(".")
+            self.lines.setdefault(path, line)
+        self._value(path)
+        return table
+
+    def _value(self, path: str) -> None:
+        self.lines.setdefault(path, self.tokens[self.at][1])
+        if self._skip("["):
+            number = 0
+            while not self._skip("]"):
+                if not self._skip("\n", ","):
+                    self._value(f"{path}.{number}")
+                    number += 1
+        elif self._skip("{"):
+            while not self._skip("}"):
+                if not self._skip("\n", ","):
+                    self._pair(path)
+        else:
+            # a date and its time are two words
+            while self.tokens[self.at][0] not in ("\n", ",", "]", "}"):
+                self.at += 1
+
+
+def _scalar(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float):
+        return f"{value:.6g}" if value != int(value) or abs(value) > 1e15 else f"{value:.1f}"
+    return str(value)
+
+
+def _array(values: Sequence[object]) -> str:
+    return "[" + ", ".join(_array(v) if isinstance(v, list | tuple) else _scalar(v) for v in values) + "]"
+
+
+def toml_lines(values: Mapping[str, object]) -> list[str]:
+    """`key = value` lines; an array of arrays has a line for each."""
+    lines: list[str] = []
+    for key, value in values.items():
+        if isinstance(value, list | tuple) and value and isinstance(value[0], list | tuple):
+            lines += [f"{key} = [", *(f"  {_array(row)}," for row in value), "]"]
+        else:
+            lines.append(f"{key} = {_array(value) if isinstance(value, list | tuple) else _scalar(value)}")
+    return lines
