@@ -70,8 +70,6 @@ class Format(abc.ABC):
         """What a codec's scale multiplies, by code (float64): the value, unless the format counts in steps."""
         return self.values
 
-    # ---- derived: the ordered grid -----------------------------------------------------------------------------------
-
     @cached_property
     def _grid(self) -> tuple[Tensor, Tensor]:
         """Distinct finite values in rising order, and the code of each (the lowest where several stand for one)."""
@@ -114,8 +112,6 @@ class Format(abc.ABC):
         start = boundary.float()
         inside = torch.where(self.tie_goes_up(), start.double() >= boundary, start.double() > boundary)
         return torch.where(inside, start, torch.nextafter(start, torch.full_like(start, math.inf)))
-
-    # ---- derived: limits and specials --------------------------------------------------------------------------------
 
     @property
     def max(self) -> float:
@@ -178,8 +174,6 @@ class Format(abc.ABC):
     @property
     def holds_nonfinite(self) -> bool:
         return self.nan_code is not None or self.inf_code is not None
-
-    # ---- derived: the corner rules, in words -------------------------------------------------------------------------
 
     @property
     def overflows(self) -> tuple[str, ...]:

@@ -70,7 +70,6 @@ from narrowcast.kernels.triton.scales import (
     wide_scales,
 )
 
-# ---- what is to be encoded -------------------------------------------------------------------------------------------
 #
 # memory:  x (values, or J.world wires), wire, residual, out, table
 # planes:  stride (bytes between wires), where scales begin, where nvfp4's tensor scale lies
