@@ -60,9 +60,9 @@ ALLOWED = {
 """Every part of the package, and the parts that it may import. Nothing may import narrowcast-research."""
 
 LIMITS = {
-    "imports past a front": (270, 77),
-    "class names defined twice": (27, 2),
-    "separators": (92, 0),
+    "imports past a front": (0, 0),
+    "class names defined twice": (1, 2),
+    "separators": (14, 0),
 }
 """In the wheel and in research. They are what was there when they were first counted: lower them, never raise them."""
 

@@ -17,10 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from narrowcast.collectives import api
-from narrowcast.collectives.work import Work
-from narrowcast.parallel.tensor import check_activation, shard_sizes
-from narrowcast.parallel.wires import Direction, Sending, Spec, Turn, Wires, gather_small, remember
+from narrowcast.collectives import Work, api
+from narrowcast.parallel import tensor, wires
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -29,7 +27,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 class _Coming:
     """A tensor under way, and how to put it together when it is here."""
 
-    work: Sending | None
+    work: wires.Sending | None
     finish: Callable[[], Tensor]
 
     def get(self) -> Tensor:
@@ -48,8 +46,8 @@ class SubBatchMLP(nn.Module):
     def __init__(
         self,
         sizes: Sequence[int],
-        forward: Spec = "as-is",
-        backward: Spec | None = None,
+        forward: wires.Spec = "as-is",
+        backward: wires.Spec | None = None,
         *,
         group: dist.ProcessGroup | None = None,
         seed: int = 0,
@@ -59,11 +57,11 @@ class SubBatchMLP(nn.Module):
         if count < 1:
             raise ValueError(f"SubBatchMLP: sizes={list(sizes)}; give at least the features in and the outputs")
         names = ["features", *[f"layer {number}" for number in range(count)]]
-        self.wires = [Wires(forward, backward, group=group, name=name, seed=seed) for name in names]
-        for wires in self.wires:
-            remember(self, wires)
+        self.wires = [wires.Wires(forward, backward, group=group, name=name, seed=seed) for name in names]
+        for place in self.wires:
+            wires.remember(self, place)
         self.group, self.rank, self.world = self.wires[0].group, self.wires[0].rank, self.wires[0].world
-        self.shards = [shard_sizes(size, self.world) for size in sizes[1:]]
+        self.shards = [tensor.shard_sizes(size, self.world) for size in sizes[1:]]
         whole = [nn.Linear(inputs, outputs) for inputs, outputs in pairwise(sizes)]
         self.layers = nn.ModuleList(map(self._cut, whole, self.shards))
 
@@ -100,7 +98,7 @@ class SubBatchMLP(nn.Module):
         paper allows. The gradients are then those of the sub-batch's own mean loss, and only the features of the next
         sub-batches travel meanwhile. Without it all sub-batches go through a layer before any goes through the next.
         """
-        check_activation(features)
+        tensor.check_activation(features)
         everyone = self._labels(labels)
         coming = [self._distributed(features, owner) for owner in range(self.world)]
         together = [list(range(self.world))] if after_sub_batch is None else [[owner] for owner in range(self.world)]
@@ -156,7 +154,7 @@ class SubBatchMLP(nn.Module):
 
     def _labels(self, labels: Tensor) -> list[Tensor]:
         """Everyone's labels, as they are."""
-        found = gather_small(labels.cpu(), self.group, "labels of sub-batches", rows=len(labels))
+        found = wires.gather_small(labels.cpu(), self.group, "labels of sub-batches", rows=len(labels))
         return [theirs.to(labels.device) for theirs in found]
 
     def _distributed(self, features: Tensor, owner: int) -> _Coming:
@@ -165,13 +163,13 @@ class SubBatchMLP(nn.Module):
         if self.world == 1:
             return _Coming(None, lambda: x)
 
-        def call(turn: Turn) -> Work | None:
+        def call(turn: wires.Turn) -> Work | None:
             return api.broadcast(
                 x, turn.codec, group=self.group, group_src=owner, async_op=True, step=turn.step, seed=turn.seed
             )
 
         sent = (self.world - 1) * x.numel() * x.element_size() if owner == self.rank else 0
-        return _Coming(self.wires[0].start(Direction.FORWARD, call, x.numel(), sent), lambda: x)
+        return _Coming(self.wires[0].start(wires.Direction.FORWARD, call, x.numel(), sent), lambda: x)
 
     def _gathered(self, number: int, y: Tensor) -> _Coming:
         """The outputs of a layer on every rank, put together."""
@@ -180,11 +178,11 @@ class SubBatchMLP(nn.Module):
         own = y.contiguous()
         parts = [own.new_empty(len(own), size) for size in self.shards[number]]
 
-        def call(turn: Turn) -> Work | None:
+        def call(turn: wires.Turn) -> Work | None:
             return api.all_gather(parts, own, turn.codec, self.group, async_op=True, step=turn.step, seed=turn.seed)
 
         sent = (self.world - 1) * own.numel() * own.element_size()
-        work = self.wires[number + 1].start(Direction.FORWARD, call, own.numel(), sent)
+        work = self.wires[number + 1].start(wires.Direction.FORWARD, call, own.numel(), sent)
         return _Coming(work, lambda: torch.cat(parts, dim=1))
 
     def _reduced(self, number: int, error: Tensor, owner: int) -> _Coming:
@@ -198,12 +196,12 @@ class SubBatchMLP(nn.Module):
             parts = [error if rank == owner else error[:0] for rank in range(self.world)]
         own = torch.empty_like(parts[self.rank])
 
-        def call(turn: Turn) -> Work | None:
+        def call(turn: wires.Turn) -> Work | None:
             sum_, group = dist.ReduceOp.SUM, self.group
             return api.reduce_scatter(
                 own, parts, turn.codec, sum_, group, async_op=True, step=turn.step, seed=turn.seed
             )
 
         sent = (error.numel() - own.numel()) * error.element_size()
-        work = self.wires[number].start(Direction.BACKWARD, call, error.numel(), sent)
+        work = self.wires[number].start(wires.Direction.BACKWARD, call, error.numel(), sent)
         return _Coming(work, lambda: own)

@@ -11,12 +11,19 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import geometric_mean
 from typing import Any
 
-from narrowcast.study.analysis import formatting
-from narrowcast.study.analysis.finding import grouped
-from narrowcast.study.analysis.findings import Accuracy, Findings, Step, Uncompared
-from narrowcast.study.analysis.statistics import Conclusion
-from narrowcast.study.report.sections import Insight, Statements, Support
-from narrowcast.study.spec_bits import code_bits
+from narrowcast.study import (
+    Accuracy,
+    Conclusion,
+    Findings,
+    Insight,
+    Statements,
+    Step,
+    Support,
+    Uncompared,
+    code_bits,
+    formatting,
+    grouped,
+)
 
 CONVOLUTIONAL = re.compile(r"cnn|conv|alexnet|vgg|resnet|inception|davidnet|lenet")
 LARGE = re.compile(r"alexnet|vgg|lstm")

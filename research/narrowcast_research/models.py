@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from narrowcast.study.models import linear_layers
+from narrowcast.study import linear_layers
 
 DAVIDNET_LOGITS = 0.125
 

@@ -7,13 +7,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from narrowcast.parallel import attach
-from narrowcast.parallel.wires import stats as activation_stats
-from narrowcast.study import models
-from narrowcast.study.cases import PLAIN
-from narrowcast.study.datasets import Examples
-from narrowcast.study.execution.trainers import LR, Counted, counted_of, plain_bytes
-from narrowcast.study.spec_bits import Share, message_share
+from narrowcast.parallel import attach, wires
+from narrowcast.study import LR, PLAIN, Counted, Examples, Share, counted_of, message_share, models, plain_bytes
 from narrowcast_research.dettmers import SubBatchMLP
 
 
@@ -46,7 +41,7 @@ class ModelParallel:
         self._steps += 1
 
     def counted(self) -> Counted:
-        found = activation_stats(self.layers)
+        found = wires.stats(self.layers)
         total = Counted(
             sum(found[f"{way}_sent_bytes"] for way in ("forward", "backward")),
             sum(found[f"{way}_plain_bytes"] for way in ("forward", "backward")),

@@ -15,13 +15,15 @@ def lazy_front(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of a package.
 
-    homes: the module of each public name, or "module:name" where it has another name there.
+    homes: the module of each public name, "module:name" where it has another name there, "module:" for
+    the module itself.
     """
 
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        home, _, there = homes[name].partition(":")
-        return getattr(import_module(f"{package}.{home}"), there or name)
+        home, colon, there = homes[name].partition(":")
+        module = import_module(f"{package}.{home}")
+        return module if colon and not there else getattr(module, there or name)
 
     return get, lambda: list(homes), list(homes)

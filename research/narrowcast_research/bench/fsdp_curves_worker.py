@@ -11,8 +11,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from narrowcast.bench.codecs import describe_machine
-from narrowcast.bench.fsdp import Transformer, batch, shard
+from narrowcast.bench import codecs, fsdp
 from narrowcast.data import help_text
 from narrowcast.measure import run_rank
 
@@ -26,15 +25,15 @@ def train(steps: int, seed: int, wire: str) -> dict[str, object]:
     torch.manual_seed(seed)
     rank, data = dist.get_rank(), help_text()
     cut = int(len(data) * (1 - HELD_OUT))
-    model = Transformer(WIDTH, LAYERS, LENGTH)
+    model = fsdp.Transformer(WIDTH, LAYERS, LENGTH)
     parameters = sum(p.numel() for p in model.parameters())
-    handle, began = shard(model, wire), time.perf_counter()
+    handle, began = fsdp.shard(model, wire), time.perf_counter()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.1, fused=True)
     ramp = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_UP))
-    unseen = batch(data[cut:], 12345, PIECES, LENGTH)
+    unseen = fsdp.batch(data[cut:], 12345, PIECES, LENGTH)
     losses, evaluated = [], {}
     for step in range(steps):
-        loss = model(batch(data[:cut], (seed * 100_000 + step) * 64 + rank, BATCH, LENGTH))
+        loss = model(fsdp.batch(data[:cut], (seed * 100_000 + step) * 64 + rank, BATCH, LENGTH))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -43,7 +42,12 @@ def train(steps: int, seed: int, wire: str) -> dict[str, object]:
         if (step + 1) % max(1, steps // EVALUATIONS) == 0:
             with torch.no_grad():
                 evaluated[step + 1] = model(unseen).item()
-    facts: dict[str, object] = {"wire": wire, "seed": seed, "parameters": parameters, "machine": describe_machine()}
+    facts: dict[str, object] = {
+        "wire": wire,
+        "seed": seed,
+        "parameters": parameters,
+        "machine": codecs.describe_machine(),
+    }
     facts["seconds"] = time.perf_counter() - began
     stats = handle.stats() if handle is not None else {}
     return {**facts, "losses": losses, "held_out": evaluated, "sent_bytes": stats.get("sent_bytes")}

@@ -10,11 +10,8 @@ from torch import Tensor, nn
 
 from narrowcast.formats import Kind
 from narrowcast.formats import format as format_named
-from narrowcast.kernels import FLOAT32
-from narrowcast.kernels.matmul import explain, matmul
-from narrowcast.kernels.matmul.accumulator import accumulator
-from narrowcast.kernels.ops import round_to
-from narrowcast.kernels.reference import matmul as reference
+from narrowcast.kernels import FLOAT32, accumulator, reference, round_to
+from narrowcast.kernels import matmul as kernels
 from narrowcast.measure import interleaved, torch_threads
 
 SIZE = 256
@@ -65,8 +62,8 @@ def operands(spec: str, size: int) -> tuple[Tensor, Tensor]:
 def failure(spec: str) -> str | None:
     """What is wrong with the bits, before anything is timed."""
     a, b = operands(spec, 9)
-    want = reference.matmul(a[None], b[None], accumulator(spec), 1, torch.empty(1, 9, 9))[0]
-    got = matmul(a, b, spec, seed=1)
+    want = reference.matmul.matmul(a[None], b[None], accumulator(spec), 1, torch.empty(1, 9, 9))[0]
+    got = kernels.matmul(a, b, spec, seed=1)
     same = torch.equal(want.nan_to_num(), got.nan_to_num()) and torch.equal(want.isnan(), got.isnan())
     return None if same else "differs from the reference"
 
@@ -76,10 +73,10 @@ def run(specs: Iterable[str], size: int = SIZE, rounds: int = ROUNDS) -> Iterato
     for spec in specs:
         a, b = operands(spec, size)
         with torch_threads(1):
-            times = interleaved({"ours": lambda: matmul(a, b, spec, seed=1), "torch": lambda: a @ b}, rounds)  # noqa: B023
+            times = interleaved({"ours": lambda: kernels.matmul(a, b, spec, seed=1), "torch": lambda: a @ b}, rounds)  # noqa: B023
         ours, work = times["ours"], 2e-9 * size**3
         spread = (ours.high - ours.low) / ours.median
-        choice = explain(spec).implementation
+        choice = kernels.explain(spec).implementation
         yield Row(
             spec, choice, work / ours.median, work / times["torch"].median, spread, TARGETS.get(spec), failure(spec)
         )
@@ -138,7 +135,7 @@ FORMATS = {"weights": "e4m3", "activations": "e4m3", "gradients": "e5m2"}
 
 def run_model(batch: int = 32, rounds: int = 5, device: str = "cpu") -> ModelRow:
     """Forward and backward on random images, both models in turn."""
-    from narrowcast.simulate.precision.lowering import lower
+    from narrowcast.simulate import lower
 
     plain, low = resnet18().to(device), resnet18().to(device)
     lower(low, weights=FORMATS["weights"], activations=FORMATS["activations"], gradients=FORMATS["gradients"])

@@ -11,11 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from narrowcast.collectives.aps import agreed_scale_S
-from narrowcast.collectives.segments import split
+from narrowcast.collectives import agreed_scale_S, split
 from narrowcast.measure import Timing, interleaved
-from narrowcast.simulate.world.stack import largest_WS
-from narrowcast.simulate.world.world import World
+from narrowcast.simulate import World, largest_WS
 
 SPEC = "e5m2+aps"
 RESNET18 = 11_173_962

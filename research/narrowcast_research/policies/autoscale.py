@@ -12,7 +12,7 @@ from torch import Tensor
 from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
 from narrowcast.formats import format as format_named
-from narrowcast.parallel.policy import TensorInfo, Watching
+from narrowcast.parallel import TensorInfo, Watching
 
 Seen = Mapping[str, tuple[float, ...]]
 LARGEST, SMALLEST = 2.0**60, 2.0**-60

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
-from narrowcast.parallel.policy import TensorInfo, Watching
+from narrowcast.parallel import TensorInfo, Watching
 
 Seen = Mapping[str, tuple[float, ...]]
 

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from narrowcast.parallel import schedule
-from narrowcast.simulate.training.train import Run, train
-from narrowcast.simulate.world.world import World
-from narrowcast.study.models import seeded
+from narrowcast.simulate import Run, World, train
+from narrowcast.study import seeded
 from narrowcast_research import models
 from narrowcast_research.reproductions.base import (
     Cell,

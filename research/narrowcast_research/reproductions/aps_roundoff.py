@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from narrowcast.simulate.world.world import World
-from narrowcast.study.models import seeded
+from narrowcast.simulate import World
+from narrowcast.study import seeded
 from narrowcast_research import models
 from narrowcast_research.reproductions.base import (
     Cell,

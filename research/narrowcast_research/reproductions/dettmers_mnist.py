@@ -12,10 +12,8 @@ from torch import nn
 
 from narrowcast.codecs import codec as codec_named
 from narrowcast.data import Dataset
-from narrowcast.simulate.precision.casts import Quantizer
-from narrowcast.simulate.training.train import train
-from narrowcast.simulate.world.world import World
-from narrowcast.study.models import linear_layers, seeded
+from narrowcast.simulate import Quantizer, World, train
+from narrowcast.study import linear_layers, seeded
 from narrowcast_research.reproductions.base import Cell, Claim, Options, Report, Reproduction, Result, Work, by, spread
 from narrowcast_research.reproductions.pictures import pictures
 

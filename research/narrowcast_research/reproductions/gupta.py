@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from narrowcast.simulate.precision import optim
+from narrowcast.simulate import optim
 from narrowcast_research.reproductions.base import (
     Cell,
     Claim,

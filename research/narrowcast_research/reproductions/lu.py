@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from narrowcast.formats import format as format_named
-from narrowcast.simulate.precision.casts import Caster, LayerScale
+from narrowcast.simulate import Caster, LayerScale
 from narrowcast_research.reproductions.base import (
     Cell,
     Claim,

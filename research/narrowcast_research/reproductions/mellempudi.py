@@ -9,9 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from narrowcast.data import Dataset
-from narrowcast.simulate.precision.loss_scale import LossScale
-from narrowcast.simulate.precision.lowering import lower
-from narrowcast.simulate.training.batches import Batches
+from narrowcast.simulate import Batches, LossScale, lower
 from narrowcast_research.reproductions.base import (
     Cell,
     Claim,

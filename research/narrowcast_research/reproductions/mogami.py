@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from narrowcast.simulate.precision.gemm import matmul
+from narrowcast.simulate import matmul
 from narrowcast_research.reproductions.base import (
     Cell,
     Claim,

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from narrowcast.data import Dataset
-from narrowcast.simulate.training.train import Run, train
-from narrowcast.simulate.world.world import World
-from narrowcast.study.models import linear_layers, seeded
+from narrowcast.simulate import Run, World, train
+from narrowcast.study import linear_layers, seeded
 from narrowcast_research.reproductions.base import Options, Result, Work
 from narrowcast_research.reproductions.pictures import pictures
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from narrowcast.cli.options import one_line, out_file, workers_of
+from narrowcast.cli import one_line, out_file, workers_of
 from narrowcast.console import JsonPath, emit, make_console, new_table, progress
 from narrowcast_research.validation import lab as lab_validation
 from narrowcast_research.validation import registry, table

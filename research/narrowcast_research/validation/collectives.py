@@ -6,7 +6,7 @@ import statistics
 
 import torch
 
-from narrowcast.predict.curve import measured_curve
+from narrowcast.predict import measured_curve
 from narrowcast_research.validation.metrics import Cell, Result, figures, line
 from narrowcast_research.validation.published import rows
 

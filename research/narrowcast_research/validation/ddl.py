@@ -6,9 +6,8 @@ import statistics
 
 import torch
 
-from narrowcast.parallel.overlap import Contention, step
-from narrowcast.predict import zoo
-from narrowcast.predict.model import ddp_buckets
+from narrowcast.parallel import overlap
+from narrowcast.predict import ddp_buckets, zoo
 from narrowcast_research.validation.metrics import Cell, Result, figures
 from narrowcast_research.validation.published import rows
 
@@ -43,7 +42,7 @@ def predicted(name: str, without_overlap: float, slower: float) -> float:
     service = [[communication * bucket.values / total for bucket in cut]]
     when, long = (torch.tensor(values, dtype=torch.float64) for values in (ready, service))
     whole = torch.tensor([compute], dtype=torch.float64)
-    return float(step(whole, whole, when, long, Contention(1.0, slower)).step)
+    return float(overlap.step(whole, whole, when, long, overlap.Contention(1.0, slower)).step)
 
 
 def cells(slower: dict[str, float]) -> list[Cell]:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.predict import zoo
-from narrowcast.predict.cluster import Cluster, Device, Level
-from narrowcast.predict.costs import Costs, steps, volume
-from narrowcast.predict.parallelism import Fsdp
-from narrowcast.predict.step import Setup
+from narrowcast.predict import Cluster, Device, Fsdp, Level, Setup, costs, zoo
 from narrowcast_research.validation.metrics import Cell, Result, figures, line
 
 APS_FP16 = ((2_097_152, 1243e-6), (4_718_592, 2402e-6), (2_097_152, 1242e-6), (8_912_896, 3733e-6))
@@ -34,7 +30,7 @@ def sharded_volume(ranks: int) -> float:
     """Bytes that a rank sends in a step of `--parallel fsdp`, of the model's bytes: all of it in 16 bits."""
     place = Cluster("any", (Level("link", 0, 1.0, 0.0),), Device(memory_gbyte=1.0))
     profile = zoo.gpt2().profile_of(1.0)
-    return Fsdp(profile, Costs(place, draws=0)).predict(Setup(ranks, "bf16")).bytes_sent / (2 * profile.numel)
+    return Fsdp(profile, costs.Costs(place, draws=0)).predict(Setup(ranks, "bf16")).bytes_sent / (2 * profile.numel)
 
 
 def outside_share(ranks: int, nodes: int) -> float:
@@ -54,7 +50,7 @@ def effective_ratio(spec: str) -> float:
 def _crossing_ranks(ratio: int) -> int:
     """Found by counting bytes, not by the formula."""
     ranks = 2
-    while volume("one_shot", ranks) / ratio <= volume("all_reduce", ranks) + 1e-12:
+    while costs.volume("one_shot", ranks) / ratio <= costs.volume("all_reduce", ranks) + 1e-12:
         ranks += 1
     return ranks - 1
 
@@ -62,17 +58,17 @@ def _crossing_ranks(ratio: int) -> int:
 def validate() -> Result:
     latency, bandwidth = aps_fit()
     pairs = [
-        (("APS: steps of a ring of 256", "paper"), 510, steps("all_reduce", 256)),
+        (("APS: steps of a ring of 256", "paper"), 510, costs.steps("all_reduce", 256)),
         (("APS: fp16 latency, us", "facts' fit"), 316, 1e6 * latency),
         (("APS: fp16 bandwidth, GB/s", "facts' fit"), 2.26, bandwidth / 1e9),
         (("1-bit Adam: ratio after 15 % warm-up", "paper: about 5"), 4.9, one_bit_adam_ratio(0.15)),
         (("ZeRO-3 volume, of the model, on 1024 ranks", "paper"), 3.0, sharded_volume(1024)),
         (("traffic outside, 32 ranks on 4 nodes", "ml-engineering"), 0.097, outside_share(32, 4)),
-        (("nccl-tests: all-reduce factor of 8", "nccl-tests"), 1.75, volume("all_reduce", 8)),
-        (("nccl-tests: all-gather factor of 8", "nccl-tests"), 0.875, volume("all_gather", 8)),
-        (("nccl-tests: reduce-scatter factor of 8", "nccl-tests"), 0.875, volume("reduce_scatter", 8)),
-        (("nccl-tests: all-to-all factor of 8", "nccl-tests"), 0.875, volume("all_to_all", 8)),
-        (("nccl-tests: broadcast factor of 8", "nccl-tests"), 1.0, volume("broadcast", 8)),
+        (("nccl-tests: all-reduce factor of 8", "nccl-tests"), 1.75, costs.volume("all_reduce", 8)),
+        (("nccl-tests: all-gather factor of 8", "nccl-tests"), 0.875, costs.volume("all_gather", 8)),
+        (("nccl-tests: reduce-scatter factor of 8", "nccl-tests"), 0.875, costs.volume("reduce_scatter", 8)),
+        (("nccl-tests: all-to-all factor of 8", "nccl-tests"), 0.875, costs.volume("all_to_all", 8)),
+        (("nccl-tests: broadcast factor of 8", "nccl-tests"), 1.0, costs.volume("broadcast", 8)),
         (("all-gather crossover at r = 4, ranks", "P > 2 r"), gather_crossover(4), _crossing_ranks(4)),
         (("all-gather crossover at r = 32, ranks", "P > 2 r"), gather_crossover(32), _crossing_ranks(32)),
         (("ratio of int8 with a scale for 512", "facts"), 3.97, effective_ratio("int8/512")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from functools import cache
 
-from narrowcast.predict.costs import volume
+from narrowcast.predict import costs
 from narrowcast_research.validation.metrics import Cell, Result, figures
 from narrowcast_research.validation.published import Row, rows
 
@@ -40,7 +40,7 @@ def bytes_a_value(row: Row) -> float | None:
 def sent(row: Row) -> float | None:
     """Bytes that a worker sends for each parameter."""
     each = bytes_a_value(row)
-    gathered = volume("one_shot", WORKERS) if row["comm"] == "allgather" else volume("all_reduce", WORKERS)
+    gathered = costs.volume("one_shot", WORKERS) if row["comm"] == "allgather" else costs.volume("all_reduce", WORKERS)
     return None if each is None else each * gathered
 
 
@@ -53,7 +53,7 @@ def seconds_a_byte(model: str) -> float:
     """At 10 Gb/s, from float32 on 1 and on 8 workers alone."""
     alone = statistics.median(_seconds(row, 1) for row in _runs(model, "10g", 1) if row["method"] == "none")
     eight = statistics.median(_seconds(row, WORKERS) for row in _runs(model, "10g", WORKERS) if row["method"] == "none")
-    return (eight - alone) / (BYTES["none"] * volume("all_reduce", WORKERS))
+    return (eight - alone) / (BYTES["none"] * costs.volume("all_reduce", WORKERS))
 
 
 def cells(model: str) -> list[Cell]:

@@ -13,13 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast.lab import Lab, LabError, check_machine
+from narrowcast.predict import Cluster, Profile, Setup, StepPredictor, costs, probe
 from narrowcast.predict import cluster as cluster_file
 from narrowcast.predict import model as model_file
-from narrowcast.predict import probe
-from narrowcast.predict.cluster import Cluster
-from narrowcast.predict.costs import Costs
-from narrowcast.predict.model import Profile
-from narrowcast.predict.step import Setup, StepPredictor
 from narrowcast.toml_file import FileError, parse_toml, read_text
 from narrowcast_research.validation.lab_models import MODELS
 from narrowcast_research.validation.metrics import Cell, Result, figures
@@ -126,7 +122,7 @@ def cells(folder: Path) -> Iterator[Cell]:
         name = f"cluster-{row['hosts']}-{row['rate']}.toml"
         if name not in clusters:
             clusters[name] = cluster_file.load(folder / name)
-        steps = StepPredictor(_profile(row, folder), Costs(clusters[name]))
+        steps = StepPredictor(_profile(row, folder), costs.Costs(clusters[name]))
         for wire, seconds in row["seconds"].items():
             made = steps.predict(Setup(row["hosts"], wire))
             key = (row["model"], row["rate"], str(row["hosts"]), wire)

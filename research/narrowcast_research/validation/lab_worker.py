@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from narrowcast.measure import from_barrier, run_rank, slowest
 from narrowcast.parallel import attach
 from narrowcast.predict import model as model_file
-from narrowcast.predict.profile import Profiler, default_loss, example_batch, mean_over_ranks
+from narrowcast.predict import profile as profiling
 from narrowcast_research.validation.lab_models import BATCH, MODELS, build
 
 WARM_UP = 3
@@ -27,7 +27,7 @@ class Trainer:
 
     def __init__(self, name: str, wire: str) -> None:
         self.model = DistributedDataParallel(build(name))
-        self.batch = example_batch(self.model.module, MODELS[name].shape, BATCH)
+        self.batch = profiling.example_batch(self.model.module, MODELS[name].shape, BATCH)
         self.handle = None if wire == "fp32" else attach(self.model, wire)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
 
@@ -37,14 +37,14 @@ class Trainer:
 
     def _train(self) -> None:
         self.optimizer.zero_grad()
-        default_loss(self.model(self.batch)).backward()
+        profiling.default_loss(self.model(self.batch)).backward()
         self.optimizer.step()
 
 
 def measure() -> Iterator[dict[str, object]]:
     name, rounds, wires = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
     module = build(name)
-    profiler = Profiler(module, example_batch(module, MODELS[name].shape, BATCH))
+    profiler = profiling.Profiler(module, profiling.example_batch(module, MODELS[name].shape, BATCH))
     trainers = {wire: Trainer(name, wire) for wire in wires}
     seconds: dict[str, list[float]] = {wire: [] for wire in wires}
     for number in range(WARM_UP + rounds):
@@ -57,7 +57,7 @@ def measure() -> Iterator[dict[str, object]]:
             if number >= WARM_UP:
                 seconds[wire].append(spent)
     profiler.close()
-    alone = model_file.dump(mean_over_ranks(profiler.result(name)))
+    alone = model_file.dump(profiling.mean_over_ranks(profiler.result(name)))
     for trainer in trainers.values():
         if trainer.handle is not None:
             trainer.handle.detach()

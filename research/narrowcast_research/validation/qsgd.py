@@ -8,8 +8,7 @@ from functools import cache
 from itertools import combinations
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.predict import load_cluster, zoo
-from narrowcast.predict.model import Description
+from narrowcast.predict import Description, load_cluster, zoo
 from narrowcast_research.validation import transfer
 from narrowcast_research.validation.metrics import GOOD_ENOUGH, Cell, Result, figures, order
 from narrowcast_research.validation.published import rows

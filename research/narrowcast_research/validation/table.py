@@ -17,11 +17,7 @@ from functools import cached_property
 from pathlib import Path
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.predict import costs, zoo
-from narrowcast.predict.cluster import Cluster, Device, Level
-from narrowcast.predict.costs import Costs
-from narrowcast.predict.model import Description, Layer, Profile
-from narrowcast.predict.step import Setup, StepPredictor
+from narrowcast.predict import Cluster, Description, Device, Layer, Level, Profile, Setup, StepPredictor, costs, zoo
 from narrowcast.toml_file import FileError, brief, error_at, read_text
 from narrowcast_research.validation.metrics import Cell, Result, figures
 
@@ -158,7 +154,7 @@ class Link:
         return Cluster("fitted", (level,), Device(memory_gbyte=self.codec_gbyte, launch_us=0.0))
 
     def seconds(self, run: Run) -> float:
-        steps = StepPredictor(run.profile, Costs(self.cluster, draws=0))
+        steps = StepPredictor(run.profile, costs.Costs(self.cluster, draws=0))
         return float(steps.steps(run.setup)[0])
 
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import Codec, PlanCodec
-from narrowcast.kernels import reference
-from narrowcast.kernels.noise import Noise
+from narrowcast.kernels import Noise, reference
 
 
 def hard_values(n: int = 20_011) -> Tensor:

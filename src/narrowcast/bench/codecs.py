@@ -14,8 +14,7 @@ from narrowcast.bench.check import failure
 from narrowcast.codecs import codec as codec_named
 from narrowcast.formats import format as format_named
 from narrowcast.kernels import KernelChoice, native, round_to
-from narrowcast.measure import Timing, cpu_name, interleaved, torch_threads
-from narrowcast.measure.clock import ROUNDS
+from narrowcast.measure import ROUNDS, Timing, cpu_name, interleaved, torch_threads
 
 MIB = 1 << 20
 SIZES = {"64MiB": 64 * MIB, "1GiB": 1024 * MIB, "25MB": 25_000_000}

@@ -17,8 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.codecs.scaled import Scaled
-from narrowcast.collectives.segments import Times
+from narrowcast.collectives import Times
 from narrowcast.lab import Lab
 from narrowcast.measure import WireSum, run_rank, until_all_done
 
@@ -127,7 +126,7 @@ def measure(spec: str, x: Tensor, rounds: int) -> dict[str, object]:
         "spec": spec,
         "error": error,
         "bits": codec.bits_per_value,
-        "scale_per_tensor": isinstance(codec, Scaled) and codec.takes_scale,
+        "scale_per_tensor": codec.takes_scale,
         "encode_ms": 1e3 * times.encode / (rounds + 1),
         "decode_ms": 1e3 * times.decode / (rounds + 1),
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,

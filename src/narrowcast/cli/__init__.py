@@ -16,6 +16,9 @@ except ImportError as missing:
 from narrowcast import plugins
 from narrowcast.cli import bench, data, doctor, lab, listings, predict, probe, report, study
 from narrowcast.cli.options import BAD_INPUT
+from narrowcast.cli.options import one_line as one_line
+from narrowcast.cli.options import out_file as out_file
+from narrowcast.cli.options import workers_of as workers_of
 from narrowcast.data import DataError
 from narrowcast.lab import LabError
 

@@ -11,7 +11,7 @@ from narrowcast.bench import codecs, collectives, cuda, ddp, peers
 from narrowcast.codecs import codec as codec_named
 from narrowcast.console import JsonPath, emit, make_console, new_table, number, percent, progress
 from narrowcast.kernels import native
-from narrowcast.measure.clock import ROUNDS
+from narrowcast.measure import ROUNDS
 
 app = typer.Typer(
     help="Speed, as a ratio to a copy or a plain all-reduce measured in the same run.", no_args_is_help=True

@@ -11,8 +11,8 @@ import typer
 from rich.table import Table
 
 import narrowcast
+from narrowcast.bench import check
 from narrowcast.bench import cuda as bench_cuda
-from narrowcast.bench.check import failure
 from narrowcast.codecs import all_specs
 from narrowcast.codecs import codec as codec_named
 from narrowcast.console import JsonPath, emit, new_table
@@ -38,9 +38,11 @@ def _cuda_devices() -> list[str]:
 
 def _failures() -> dict[str, str]:
     """What differs from the reference: every codec on the CPU; on a GPU, which compiles first, one of each kind."""
-    checks = {spec: failure(codec_named(spec)) for spec in all_specs()}
+    checks = {spec: check.failure(codec_named(spec)) for spec in all_specs()}
     if torch.cuda.is_available():
-        checks |= {f"{spec} on cuda": failure(codec_named(spec), torch.device("cuda")) for spec in bench_cuda.TARGETS}
+        checks |= {
+            f"{spec} on cuda": check.failure(codec_named(spec), torch.device("cuda")) for spec in bench_cuda.TARGETS
+        }
     return {what: why for what, why in checks.items() if why}
 
 

@@ -23,14 +23,11 @@ from narrowcast.cli.options import (
     workers_of,
 )
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives.algorithms.record import ALGORITHMS
+from narrowcast.collectives import ALGORITHMS
 from narrowcast.console import JsonPath, emit, new_table, progress
-from narrowcast.predict import advice, parallelism, report, zoo
+from narrowcast.predict import Cluster, Prediction, Setup, Sweep, advice, parallelism, report, zoo
 from narrowcast.predict import cluster as cluster_file
-from narrowcast.predict.cluster import Cluster
-from narrowcast.predict.profile import ModelSource, resolve
-from narrowcast.predict.step import Prediction, Setup
-from narrowcast.predict.sweep import Sweep
+from narrowcast.predict import profile as profiling
 
 WIRES = "fp32,bf16,int8/256,int4/128"
 WORKERS = (1, 2, 4, 8, 16)
@@ -70,7 +67,7 @@ def predict(
     made = _cluster(cluster, bandwidth, price)
     counts = workers_of(workers) if workers else [world for world in WORKERS if _joins(made, world)]
     setups = _setups(counts, specs_of(wires), algorithms, queues)
-    source = resolve(model, made, batch=batch, shape=shape, flops=flops, compute_ms=compute_ms)
+    source = profiling.resolve(model, made, batch=batch, shape=shape, flops=flops, compute_ms=compute_ms)
     sweep = _sweep(source, made, parallel, samples)
     cells = list(progress((sweep.cell(setup) for setup in setups), len(setups), "cells"))
     if page:
@@ -105,7 +102,7 @@ def _joins(made: Cluster, world: int) -> bool:
     return True
 
 
-def _sweep(source: ModelSource, made: Cluster, parallel: str, samples: int = 0) -> Sweep:
+def _sweep(source: profiling.ModelSource, made: Cluster, parallel: str, samples: int = 0) -> Sweep:
     return Sweep(source.profile, made, samples=samples or source.samples, mode=parallel, description=source.description)
 
 
@@ -198,7 +195,7 @@ def advise(
     world = workers or (tables[-1] * made.node if tables else 0)
     if world < 2:
         raise ValueError(f"advise: --workers: must be 2 or more, got {workers}")
-    source = resolve(model, made, batch=batch, shape=shape, flops=flops, compute_ms=compute_ms)
+    source = profiling.resolve(model, made, batch=batch, shape=shape, flops=flops, compute_ms=compute_ms)
     sweep = _sweep(source, made, "data")
     found = advice.advise_model(sweep, world, source.module, source.batches, specs_of(wires))
     emit(found.as_dict(), found.text, json_path)

@@ -14,20 +14,11 @@ import typer
 from narrowcast.cli.options import Batch, ComputeMs, Flops, Shape, one_line, out_file, specs_of
 from narrowcast.console import JsonPath, emit, make_console, new_table
 from narrowcast.lab import Lab
+from narrowcast.predict import Cluster, Profile
 from narrowcast.predict import cluster as cluster_file
 from narrowcast.predict import model as model_file
-from narrowcast.predict.cluster import Cluster
-from narrowcast.predict.model import Profile
-from narrowcast.predict.probe import MARK, WIRES, local_device
-from narrowcast.predict.profile import (
-    DEFAULT_BATCH,
-    STEPS,
-    build,
-    check_numbers,
-    example_batch,
-    profile_together,
-    resolve,
-)
+from narrowcast.predict import probe as probing
+from narrowcast.predict import profile as profiling
 
 
 @one_line
@@ -36,7 +27,7 @@ def probe(
     lab: Annotated[str, typer.Option(help="Probe a lab whose links have this rate (1gbit, none).")] = "",
     hosts: Annotated[int, typer.Option(help="Hosts of the lab.")] = 2,
     local: Annotated[int, typer.Option(help="Probe so many processes on this machine, over the loopback.")] = 0,
-    wires: Annotated[str, typer.Option(help="Codecs to time, separated by commas.")] = ",".join(WIRES),
+    wires: Annotated[str, typer.Option(help="Codecs to time, separated by commas.")] = ",".join(probing.WIRES),
     seconds: Annotated[float, typer.Option(help="About how long it may take.")] = 60.0,
     name: Annotated[str, typer.Option(help="What the cluster is called.")] = "",
 ) -> None:
@@ -65,7 +56,7 @@ def _probe_lab(rate: str, hosts: int, seconds: float, name: str, specs: list[str
     words = _worker(seconds, name or f"lab of {hosts} hosts at {rate}", specs)
     with Lab(hosts, None if rate == "none" else rate) as made:
         done = made.run(words, capture=True, timeout=10 * seconds + 60).check()
-    return done.text(0).partition(MARK + "\n")[2]
+    return done.text(0).partition(probing.MARK + "\n")[2]
 
 
 def _probe_local(ranks: int, seconds: float, name: str, specs: list[str]) -> str:
@@ -83,17 +74,17 @@ def _probe_local(ranks: int, seconds: float, name: str, specs: list[str]) -> str
     done = subprocess.run([*launcher, *words], capture_output=True, text=True, check=False, timeout=10 * seconds + 60)
     if done.returncode:
         raise ValueError(f"probe --local: the ranks failed: {done.stderr.strip().splitlines()[-1:]}")
-    return done.stdout.partition(MARK + "\n")[2]
+    return done.stdout.partition(probing.MARK + "\n")[2]
 
 
 def _probe_rank(file: Path, seconds: float, name: str, specs: list[str]) -> None:
     import torch.distributed as dist
 
-    from narrowcast.predict.probe import probe as measure
+    from narrowcast.predict import probe as probing
 
     dist.init_process_group()
     first = dist.get_rank() == 0
-    made = measure(
+    made = probing.probe(
         specs, seconds, name or "cluster", (lambda text: typer.echo(text, err=True)) if first else lambda text: None
     )
     if first:
@@ -119,9 +110,11 @@ def _profile_ranks(model: str, batch: int, shape: str, steps: int) -> tuple[Prof
     import torch.distributed as dist
 
     dist.init_process_group()
-    device = local_device()
-    module = build(model).to(device)
-    made = profile_together(module, example_batch(module, shape, batch or DEFAULT_BATCH).to(device), model, steps)
+    device = probing.local_device()
+    module = profiling.build(model).to(device)
+    made = profiling.profile_together(
+        module, profiling.example_batch(module, shape, batch or profiling.DEFAULT_BATCH).to(device), model, steps
+    )
     first = dist.get_rank() == 0
     dist.destroy_process_group()
     return made, first
@@ -133,7 +126,7 @@ def profile(
     out: Annotated[str, typer.Option("--out", "-o", help="Where to write the profile.")] = "model.toml",
     batch: Batch = 0,
     shape: Shape = "",
-    steps: Annotated[int, typer.Option(help="Steps a mean is taken over.")] = STEPS,
+    steps: Annotated[int, typer.Option(help="Steps a mean is taken over.")] = profiling.STEPS,
     flops: Flops = 0.0,
     compute_ms: ComputeMs = 0.0,
     json_path: JsonPath = None,
@@ -143,13 +136,15 @@ def profile(
     Under torchrun all ranks step at the same time, so that what they share shows.
     """
     file = out_file("--out", out)
-    check_numbers(batch=batch, flops=flops, compute_ms=compute_ms, steps=steps)
+    profiling.check_numbers(batch=batch, flops=flops, compute_ms=compute_ms, steps=steps)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and ":" in model:
         made, first = _profile_ranks(model, batch, shape, steps)
         if not first:
             return
     else:
-        made = resolve(model, batch=batch, shape=shape, flops=flops, compute_ms=compute_ms, steps=steps).profile
+        made = profiling.resolve(
+            model, batch=batch, shape=shape, flops=flops, compute_ms=compute_ms, steps=steps
+        ).profile
     file.write_text(model_file.dump(made))
     shown = new_table(f"{made.name}: {made.numel} values, batch {made.batch} -> {out}", "part", "ms")
     for part in ("forward", "backward", "update"):

@@ -9,15 +9,20 @@ from typing import Annotated
 import typer
 
 from narrowcast.console import JsonPath
-from narrowcast.study.analysis import formatting
-from narrowcast.study.analysis.finding import grouped
-from narrowcast.study.analysis.findings import Findings
-from narrowcast.study.analysis.verdict import judge, verdict_lines
-from narrowcast.study.execution import results
-from narrowcast.study.report import default_path, write
-from narrowcast.study.report.export import as_csv, summary
-from narrowcast.study.report.markdown import as_markdown
-from narrowcast.study.report.page import page
+from narrowcast.study import (
+    Findings,
+    as_csv,
+    as_markdown,
+    default_path,
+    formatting,
+    grouped,
+    judge,
+    page,
+    results,
+    summary,
+    verdict_lines,
+    write,
+)
 
 STANDARD_OUTPUT = Path("-")
 

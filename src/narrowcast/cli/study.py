@@ -15,13 +15,21 @@ import typer
 from rich.table import Table
 
 from narrowcast.console import JsonPath, emit, make_console, new_table
-from narrowcast.study import file
-from narrowcast.study.analysis.finding import Finding, grouped
-from narrowcast.study.execution import results, runner, sbatch, torchrun
-from narrowcast.study.execution.launch import LAUNCHERS
-from narrowcast.study.execution.results import usable_lines
-from narrowcast.study.execution.runner import Options, Outcome
-from narrowcast.study.file import KINDS, StudyFile
+from narrowcast.study import (
+    KINDS,
+    LAUNCHERS,
+    Finding,
+    Options,
+    Outcome,
+    StudyFile,
+    file,
+    grouped,
+    results,
+    runner,
+    sbatch,
+    torchrun,
+    usable_lines,
+)
 
 app = typer.Typer(
     help="Can few bits on the wire improve training with no loss of accuracy? Run a study and see.",
@@ -92,8 +100,7 @@ def _kinds(only: str | None) -> tuple[str, ...]:
 
 def _tell(study: StudyFile, outcome: Outcome, json_path: str | None) -> None:
     """The table, the verdict and where the report is."""
-    from narrowcast.study.analysis.verdict import verdict_text
-    from narrowcast.study.report import write_report
+    from narrowcast.study import verdict_text, write_report
 
     lines = usable_lines(outcome.folder)
     report, verdict = write_report(outcome.folder), verdict_text(outcome.folder)

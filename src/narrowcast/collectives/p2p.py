@@ -16,7 +16,7 @@ from narrowcast.collectives.runtime.agreement import DisagreementError
 from narrowcast.collectives.segments import Coder
 from narrowcast.collectives.transports.base import Transport
 from narrowcast.collectives.work import Work
-from narrowcast.kernels.noise import Noise
+from narrowcast.kernels import Noise
 
 POINT_TAGS = 1 << 30
 """Tags of point-to-point messages, apart from those of collectives."""

@@ -10,3 +10,4 @@ from narrowcast.data.library import help_text as help_text
 from narrowcast.data.library import listing as listing
 from narrowcast.data.library import load as load
 from narrowcast.data.library import pack as pack
+from narrowcast.data.sources import SOURCES as SOURCES

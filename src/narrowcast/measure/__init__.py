@@ -3,6 +3,7 @@
 Stands on `collectives`; what measures (parallel, bench, lab, predict, study) takes it from here.
 """
 
+from narrowcast.measure.clock import ROUNDS as ROUNDS
 from narrowcast.measure.clock import DeviceClock as DeviceClock
 from narrowcast.measure.clock import Timing as Timing
 from narrowcast.measure.clock import interleaved as interleaved

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives import Residuals, all_reduce
-from narrowcast.collectives.transports.torch import TorchTransport
+from narrowcast.collectives import Residuals, TorchTransport, all_reduce
 
 HEADER = 14 + 20 + 32
 """Ethernet, IPv4, and TCP with its timestamps."""

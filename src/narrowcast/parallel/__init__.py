@@ -7,6 +7,9 @@ from narrowcast.parallel import overlap as overlap
 from narrowcast.parallel import policy as policy
 from narrowcast.parallel import wires as wires
 from narrowcast.parallel.attach import attach as attach
+from narrowcast.parallel.ddp import buckets as buckets
+from narrowcast.parallel.ddp.buckets import BUCKET_BYTES as BUCKET_BYTES
+from narrowcast.parallel.ddp.buckets import FIRST_BYTES as FIRST_BYTES
 from narrowcast.parallel.ddp.buckets import assign_buckets as assign_buckets
 from narrowcast.parallel.ddp.buckets import first_buckets as first_buckets
 from narrowcast.parallel.ddp.buckets import rebuilt_buckets as rebuilt_buckets
@@ -18,6 +21,7 @@ from narrowcast.parallel.overlap import Contention as Contention
 from narrowcast.parallel.overlap import Span as Span
 from narrowcast.parallel.overlap import WireDecision as WireDecision
 from narrowcast.parallel.policy import MIN_VALUES as MIN_VALUES
+from narrowcast.parallel.policy import Schedule as Schedule
 from narrowcast.parallel.policy import TensorInfo as TensorInfo
 from narrowcast.parallel.policy import Watch as Watch
 from narrowcast.parallel.policy import Watching as Watching

@@ -15,9 +15,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from narrowcast.codecs import ErrorReport
-from narrowcast.collectives.api import all_reduce
-from narrowcast.collectives.runtime.channel import Channel
-from narrowcast.collectives.transports.torch import TorchTransport
+from narrowcast.collectives import Channel, TorchTransport, all_reduce
 from narrowcast.measure import DeviceClock
 from narrowcast.parallel import overlap
 from narrowcast.parallel.ddp.handle import DDPHandle, ModelHook, check_parameters, model_of, register

@@ -10,9 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from narrowcast.collectives import api
-from narrowcast.collectives.runtime.agreement import DisagreementError
-from narrowcast.collectives.work import Work
+from narrowcast.collectives import DisagreementError, Work, api
 from narrowcast.parallel.tensor import check_activation
 from narrowcast.parallel.wires import Direction, Spec, Turn, Wires, gather_small, remember
 

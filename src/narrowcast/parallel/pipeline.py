@@ -15,10 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from narrowcast.codecs import Codec
-from narrowcast.collectives.runtime import agreement
-from narrowcast.collectives.segments import concrete
-from narrowcast.kernels import FLOATS
-from narrowcast.kernels.noise import Noise
+from narrowcast.collectives import agreement, concrete
+from narrowcast.kernels import FLOATS, Noise
 from narrowcast.parallel.seeds import made_before, seed_of
 from narrowcast.parallel.wires import (
     Direction,

@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 
 from narrowcast.codecs import Codec
-from narrowcast.collectives.runtime.channel import Channel
-from narrowcast.collectives.runtime.messages import Exchange
+from narrowcast.collectives import Channel, Exchange
 from narrowcast.measure import DeviceClock, WireSum
 from narrowcast.parallel.seeds import made_before, seed_of
 

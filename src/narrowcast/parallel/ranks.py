@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from narrowcast.collectives.runtime.channel import Channel
+from narrowcast.collectives import Channel
 
 
 def local_part(tensor: Tensor) -> Tensor:

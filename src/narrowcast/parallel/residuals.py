@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from narrowcast.collectives.residuals import Residuals
-from narrowcast.collectives.segments import Range, segment_ranges
+from narrowcast.collectives import Range, Residuals, segment_ranges
 from narrowcast.parallel.scaling import Scaling
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from narrowcast.codecs import Codec, ErrorReport, error_report
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives.segments import Times
-from narrowcast.collectives.work import Work
+from narrowcast.collectives import Times, Work
 from narrowcast.parallel.policy import AS_IS, CodecChoice
 from narrowcast.parallel.seeds import seed_of
 

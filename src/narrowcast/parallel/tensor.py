@@ -25,8 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from narrowcast.collectives import api
-from narrowcast.collectives.work import Work
+from narrowcast.collectives import Work, api
 from narrowcast.kernels import FLOATS
 from narrowcast.parallel.wires import Direction, Turn, Wires
 

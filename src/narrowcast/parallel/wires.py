@@ -17,8 +17,7 @@ from torch import Tensor
 
 from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives.runtime.channel import channel_of
-from narrowcast.collectives.work import Work
+from narrowcast.collectives import Work, channel_of
 from narrowcast.parallel.seeds import key_of, made_before, seed_of
 
 Spec = str | Codec

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from narrowcast.codecs import codec as codec_named
 from narrowcast.codecs import error_report
-from narrowcast.parallel.overlap import SURE, WireDecision, decide
-from narrowcast.parallel.policy import MIN_VALUES
+from narrowcast.parallel import MIN_VALUES, overlap
 from narrowcast.predict.profile import ModelError, default_loss
 from narrowcast.predict.step import HIDDEN, Prediction, Setup
 from narrowcast.predict.sweep import PLAIN, Sweep, half_precision
@@ -90,7 +89,7 @@ class Advice:
     """compress, 16-bit, leave-off or cannot-tell."""
     wire: str
     text: str
-    choice: WireDecision
+    choice: overlap.WireDecision
     prediction: Prediction
     errors: tuple[GradientError, ...] = field(default=())
 
@@ -130,15 +129,15 @@ def advise(
     return Advice(verdict, choice.wire, text, choice, prediction, tuple(errors))
 
 
-def choose(steps: dict[str, Tensor]) -> WireDecision:
+def choose(steps: dict[str, Tensor]) -> overlap.WireDecision:
     """`decide` against float32; and fewer than 16 bits must surely be worth it over 16 bits, too."""
-    choice, best = decide(steps, PLAIN), _fastest(steps)
+    choice, best = overlap.decide(steps, PLAIN), _fastest(steps)
     if best == HALF or (choice.sure and choice.wire == PLAIN):
         return choice
-    over_half = decide({name: steps[name] for name in (HALF, best)}, HALF)
+    over_half = overlap.decide({name: steps[name] for name in (HALF, best)}, HALF)
     if choice.sure and over_half.sure and over_half.wire == best:
         return choice
-    half = decide({name: steps[name] for name in (PLAIN, HALF)}, PLAIN)
+    half = overlap.decide({name: steps[name] for name in (PLAIN, HALF)}, PLAIN)
     if half.sure and half.wire == HALF:
         beside = f"is as good as {best}" if over_half.sure else f"cannot be told from {best}"
         return replace(half, why=f"{half.why}; it {beside} and loses less")
@@ -152,7 +151,7 @@ def _fastest(steps: dict[str, Tensor]) -> str:
     return min((wire for wire in steps if wire != PLAIN), key=lambda wire: float(steps[wire][0]))
 
 
-def _verdict(choice: WireDecision) -> str:
+def _verdict(choice: overlap.WireDecision) -> str:
     if not choice.sure:
         return "cannot-tell"
     return {PLAIN: "leave-off", HALF: "16-bit"}.get(choice.wire, "compress")
@@ -160,7 +159,7 @@ def _verdict(choice: WireDecision) -> str:
 
 def _words(
     verdict: str,
-    choice: WireDecision,
+    choice: overlap.WireDecision,
     made: Prediction,
     sweep: Sweep,
     errors: dict[str, GradientError],
@@ -179,7 +178,7 @@ def _words(
     return "\n".join(lines)
 
 
-def _gains(verdict: str, choice: WireDecision, made: Prediction) -> str:
+def _gains(verdict: str, choice: overlap.WireDecision, made: Prediction) -> str:
     if verdict == "16-bit":
         return f"at {made.workers} workers {choice.why}"
     return (
@@ -228,7 +227,7 @@ def _measure(sweep: Sweep) -> str:
         return "the cluster, with `narrowcast probe`"
     if sweep.profile.source.startswith("description"):
         return "the model, with `narrowcast profile`"
-    return f"a few steps with each wire: they differ by less than {100 * SURE:.0f} % or so"
+    return f"a few steps with each wire: they differ by less than {100 * overlap.SURE:.0f} % or so"
 
 
 def advise_model(

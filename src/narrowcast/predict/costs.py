@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives.algorithms.cost import Cost, Placement, Stage, direct_steps
-from narrowcast.collectives.algorithms.record import ALGORITHMS
-from narrowcast.collectives.algorithms.two_shot import CHUNK_BYTES, MAX_CHUNKS
+from narrowcast.collectives import ALGORITHMS, CHUNK_BYTES, MAX_CHUNKS, Cost, Placement, Stage, direct_steps
 from narrowcast.predict import curve
 from narrowcast.predict.cluster import Cluster, CodecSpeed, CollectiveTimings, Level
 from narrowcast.predict.curve import Curve, Link

@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.parallel.ddp.buckets import BUCKET_BYTES, FIRST_BYTES, assign_buckets
-from narrowcast.parallel.policy import MIN_VALUES
+from narrowcast.parallel import BUCKET_BYTES, FIRST_BYTES, MIN_VALUES, assign_buckets
 from narrowcast.toml_file import Document, brief, parse_toml, read_text, toml_lines
 
 FORMAT = 1

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives.algorithms.cost import Cost
-from narrowcast.parallel.ddp.buckets import BUCKET_BYTES
-from narrowcast.parallel.overlap import queue
+from narrowcast.collectives import Cost
+from narrowcast.parallel import BUCKET_BYTES, overlap
 from narrowcast.predict import costs
 from narrowcast.predict.costs import Costs
 from narrowcast.predict.model import Bucket, Description, Layer, Profile, ddp_buckets, wire_bytes
@@ -67,11 +66,11 @@ class Fsdp(StepPredictor):
         scatter, more = self._collective("reduce_scatter", setup.wire, setup.world)
         # forward: the next unit is gathered while this one computes
         start = torch.zeros_like(gather)
-        forward = queue(queue(start, gather.flip(-1)), forward_DU)[:, -1:]
+        forward = overlap.queue(overlap.queue(start, gather.flip(-1)), forward_DU)[:, -1:]
         # backward: gathers and scatters take turns on one link
-        taken = queue(forward + start, gather + torch.cat([start[:, :1], scatter[:, :-1]], dim=-1))
-        computed = queue(taken, backward_DU)
-        sent = queue(computed, scatter)[:, -1]
+        taken = overlap.queue(forward + start, gather + torch.cat([start[:, :1], scatter[:, :-1]], dim=-1))
+        computed = overlap.queue(taken, backward_DU)
+        sent = overlap.queue(computed, scatter)[:, -1]
         link = forward[:, 0] + gather.sum(-1) + scatter.sum(-1)
         end = torch.maximum(torch.maximum(sent, link), computed[:, -1])
         update_D, work_D = profile.update / setup.world * factor, (profile.forward + profile.backward) * factor

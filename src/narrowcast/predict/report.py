@@ -6,8 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from narrowcast.figures import Markup, charts, join, lone, tag
-from narrowcast.figures.charts import Series
+from narrowcast.figures import Markup, Series, charts, join, lone, tag
 from narrowcast.predict.step import Prediction, Setup
 from narrowcast.predict.sweep import BANDWIDTHS, Sweep, half_precision
 

@@ -10,11 +10,8 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives.algorithms.record import choose
-from narrowcast.parallel.ddp.buckets import BUCKET_BYTES
-from narrowcast.parallel.overlap import Contention, Span, interval
-from narrowcast.parallel.overlap import step as step_span
-from narrowcast.parallel.policy import MIN_VALUES
+from narrowcast.collectives import choose
+from narrowcast.parallel import BUCKET_BYTES, MIN_VALUES, overlap
 from narrowcast.predict import costs, curve
 from narrowcast.predict.costs import Costs
 from narrowcast.predict.model import CallPlan, Profile, attach_calls, ddp_buckets, wire_bytes
@@ -93,7 +90,7 @@ def _finite(value: object) -> object:
 
 
 @dataclass(frozen=True)
-class Timeline(Span):
+class Timeline(overlap.Span):
     """A span and what brackets it, [D] each: with the same copies and slowdowns everything or nothing overlaps."""
 
     least: Tensor
@@ -206,9 +203,9 @@ class StepPredictor:
             ready_DC, seconds = ready_DC + late, seconds - coding
             backward_end_D, compute_D = backward_end_D + late[:, -1], compute_D + late[:, -1]
         beside = self.cluster.slowdowns(setup.wire)
-        slow = Contention(beside.compute, beside.collective)
+        slow = overlap.Contention(beside.compute, beside.collective)
         inner = self._inner(setup, calls) if setup.queues == "levels" and calls else None
-        span = step_span(compute_D, backward_end_D, ready_DC, seconds, slow, inner)
+        span = overlap.step(compute_D, backward_end_D, ready_DC, seconds, slow, inner)
         after_D, link_D = compute_D - backward_end_D, span.communication
         if inner is not None:
             link_D = torch.maximum(inner.sum(-1), (seconds - inner).sum(-1))
@@ -233,7 +230,7 @@ class StepPredictor:
         compute, bubble = profile.compute * self.together(world), float(self.bubble(setup)[0])
         total, step = float(seconds[0].sum()), float(span.step[0])
         steps_D = self.versions(setup, span.step)
-        low, high = interval(steps_D)
+        low, high = overlap.interval(steps_D)
         made = Prediction(
             model=profile.name,
             cluster=self.cluster.name,
@@ -273,7 +270,7 @@ class StepPredictor:
         return total
 
 
-def _bottleneck(compute: float, bubble: float, span: Span, coding: Tensor) -> str:
+def _bottleneck(compute: float, bubble: float, span: overlap.Span, coding: Tensor) -> str:
     exposed = float(span.exposed[0])
     if max(exposed, bubble) < HIDDEN * compute:
         return "compute"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.parallel.overlap import interval
+from narrowcast.parallel import overlap
 from narrowcast.predict import curve
 from narrowcast.predict.cluster import Cluster
 from narrowcast.predict.costs import Costs
@@ -78,7 +78,7 @@ class Sweep:
         made, steps_D = self.steps.predict_versions(setup)
         base = self._baseline(setup.world)
         gains = base.half_D / steps_D
-        low, high = interval(gains)
+        low, high = overlap.interval(gains)
         return replace(
             made,
             over_fp32=float(base.fp32_D[0] / steps_D[0]),

@@ -8,8 +8,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from narrowcast.simulate.world.stack import largest_WS as largest_WS
+
 if TYPE_CHECKING:
-    from narrowcast.kernels.noise import derive as derive
+    from narrowcast.kernels import derive as derive
     from narrowcast.simulate import compat as compat
     from narrowcast.simulate.precision import optim as optim
     from narrowcast.simulate.precision.casts import Caster as Caster

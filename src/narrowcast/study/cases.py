@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from narrowcast.lab.rates import parse_rate
-from narrowcast.parallel.policy import MIN_VALUES
+from narrowcast.lab import parse_rate
+from narrowcast.parallel import MIN_VALUES
 from narrowcast.study.file import REAL, UNLIMITED, USED, WHOLE, Grid, HostLayout, StudyFile
 from narrowcast.study.jobs import SettingJob, WireJob
 from narrowcast.toml_file import FileError

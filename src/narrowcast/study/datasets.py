@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from narrowcast import data as library
-from narrowcast.data.sources import SOURCES
-from narrowcast.predict.profile import ModelError, find
+from narrowcast.data import SOURCES
+from narrowcast.predict import profile as profiling
 
 TEXT = "text"
 NAMES = (*SOURCES, TEXT)
@@ -77,13 +77,15 @@ def _here(name: str) -> library.Dataset:
 
 
 def _own(name: str) -> Examples:
-    named = find(name)
+    named = profiling.find(name)
     made = named() if callable(named) else named
     parts = {}
     for key in ("x_train", "y_train", "x_test", "y_test"):
         part = getattr(made, key, None)
         if not isinstance(part, Tensor):
-            raise ModelError(f"data: {name} has no tensor {key}; it needs x_train, y_train, x_test and y_test")
+            raise profiling.ModelError(
+                f"data: {name} has no tensor {key}; it needs x_train, y_train, x_test and y_test"
+            )
         parts[key] = part
     _check_rows(name, parts)
     classes = int(getattr(made, "classes", 0) or parts["y_train"].max() + 1)
@@ -94,7 +96,9 @@ def _check_rows(name: str, parts: dict[str, Tensor]) -> None:
     for part in ("train", "test"):
         x, y = (len(parts[f"{key}_{part}"]) for key in ("x", "y"))
         if x != y or not x:
-            raise ModelError(f"data: {name} has {x} rows in x_{part}, {y} in y_{part}; give as many, one at least")
+            raise profiling.ModelError(
+                f"data: {name} has {x} rows in x_{part}, {y} in y_{part}; give as many, one at least"
+            )
 
 
 def _text() -> Examples:

@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 from narrowcast import plugins
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives.algorithms.record import ALGORITHMS
-from narrowcast.lab.rates import parse_rate
-from narrowcast.parallel.policy import MIN_VALUES
+from narrowcast.collectives import ALGORITHMS
+from narrowcast.lab import parse_rate
+from narrowcast.parallel import MIN_VALUES
 from narrowcast.predict import cluster as cluster_file
 from narrowcast.predict import zoo
 from narrowcast.study import datasets, models

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from narrowcast import plugins
-from narrowcast.predict.profile import ModelError, find
+from narrowcast.predict import profile as profiling
 from narrowcast.study.datasets import Examples, takes
 
 T = TypeVar("T")
@@ -194,15 +194,15 @@ def _whole(made: nn.Module | Halves) -> nn.Module:
 
 
 def _own(name: str, examples: Examples) -> nn.Module:
-    found = find(name)
+    found = profiling.find(name)
     if isinstance(found, nn.Module):
         return found
     try:
         made = found(examples) if _wants_one(found) else found()
     except Exception as error:
-        raise ModelError(f"model: {name} failed: {type(error).__name__}: {error}") from error
+        raise profiling.ModelError(f"model: {name} failed: {type(error).__name__}: {error}") from error
     if not isinstance(made, nn.Module):
-        raise ModelError(f"model: {name} gives a {type(made).__name__}; an nn.Module is wanted")
+        raise profiling.ModelError(f"model: {name} gives a {type(made).__name__}; an nn.Module is wanted")
     return made
 
 

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.parallel import policy
-from narrowcast.parallel.stats import TensorRow
+from narrowcast.parallel import TensorRow, policy
 from narrowcast.predict import Profile
 
 FLOAT32_BITS = 32.0

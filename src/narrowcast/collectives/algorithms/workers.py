@@ -17,8 +17,7 @@ from narrowcast.collectives.algorithms.context import Reduction
 from narrowcast.collectives.algorithms.sums import SumRule
 from narrowcast.collectives.residuals import Residuals, keep_lost
 from narrowcast.collectives.segments import Coder, Range, Scales, store, take
-from narrowcast.kernels import Feedback, aligned_rows
-from narrowcast.kernels.noise import Noise
+from narrowcast.kernels import Feedback, Noise, aligned_rows
 
 FIRST, SECOND = 0, 1
 """Phases of the noise, and shots of residuals: of a worker's own values, and of sums."""

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from narrowcast.codecs import ErrorReport
-from narrowcast.collectives.api import all_reduce
-from narrowcast.collectives.runtime.channel import Channel
+from narrowcast.collectives import Channel, all_reduce
 from narrowcast.parallel.ddp import buckets, mixed_precision, torch_parts
 from narrowcast.parallel.ddp.hook import Bucket, DDPState, plain_all_reduce
 from narrowcast.parallel.handle import GONE, Handle, StateReference, check_strict

@@ -16,12 +16,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from narrowcast.codecs import Codec, error_report
-from narrowcast.collectives.api import AllReduce, all_reduce
-from narrowcast.collectives.flat import Flat
-from narrowcast.collectives.runtime.channel import Channel
-from narrowcast.collectives.segments import Times
-from narrowcast.collectives.transports.torch import TorchTransport
-from narrowcast.collectives.work import Work
+from narrowcast.collectives import AllReduce, Channel, Flat, Times, TorchTransport, Work, all_reduce
 from narrowcast.kernels import FLOATS
 from narrowcast.parallel import policy, scaling
 from narrowcast.parallel.ddp import buckets, torch_parts

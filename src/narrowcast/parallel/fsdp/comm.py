@@ -11,13 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from narrowcast.codecs import Codec
-from narrowcast.collectives.api import all_reduce, reduction_of
-from narrowcast.collectives.runtime import agreement
-from narrowcast.collectives.runtime.messages import Exchange
-from narrowcast.collectives.segments import Times, segment_ranges, store
-from narrowcast.collectives.work import Work
-from narrowcast.kernels import FLOATS
-from narrowcast.kernels.noise import Noise
+from narrowcast.collectives import Exchange, Times, Work, agreement, all_reduce, reduction_of, segment_ranges, store
+from narrowcast.kernels import FLOATS, Noise
 from narrowcast.parallel.fsdp import sharded_rows
 from narrowcast.parallel.fsdp.layout import Sharded, Unit
 from narrowcast.parallel.fsdp.torch_parts import AllGather, ReduceScatter

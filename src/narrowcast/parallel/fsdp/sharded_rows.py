@@ -14,13 +14,20 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import Codec, largest_finite
-from narrowcast.collectives.algorithms.context import Reduction
-from narrowcast.collectives.aps import exponents, scales_of
-from narrowcast.collectives.primitives import ALL_GATHER, REDUCE_SCATTER
-from narrowcast.collectives.residuals import Residuals
-from narrowcast.collectives.runtime.messages import Exchange
-from narrowcast.collectives.segments import Coder, Range, Times, segment_ranges
-from narrowcast.kernels.noise import NO_NOISE, Noise
+from narrowcast.collectives import (
+    ALL_GATHER,
+    REDUCE_SCATTER,
+    Coder,
+    Exchange,
+    Range,
+    Reduction,
+    Residuals,
+    Times,
+    exponents,
+    scales_of,
+    segment_ranges,
+)
+from narrowcast.kernels import NO_NOISE, Noise
 
 Scales = list[Tensor | None]
 

@@ -11,13 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives.algorithms.context import Reduction
-from narrowcast.collectives.api import all_reduce
-from narrowcast.collectives.residuals import Residuals
-from narrowcast.collectives.runtime.channel import Channel
-from narrowcast.collectives.runtime.messages import Exchange
-from narrowcast.collectives.segments import segment_ranges
-from narrowcast.collectives.transports.torch import TorchTransport
+from narrowcast.collectives import Channel, Exchange, Reduction, Residuals, TorchTransport, all_reduce, segment_ranges
 from narrowcast.parallel import policy, scaling
 from narrowcast.parallel.fsdp import layout, optimizer_check
 from narrowcast.parallel.fsdp.comm import BETWEEN, GRADIENT, PARAMETER, Between, Gradients, Parameters

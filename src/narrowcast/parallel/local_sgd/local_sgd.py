@@ -17,11 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from narrowcast.codecs import Codec
-from narrowcast.collectives.api import all_reduce
-from narrowcast.collectives.runtime.channel import Channel
-from narrowcast.collectives.segments import Times
-from narrowcast.collectives.transports.torch import TorchTransport
-from narrowcast.collectives.work import Work
+from narrowcast.collectives import Channel, Times, TorchTransport, Work, all_reduce
 from narrowcast.kernels import FLOATS
 from narrowcast.parallel import policy
 from narrowcast.parallel.fsdp.optimizer_check import parameters_of

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from narrowcast.codecs import Codec, codec
 from narrowcast.formats import Format
 from narrowcast.formats import format as format_named
-from narrowcast.kernels import FLOAT32, Rounder, check_floats, rounder, traced_round
-from narrowcast.kernels.noise import derive
+from narrowcast.kernels import FLOAT32, Rounder, check_floats, derive, rounder, traced_round
 
 GRADIENTS = ("straight-through", "quantised")
 FORWARD, BACKWARD = 0, 1

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from narrowcast.kernels.matmul.accumulator import Accumulator
+from narrowcast.kernels import Accumulator
 from narrowcast.simulate.precision import autograd
 from narrowcast.simulate.precision.gemm import FORWARD, GRAD_A, GRAD_B, Accumulators, sums, with_ones
 

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from narrowcast.kernels.matmul.accumulator import Accumulator, accumulator
-from narrowcast.kernels.noise import derive
+from narrowcast.kernels import Accumulator, accumulator, derive
 from narrowcast.simulate.precision.casts import LOWERED, Caster, Casting, What, apply_to_result, apply_together, caster
 from narrowcast.simulate.precision.gemm import Accumulators
 

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from narrowcast.kernels.matmul import matmul as plain_matmul
-from narrowcast.kernels.matmul.accumulator import Accumulator, accumulator
-from narrowcast.kernels.noise import derive
+from narrowcast.kernels import Accumulator, accumulator, derive
+from narrowcast.kernels import matmul as kernels
 
 FORWARD, GRAD_A, GRAD_B = 0, 1, 2
 
@@ -35,7 +34,7 @@ class Accumulators:
     def product(self, a: Tensor, b: Tensor, which: int, out: Tensor | None = None) -> Tensor:
         """a @ b; `which` says whether forward or for a gradient, and separates their noise."""
         rule = self.forward if which == FORWARD else self.backward
-        return plain_matmul(a, b, rule, seed=derive(self.seed, which) if rule.stochastic else None, out=out)
+        return kernels.matmul(a, b, rule, seed=derive(self.seed, which) if rule.stochastic else None, out=out)
 
 
 def sums(accumulate: str | Accumulator, backward: str | Accumulator | None, seed: int | None) -> Accumulators:

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from narrowcast.kernels import Accumulator, derive
 from narrowcast.kernels import matmul as kernel
-from narrowcast.kernels.matmul.accumulator import Accumulator
-from narrowcast.kernels.noise import derive
 from narrowcast.simulate.precision.casts import MASTER, Caster, What, caster
 from narrowcast.simulate.precision.formats import (
     WEIGHT,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import codec
-from narrowcast.kernels.noise import derive
+from narrowcast.kernels import derive
 from narrowcast.simulate.precision.casts import OPTIMIZER, Caster, What, caster
 
 UPDATES = ("nearest", "stochastic", "kahan")

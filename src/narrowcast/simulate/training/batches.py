@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from narrowcast.kernels.noise import derive
+from narrowcast.kernels import derive
 
 USES = ("noise", "order", "augment")
 Augment = Callable[[Tensor, torch.Generator], Tensor]

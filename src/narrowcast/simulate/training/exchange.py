@@ -10,14 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from narrowcast.codecs import Codec
-from narrowcast.codecs.report import SLACK
-from narrowcast.collectives.segments import segment_ranges
+from narrowcast.codecs import SLACK, Codec
+from narrowcast.collectives import segment_ranges
 from narrowcast.kernels import FLOATS
-from narrowcast.parallel import policy
-from narrowcast.parallel.ddp import buckets
-from narrowcast.parallel.policy import Watch
-from narrowcast.parallel.stats import TensorRow
+from narrowcast.parallel import TensorRow, Watch, buckets, policy
 from narrowcast.simulate.world.stack import stacked
 from narrowcast.simulate.world.world import World
 

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
-from narrowcast.parallel.policy import Schedule
+from narrowcast.parallel import Schedule
 from narrowcast.simulate.world.world import World
 
 SPEC, ALGORITHM = "e5m2+aps", "auto"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from narrowcast.parallel.policy import MIN_VALUES
+from narrowcast.parallel import MIN_VALUES
 from narrowcast.simulate.precision.casts import Quantizer
 from narrowcast.simulate.training.batches import Augment, Batches, Data, MicroBatches, seed_of
 from narrowcast.simulate.training.exchange import GradientExchange

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from narrowcast.collectives.algorithms.workers import StackedResiduals
-from narrowcast.collectives.segments import segment_ranges
+from narrowcast.collectives import StackedResiduals, segment_ranges
 
 Names = tuple[str, ...]
 

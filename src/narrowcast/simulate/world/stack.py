@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from narrowcast.codecs import Codec
-from narrowcast.codecs.scaled import largest_finite
-from narrowcast.collectives.segments import Coder, Scales, segment_ranges
+from narrowcast.codecs import Codec, largest_finite
+from narrowcast.collectives import Coder, Scales, segment_ranges
 from narrowcast.kernels import FLOATS
 
 Tensors = Any

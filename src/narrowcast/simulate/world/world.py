@@ -12,18 +12,28 @@ from torch import Tensor
 
 from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives.algorithms import record
-from narrowcast.collectives.algorithms.context import Reduction
-from narrowcast.collectives.algorithms.record import ALGORITHMS, Algorithm, Order
-from narrowcast.collectives.algorithms.sums import SumRule
-from narrowcast.collectives.algorithms.workers import StackedResiduals, Workers
-from narrowcast.collectives.api import Spec, Step, noise_of, reduction_of
-from narrowcast.collectives.aps import agreed_scale_S
-from narrowcast.collectives.segments import Coder, Scales, segment_ranges, store
+from narrowcast.collectives import (
+    ALGORITHMS,
+    Algorithm,
+    Coder,
+    Order,
+    Reduction,
+    Scales,
+    Spec,
+    StackedResiduals,
+    Step,
+    SumRule,
+    Workers,
+    agreed_scale_S,
+    noise_of,
+    record,
+    reduction_of,
+    segment_ranges,
+    store,
+)
 from narrowcast.formats import Format
 from narrowcast.formats import format as format_named
-from narrowcast.kernels import FLOATS
-from narrowcast.kernels.noise import Noise, derive
+from narrowcast.kernels import FLOATS, Noise, derive
 from narrowcast.simulate.world.residuals import WorldResiduals
 from narrowcast.simulate.world.stack import Stack, Tensors, flat_row, largest_WS, own_scales, stacked
 

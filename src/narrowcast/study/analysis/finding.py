@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from narrowcast.parallel.policy import MIN_VALUES
+from narrowcast.parallel import MIN_VALUES
 from narrowcast.study.analysis import formatting
 from narrowcast.study.execution.results import Line
 from narrowcast.study.spec_bits import is_lossy

@@ -20,9 +20,7 @@ from typing import Any
 
 import torch
 
-from narrowcast.simulate.training.files import Record
-from narrowcast.simulate.training.train import Run, train
-from narrowcast.simulate.world.world import World
+from narrowcast.simulate import Record, Run, World, train
 from narrowcast.study import datasets, models
 from narrowcast.study.cases import Case
 from narrowcast.study.execution.worker import PARENT, end_with_parent

@@ -7,12 +7,8 @@ from functools import cache
 from typing import Any, Protocol
 
 from narrowcast import plugins
+from narrowcast.predict import Cluster, Description, Prediction, Profile, Setup, StepPredictor, costs, zoo
 from narrowcast.predict import cluster as cluster_file
-from narrowcast.predict import zoo
-from narrowcast.predict.cluster import Cluster
-from narrowcast.predict.costs import Costs
-from narrowcast.predict.model import Description, Profile
-from narrowcast.predict.step import Prediction, Setup, StepPredictor
 from narrowcast.study.cases import PLAIN, Case
 from narrowcast.study.spec_bits import profile_share
 
@@ -36,7 +32,7 @@ def beside(case: Case, profile: Profile | None, cluster: Cluster | None) -> dict
     if profile is None or cluster is None:
         return {}
     try:
-        made = StepPredictor(profile, Costs(cluster)).predict(_setup(case))
+        made = StepPredictor(profile, costs.Costs(cluster)).predict(_setup(case))
     except ValueError:  # an algorithm that the predictor does not know
         return {}
     return {"predicted_ms": 1e3 * made.step, "predicted_interval_ms": [1e3 * made.low, 1e3 * made.high]}
@@ -51,7 +47,7 @@ def at_rate(case: Case, profile: Profile, loopback: Cluster) -> dict[str, Any]:
     """A step on this machine's ranks, were they joined by links of the case's rate."""
     assert case.rate is not None
     cluster = loopback.with_bandwidth(case.rate / 1e9)
-    made = StepPredictor(profile, Costs(cluster)).predict(_setup(case))
+    made = StepPredictor(profile, costs.Costs(cluster)).predict(_setup(case))
     return {**_facts(case, made, profile), "cluster": cluster.name, "batch": profile.batch}
 
 
@@ -70,7 +66,7 @@ def on_cluster(case: Case) -> dict[str, Any]:
     cluster, network = cluster_for(case.rate_name, case.transport), zoo.MODELS[case.model]()
     profile = _paper_profile(network, cluster, case.layout.workers)
     setup = replace(_setup(case), algorithm=_paper_algorithm(case), overlap=False)
-    made = StepPredictor(profile, Costs(cluster)).predict(setup)
+    made = StepPredictor(profile, costs.Costs(cluster)).predict(setup)
     dollars = _dollars(cluster, profile, network.samples, case.layout.workers, made.step)
     more = {"dollars_per_epoch": dollars} if dollars is not None else {}
     about = {"cluster": cluster.name, "batch": profile.batch, "parameters": profile.numel}

@@ -14,8 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from narrowcast import plugins
-from narrowcast.collectives.runtime.channel import Channel
-from narrowcast.collectives.transports.mpi import mpi_channel
+from narrowcast.collectives import Channel, mpi_channel
 from narrowcast.parallel import DDPState, attach, ddp_hook
 from narrowcast.study import models
 from narrowcast.study.cases import PLAIN

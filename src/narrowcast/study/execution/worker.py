@@ -33,7 +33,7 @@ from narrowcast.measure import (
     slowest,
 )
 from narrowcast.predict import Profile, Profiler, dump_cluster, dump_profile, mean_over_ranks, measure_cluster
-from narrowcast.simulate.training.batches import Batches
+from narrowcast.simulate import Batches
 from narrowcast.study import datasets, models
 from narrowcast.study.cases import PLAIN
 from narrowcast.study.execution import trainers

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-from narrowcast.figures import Markup, join, mark, tag
-from narrowcast.figures.plot import LINE, Plot, spread, text, text_width
+from narrowcast.figures import LINE, Markup, Plot, join, mark, spread, tag, text, text_width
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import Finding
 from narrowcast.study.analysis.findings import Findings, Step

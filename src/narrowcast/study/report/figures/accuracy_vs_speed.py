@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 
-from narrowcast.figures import Markup, lone, tag
-from narrowcast.figures.plot import Plot, pad_range, place_labels, text
+from narrowcast.figures import Markup, Plot, lone, pad_range, place_labels, tag, text
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import grouped, share_words
 from narrowcast.study.analysis.findings import Accuracy, Step

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from narrowcast.figures import Axis, Markup, tag
-from narrowcast.figures.plot import WIDTH, drawing, lines, text, text_width, tick_names
+from narrowcast.figures import WIDTH, Axis, Markup, drawing, lines, tag, text, text_width, tick_names
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import grouped, one_each
 from narrowcast.study.analysis.findings import Step

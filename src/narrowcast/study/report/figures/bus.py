@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from narrowcast.figures import tag
-from narrowcast.figures.plot import Plot, pad_range
+from narrowcast.figures import Plot, pad_range, tag
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import Finding, grouped, one_algorithm
 from narrowcast.study.report.context import Context

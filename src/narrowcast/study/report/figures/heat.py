@@ -7,8 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from narrowcast.figures import Markup, line, lone, tag
-from narrowcast.figures.plot import drawing, text, text_width
+from narrowcast.figures import Markup, drawing, line, lone, tag, text, text_width
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import Finding, grouped, one_each, share_words
 from narrowcast.study.analysis.findings import Step
@@ -97,9 +96,6 @@ def _tip(step: Step) -> str:
     assert step.speedup is not None
     kind = "predicted" if step.predicted else "measured"
     return f"{formatting.times_between(step.speedup)}, {kind}"
-
-
-# ---- the figure ------------------------------------------------------------------------------------------------------
 
 
 def _compared(context: Context) -> list[Step]:

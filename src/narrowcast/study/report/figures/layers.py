@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, median
 
-from narrowcast.figures import Axis, Markup, tag
-from narrowcast.figures.plot import WIDTH, drawing, lines, number, pad_range, text, text_width, tick_names
+from narrowcast.figures import WIDTH, Axis, Markup, drawing, lines, number, pad_range, tag, text, text_width, tick_names
 from narrowcast.study.analysis.finding import grouped
 from narrowcast.study.analysis.findings import Accuracy
 from narrowcast.study.report.context import Context

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from narrowcast.figures import Markup, lone, points, tag
-from narrowcast.figures.plot import Plot, pad_range
+from narrowcast.figures import Markup, Plot, lone, pad_range, points, tag
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.findings import Step
 from narrowcast.study.report.context import Context

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from narrowcast.figures import tag
-from narrowcast.figures.plot import Plot, pad_range, text
+from narrowcast.figures import Plot, pad_range, tag, text
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import grouped, one_algorithm
 from narrowcast.study.analysis.findings import Accuracy, Step
