@@ -70,7 +70,7 @@ def _prefer_measured(steps: Sequence[Step]) -> list[Step]:
     return measured or list(steps)
 
 
-def _told(rows: Sequence[Accuracy], conclusion: Conclusion) -> list[Accuracy]:
+def _with_conclusion(rows: Sequence[Accuracy], conclusion: Conclusion) -> list[Accuracy]:
     return [row for row in rows if row.conclusion is conclusion]
 
 
@@ -94,8 +94,8 @@ def _named(rows: Sequence[Accuracy]) -> str:
 
 
 def _tally(rows: Sequence[Accuracy]) -> str:
-    equal, lost = len(_told(rows, Conclusion.EQUAL)), len(_told(rows, Conclusion.LOST))
-    better, unknown = len(_told(rows, Conclusion.BETTER)), len(_told(rows, Conclusion.UNKNOWN))
+    equal, lost = len(_with_conclusion(rows, Conclusion.EQUAL)), len(_with_conclusion(rows, Conclusion.LOST))
+    better, unknown = len(_with_conclusion(rows, Conclusion.BETTER)), len(_with_conclusion(rows, Conclusion.UNKNOWN))
     parts = [f"{equal} equal within the margin", f"{lost} lost"]
     parts += [f"{better} better"] * bool(better) + [f"{unknown} cannot be told"] * bool(unknown)
     return f"of {formatting.count(len(rows), 'comparison')} {formatting.listed(parts)}"
@@ -110,7 +110,7 @@ def _few_bits_keep_accuracy(findings: Findings) -> Judged:
     rows, missing = _compared(findings, 4, 8), _uncompared(findings, 4, 8)
     if not rows:
         return _unknown("no training with 4 to 8 bits beside float32" + _without(missing))
-    lost, unsure = _told(rows, Conclusion.LOST), _told(rows, Conclusion.UNKNOWN)
+    lost, unsure = _with_conclusion(rows, Conclusion.LOST), _with_conclusion(rows, Conclusion.UNKNOWN)
     because = _tally(rows) + (f": {_named(lost or unsure)}" if lost or unsure else "") + _without(missing)
     if lost:
         return _yes_if(False, because)
@@ -122,7 +122,7 @@ def _one_or_two_bits_lose(findings: Findings) -> Judged:
     missing = [row for row in _uncompared(findings, 1, 2) if CONVOLUTIONAL.search(row.model)]
     if not rows:
         return _unknown("no convolutional network was trained with 1 or 2 bits" + _without(missing))
-    lost, unsure = _told(rows, Conclusion.LOST), _told(rows, Conclusion.UNKNOWN)
+    lost, unsure = _with_conclusion(rows, Conclusion.LOST), _with_conclusion(rows, Conclusion.UNKNOWN)
     because = _tally(rows) + (f": {_named(lost)}" if lost else "") + _without(missing)
     if len(lost) + len(unsure) < len(rows):
         return _yes_if(False, because)

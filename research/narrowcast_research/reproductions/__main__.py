@@ -29,11 +29,11 @@ def main(arguments: list[str] | None = None) -> None:
     choose = {key: value for key in ("model", "rows", "epochs") if (value := getattr(given, key)) is not None}
     options = Options(given.quick, given.device, given.seeds, given.budget, given.root, given.out, choose)
 
-    def told(finished: int, total: int, cell: dict[str, object]) -> None:
+    def show(finished: int, total: int, cell: dict[str, object]) -> None:
         sys.stderr.write(f"{finished} of {total} finished; next: {', '.join(map(str, cell.values()))}\n")
         sys.stderr.flush()
 
-    report = reproduce(reproductions.named(given.name), options, told)
+    report = reproduce(reproductions.named(given.name), options, show)
     if given.json:
         Path(given.json).write_text(json.dumps(report.as_dict(), indent=1) + "\n")
     sys.stdout.write(report.text() + "\n")

@@ -52,10 +52,10 @@ def simulate(
 def _reproduced(name: str, options: Options) -> Report:
     console = Console(stderr=True)
 
-    def told(finished: int, total: int, cell: Cell) -> None:
+    def show(finished: int, total: int, cell: Cell) -> None:
         console.print(f"{name}: {finished} of {total} finished; next: {', '.join(map(str, cell.values()))}")
 
-    return reproduce(reproductions.named(name), options, told if sys.stderr.isatty() else None)
+    return reproduce(reproductions.named(name), options, show if sys.stderr.isatty() else None)
 
 
 def _line(name: str) -> dict[str, Any]:

@@ -187,7 +187,7 @@ def advise(
     compute_ms: ComputeMs = 0.0,
     json_path: JsonPath = None,
 ) -> None:
-    """Which wire to use, in words: how much it gains, where it stops to pay, and what it risks."""
+    """Which wire to use, in words: how much it gains, where it stops paying, and what it risks."""
     if not model or not cluster:
         raise ValueError("advise: give --model and --cluster; `narrowcast predict --list` shows the built-in ones")
     made = _cluster(cluster, bandwidth, 0.0)

@@ -1,4 +1,4 @@
-"""The answer in words: which wire, how much it gains, where it stops to pay, and what it risks."""
+"""The answer in words: which wire, how much it gains, where it stops paying, and what it risks."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ def _where_and_where_not(verdict: Verdict) -> str:
     return f"{_where(verdict.faster)}, but only {_where(rest)}"
 
 
-def _kept(verdict: Verdict) -> str:
+def _accuracy_kept(verdict: Verdict) -> str:
     sets = formatting.count(len({row.data for row in verdict.accuracies}), "data set")
     if any(row.conclusion is Conclusion.BETTER for row in verdict.accuracies):
         return f"accuracy is not lost on {sets}"
@@ -253,7 +253,7 @@ def _unsure_accuracy(verdict: Verdict) -> str:
     if verdict.accuracy is Conclusion.LOST:
         return f"accuracy is lost ({_lost(verdict)})"
     if verdict.accuracy is Conclusion.EQUAL:
-        return _kept(verdict)
+        return _accuracy_kept(verdict)
     unsure = [f"{row.model} on {row.data}" for row in [*_rows_with(verdict, Conclusion.UNKNOWN), *verdict.uncompared]]
     return f"whether accuracy is kept with {formatting.listed(list(dict.fromkeys(unsure)))} cannot be told"
 
@@ -271,9 +271,9 @@ def headline(verdict: Verdict) -> str:
     subject = _subject(verdict.findings.primary)
     match verdict.answer:
         case Answer.YES:
-            return f"Yes. {subject} {_where(verdict.rates)}, and {_kept(verdict)}."
+            return f"Yes. {subject} {_where(verdict.rates)}, and {_accuracy_kept(verdict)}."
         case Answer.DEPENDS:
-            return f"It depends on the link. {subject} {_where_and_where_not(verdict)}; {_kept(verdict)}."
+            return f"It depends on the link. {subject} {_where_and_where_not(verdict)}; {_accuracy_kept(verdict)}."
         case Answer.LOST:
             return f"No. {subject} {_where_and_where_not(verdict)}; accuracy is lost: {_lost(verdict)}."
         case Answer.NO:

@@ -131,7 +131,7 @@ def _end(ordered: Sequence[Step]) -> tuple[str, str] | None:
 
 
 def _end_of_gain(primary: Sequence[Step]) -> str:
-    """Where the primary wire stops to pay, over all settings in which it is not slower from the beginning."""
+    """Where the primary wire stops paying, over all settings in which it is not slower from the beginning."""
     settings = [sorted(same, key=lambda s: s.rate_bits) for same in grouped(primary, _panel_key).values()]
     settings = [same for same in settings if len(same) > 1 and same[0].faster is not False]
     ends = grouped((end for same in settings if (end := _end(same))), lambda end: end)
