@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -119,9 +120,11 @@ def test_research_plugs_itself_in_through_its_entry_point(tmp_path: Path) -> Non
         built.extractall(tmp_path / "installed")
     environment = {key: value for key, value in os.environ.items() if key != "NARROWCAST_PLUGINS"}
     code = "from narrowcast import plugins; print(*plugins.loaded().commands, plugins.loaded().studies)"
+    # without site's files, or the editable install of this tree would be found first
+    places = [tmp_path / "installed", ROOT / "src", sysconfig.get_path("purelib")]
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**environment, "PYTHONPATH": str(tmp_path / "installed")},
+        [sys.executable, "-S", "-c", code],
+        env={**environment, "PYTHONPATH": os.pathsep.join(map(str, places))},
         capture_output=True,
         text=True,
         check=False,

@@ -590,7 +590,7 @@ def test_attach_says_why_it_refuses(pool: Pool) -> None:
         "TypeError: attach: 8 is no policy",
         "ValueError: schedule: the first step must be 0",
         "all_reduce: algorithm 'tree' needs a power-of-two world",
-        "ValueError: attach with int4/128+ef for 0.weight: all_reduce: error feedback goes with two_shot, one_shot; got",
+        "ValueError: attach with int4/128+ef for 0.weight: all_reduce with int4/128+ef: error feedback goes with two_shot, one_shot",
         "error feedback goes with two_shot, one_shot; got 'hierarchical'",
         "all_reduce: nodes=[[0, 1]] must name each of the ranks 0 to 2 once",
         "ValueError: load_state_dict: the model keeps no residual of a parameter 'nobody'",

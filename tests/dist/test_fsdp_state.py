@@ -233,7 +233,7 @@ def noises(group: dist.ProcessGroup) -> tuple[dict[str, list[tuple[int, ...]]], 
 
     def noted(self: Coder, part: tuple[int, int], noise: Noise, *more: object) -> object:
         places = list(original(self, part, noise, *more))
-        used[str(self.codec)] += [p.options["noise"] for p in places]
+        used[str(self.codec)] += [p.noise for p in places]
         return places
 
     Coder._places = noted

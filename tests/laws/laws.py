@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import TypeGuard
 from unittest import mock
 
+import pytest
 import torch
+from laws.implementations import use
 from laws.inputs import (
     FLOAT32_MAX,
     HUGE,
@@ -29,7 +31,7 @@ from torch import Tensor
 from narrowcast.codecs import Codec, ErrorFeedback, Law
 from narrowcast.codecs.base import PlanCodec
 from narrowcast.formats.posits import PositFormat
-from narrowcast.kernels import native, reference
+from narrowcast.kernels import reference
 from narrowcast.kernels.plan import TINY, Method, Plan, Rule, Store
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -234,8 +236,8 @@ def with_noise(value: int) -> Iterator[None]:
     def random_bits(n: int, *_: object) -> Tensor:
         return torch.full((n,), value)
 
-    given = mock.patch.object(native, "why_not", return_value="the noise is given")
-    with mock.patch.object(reference, "random_bits", random_bits), given:
+    with mock.patch.object(reference, "random_bits", random_bits), pytest.MonkeyPatch.context() as patch:
+        use("reference", patch)
         yield
 
 

@@ -78,7 +78,7 @@ def test_the_time_of_a_sum_is_the_devices(monkeypatch: pytest.MonkeyPatch) -> No
 def test_buckets_are_ready_when_the_device_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host asks for everything at once; the forward pass takes a second, each bucket half of one."""
     gpu = FakeGpu(monkeypatch)
-    monkeypatch.setattr(auto, "plain", lambda buffer, group: None)
+    monkeypatch.setattr(auto, "plain_all_reduce", lambda buffer, group: None)
     none: Any = None
     times = auto.BucketTimes(none, DeviceClock(CUDA))
     for _ in range(auto.WARM_UP + auto.WATCHED):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from narrowcast.codecs import codec
 from narrowcast.collectives import agreed_scale_S, split
 from narrowcast.measure import Timing, interleaved
 from narrowcast.simulate import World, largest_WS
@@ -69,7 +70,7 @@ def float8_cast(x: Tensor, unit: Tensor) -> Tensor:
 
 def eager_sum(x_Wn: Tensor, cast: Cast) -> Tensor:
     """Worker after worker: add, then cast."""
-    unit = agreed_scale_S(_plan(), largest_WS(x_Wn, [x_Wn.shape[1]]))
+    unit = agreed_scale_S(codec(SPEC), largest_WS(x_Wn, [x_Wn.shape[1]]))
     total = cast(x_Wn[0], unit)
     for row in x_Wn[1:]:
         total = cast(total + row, unit)
@@ -79,7 +80,7 @@ def eager_sum(x_Wn: Tensor, cast: Cast) -> Tensor:
 def eager_ring(x_Wn: Tensor, cast: Cast) -> Tensor:
     """The same, with each shard in the order of the ring: slower, and what the ring is checked against."""
     world, n = x_Wn.shape
-    unit, parts = agreed_scale_S(_plan(), largest_WS(x_Wn, [n])), []
+    unit, parts = agreed_scale_S(codec(SPEC), largest_WS(x_Wn, [n])), []
     for shard, (low, high) in enumerate(split((0, n), world, 16)):
         order = [(shard + 1 + hop) % world for hop in range(world)]
         total = cast(x_Wn[order[0], low:high], unit)
@@ -90,10 +91,6 @@ def eager_ring(x_Wn: Tensor, cast: Cast) -> Tensor:
 
 
 PEERS: dict[str, Cast] = {"eager torch": eager_cast, "torch.float8_e5m2": float8_cast}
-
-
-def _plan() -> Any:
-    return World(1, spec=SPEC).codec.plan  # type: ignore[attr-defined]
 
 
 def failure() -> str | None:

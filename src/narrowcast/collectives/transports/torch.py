@@ -60,16 +60,16 @@ class TorchTransport:
 
     def isend(self, wire: Tensor, peer: int, tag: int) -> Pending:
         TorchTransport.messages += 1
-        backend = self._open()
+        # no variable for the backend, here and below: an error keeps the frames that it passed, and with one of them
+        # the connections, which peers are to see closed
         try:
-            return Message(backend.send([wire], peer, tag))
+            return Message(self._open().send([wire], peer, tag))
         except RuntimeError as error:
             raise TransportError(str(error)) from error
 
     def irecv(self, wire: Tensor, peer: int, tag: int) -> Pending:
-        backend = self._open()
         try:
-            return Message(backend.recv([wire], peer, tag))
+            return Message(self._open().recv([wire], peer, tag))
         except RuntimeError as error:
             raise TransportError(str(error)) from error
 
@@ -106,8 +106,7 @@ class TorchTransport:
         options = dist.AllreduceOptions()
         options.reduceOp = op
         with backend_errors:
-            backend = self._nccl() if values.is_cuda else self._open()
-            backend.allreduce([values], options).wait()
+            (self._nccl() if values.is_cuda else self._open()).allreduce([values], options).wait()
 
     def share(self, text: str) -> list[str]:
         number, self._shared = self._shared, self._shared + 1
