@@ -90,7 +90,7 @@ def test_without_research_the_wheel_has_its_own_commands_and_study_and_a_report_
     code = f"""{HIDDEN}
 from narrowcast import cli
 from narrowcast.study import file, models, report
-assert list(file.builtins()) == ["quick"]
+assert file.builtins() == ["quick"]
 assert "needs narrowcast-research" in models.cannot_split("mlp")
 text = report.write_report({str(tmp_path)!r}).read_text()
 assert "<h2" in text and "insights" not in text.partition("<main")[2].partition("<script")[0]

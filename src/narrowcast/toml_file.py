@@ -75,6 +75,10 @@ def parse_toml(text: str, name: str = "<text>") -> Document:
     """Read a file's text; FileError with name and line where it is no TOML."""
     try:
         values = tomllib.loads(text)
+        document = Document(name, values, _LineFinder(text).run())
+        _check_numbers(document, values, "")
+    except FileError:
+        raise
     except tomllib.TOMLDecodeError as error:
         raise _syntax_error(text, name, str(error)) from None
     except RecursionError:
@@ -82,8 +86,6 @@ def parse_toml(text: str, name: str = "<text>") -> Document:
     except ValueError as error:
         digits = MANY_DIGITS.search(text)
         raise error_at(name, text.count("\n", 0, digits.start() if digits else 0) + 1, str(error)) from None
-    document = Document(name, values, _LineFinder(text).run())
-    _check_numbers(document, values, "")
     return document
 
 

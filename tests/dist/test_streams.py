@@ -96,11 +96,23 @@ def runner_of(channel: Channel, call: str, waits: bool = False) -> str:
     return "channel" if names == ["narrowcast-channel"] else "caller"
 
 
+def test_a_thread_that_cannot_start_is_an_error_and_the_next_call_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    channel = channel_with(Way.STAGED)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="can't start"):
+        patch.setattr(threading.Thread, "start", lambda _: (_ for _ in ()).throw(RuntimeError("can't start new thread")))
+        runner_of(channel, "a")
+    assert runner_of(channel, "a") == "channel"
+    channel.close()
+
+
 def test_what_the_device_carries_is_posted_by_the_caller_once_ranks_have_agreed_on_it() -> None:
     channel = channel_with(Way.ROUNDS)
     assert [runner_of(channel, "a") for _ in range(3)] == ["channel", "caller", "caller"]
     assert [runner_of(channel, "b") for _ in range(2)] == ["channel", "caller"]
     assert runner_of(channel, "a") == "caller"
+    # another device's backend is not connected yet: that takes the other ranks
+    channel.streams[CPU] = DeviceStream(CPU, Way.ROUNDS)
+    assert [runner_of(channel, "a") for _ in range(2)] == ["channel", "caller"]
     assert [runner_of(channel, "waits", waits=True) for _ in range(2)] == ["channel", "channel"]
     channel.close()
 

@@ -58,6 +58,7 @@ WRONG = [
     ("study.toml", STUDY.format("lr = " + "9" * 400), 4, "study run {} --sbatch"),
     ("study.toml", STUDY.format("seeds = 300000000"), 4, "study run {} --sbatch"),
     ("study.toml", STUDY.format("wires = " + "[" * 5000), 4, "study run {} --sbatch"),
+    ("study.toml", "[" + ".".join("a" * 1100) + "]\n", 1, "study run {} --sbatch"),
     ("model.toml", MODEL.format("3" * 30), 7, "predict --model {} --cluster 8xH100"),
     ("model.toml", "\n\xff", 2, "predict --model {} --cluster 8xH100"),
     ("results.jsonl", LINE, 1, "report {}"),

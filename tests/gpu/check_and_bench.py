@@ -11,7 +11,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import statistics
 import sys
 import time
 import traceback
@@ -366,7 +365,8 @@ def against_torch(n: int) -> list[dict[str, Any]]:
             "eager": lambda f=eager, w=theirs: f(x, w),
             "compiled": lambda f=compiled, w=theirs: f(x, w),
         }
-        took = {name: statistics.median(t) for name, t in bench.interleaved(calls, 7, 10).items()}
+        timings = bench.interleaved(calls, 7, 10, x.device, first_calls=2)
+        took = {name: timing.median for name, timing in timings.items()}
         row = {"codec": spec, "values": n, **{f"{k}_us": 1e6 * v for k, v in took.items()}, "equal_bytes": equal}
         row |= {"over_eager": took["eager"] / took["ours"], "over_compiled": took["compiled"] / took["ours"]}
         rows.append(row)
@@ -408,7 +408,7 @@ def show(faults: dict[str, list[str]]) -> int:
     return len(bad)
 
 
-def show_rows(rows: list[bench.Row]) -> None:
+def show_rows(rows: list[bench.CudaRow]) -> None:
     print(f"{'codec':16} {'encode':>7} {'decode':>7} {'reduce':>7}  missed")
     for row in rows:
         shares = " ".join(f"{v:7.1%}" if v is not None else "   -   " for v in (row.encode, row.decode, row.reduce))
@@ -442,7 +442,7 @@ def main() -> None:
     print(f"checks after {time.perf_counter() - start:.0f} s", flush=True)
     good = [spec for spec in options.specs if not faults.get(spec)]
     results.rows = list(bench.run(good, options.values))
-    results.rows += [bench.Row(s, options.values, 0.0, failed="differs") for s in options.specs if s not in good]
+    results.rows += [bench.CudaRow(s, options.values, 0.0, failed="differs") for s in options.specs if s not in good]
     print(f"copy {results.rows[0].copy_gbs:.0f} GB/s")
     show_rows(results.rows)
     results.buckets = list(bench.run_buckets(good))

@@ -10,7 +10,6 @@ The best go into OVERRIDES of kernels/triton/shapes.py. --check: only compares b
 from __future__ import annotations
 
 import multiprocessing
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -152,12 +151,12 @@ def main() -> None:
     copied = torch.empty_like(x)
     for spec in specs:
         shares: dict[str, list[tuple[float, str]]] = {op: [] for op in OPS}
-        encode, _, reduce = bench._moved(nc.codec(spec), LARGE)
+        encode, _, reduce = bench._bytes_moved(nc.codec(spec), LARGE)
         case = Case(nc.codec(spec), LARGE, "cuda")
         for choice in [choice for choice in choices(spec) if verdicts.get((spec, choice)) == ""]:
             choice.take()
-            took = bench.interleaved({"copy": lambda: copied.copy_(x), **case.calls()}, 11, 5)
-            seconds = {name: statistics.median(times) for name, times in took.items()}
+            took = bench.interleaved({"copy": lambda: copied.copy_(x), **case.calls()}, 11, 5, x.device, first_calls=2)
+            seconds = {name: timing.median for name, timing in took.items()}
             for op, moved in (("encode", encode), ("reduce", reduce)):
                 share = moved / seconds[op] / (8 * LARGE / seconds["copy"])
                 shares[op].append((share, f"{choice} {share:.1%}"))

@@ -21,7 +21,7 @@ SEED, STEPS, WORKERS = 7, 3, 3
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The seed of every draw, in the order in which they are made."""
     seeds: list[int] = []
-    cast, product = Caster.__call__, gemm.plain_matmul
+    cast, product = Caster.__call__, gemm.kernels.matmul
 
     def casting(self: Caster, x: Tensor, seed: int = 0, step: int = 0) -> Tensor:
         if self.stochastic:
@@ -34,7 +34,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return product(*operands, seed=seed, out=out)
 
     monkeypatch.setattr(Caster, "__call__", casting)
-    monkeypatch.setattr(gemm, "plain_matmul", multiplying)
+    monkeypatch.setattr(gemm.kernels, "matmul", multiplying)
     return seeds
 
 

@@ -35,8 +35,6 @@ Spec: TypeAlias = checks.Spec
 Nodes: TypeAlias = Sequence[Sequence[int]]
 Step: TypeAlias = int | tuple[int, ...]
 """The number of a call, or several numbers where there are several calls a step: no two calls may have the same."""
-MEETING = ("native", "shared_scale")
-"""The algorithms whose ranks meet before the backend adds: the host waits for the others."""
 
 
 def reduction_of(op: Any, world: int) -> Reduction:
@@ -137,7 +135,8 @@ class AllReduce:
         """Submit a call. step: its number, of integers."""
         run = partial(self.run, flat, self.noise.derive(*step), residuals, times or Times())
         memory = flat.memory if residuals is None else [*flat.memory, residuals.first, residuals.second]
-        return channel.submit(self.text, run, memory, waits=self.algorithm in MEETING)
+        waits = record.ALGORITHMS[self.algorithm].host_waits or flat.host_waits(self.codec, self.inner)
+        return channel.submit(self.text, run, memory, waits=waits)
 
     def run(self, flat: Flat, noise: Noise, residuals: Residuals | None, times: Times, exchange: Exchange) -> None:
         """In the call's turn."""
@@ -204,7 +203,9 @@ def reduce_scatter(
 
     signature = _signature("reduce_scatter", codec, flat.numel, flat.dtype, segments=lengths, op=str(reduction))
     run = partial(_run_reduce_scatter, target, flat, codec, lengths, reduction, noise)
-    return _outcome(channel.submit(signature, run, [*target.memory, *flat.memory], waits=False), async_op)
+    return _outcome(
+        channel.submit(signature, run, [*target.memory, *flat.memory], waits=flat.host_waits(codec)), async_op
+    )
 
 
 def _run_reduce_scatter(
@@ -234,7 +235,9 @@ def all_gather(
 
     signature = _signature("all_gather", codec, flat.numel, flat.dtype, segments=lengths)
     run = partial(_run_all_gather, flat, source, codec, lengths, noise)
-    return _outcome(channel.submit(signature, run, [*flat.memory, *source.memory], waits=False), async_op)
+    return _outcome(
+        channel.submit(signature, run, [*flat.memory, *source.memory], waits=flat.host_waits(codec)), async_op
+    )
 
 
 def _run_all_gather(
@@ -305,7 +308,7 @@ def broadcast(
 
     signature = _signature("broadcast", codec, flat.numel, flat.dtype, segments=flat.lengths, src=root)
     run = partial(_run_broadcast, flat, codec, noise, root)
-    return _outcome(channel.submit(signature, run, flat.memory, waits=False), async_op)
+    return _outcome(channel.submit(signature, run, flat.memory, waits=flat.host_waits(codec)), async_op)
 
 
 def _run_broadcast(flat: Flat, codec: Codec, noise: Noise, root: int, exchange: Exchange) -> None:

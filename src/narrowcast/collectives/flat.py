@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from narrowcast.collectives.segments import segment_ranges
+from narrowcast.codecs import Codec
+from narrowcast.collectives.segments import host_waits, segment_ranges
 
 
 class Flat:
@@ -20,6 +21,9 @@ class Flat:
         one = buffer if buffer is not None else like.detach() if len(tensors) < 2 else None
         self.is_view = one is not None and one.is_contiguous()
         self._x = one.view(-1) if one is not None and self.is_view else None
+
+    def host_waits(self, *codecs: Codec) -> bool:
+        return host_waits(codecs, self.device, self.dtype)
 
     @property
     def x(self) -> Tensor:

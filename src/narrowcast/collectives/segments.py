@@ -8,7 +8,7 @@ scale of the piece at hand, or with the scale that all ranks agreed on (APS).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -18,7 +18,17 @@ from torch import Tensor
 
 from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
-from narrowcast.kernels import ALIGNMENT, NO_FINISH, NO_NOISE, Feedback, Finish, Noise, keeps_subnormals, plus
+from narrowcast.kernels import (
+    ALIGNMENT,
+    NO_FINISH,
+    NO_NOISE,
+    Feedback,
+    Finish,
+    Noise,
+    keeps_subnormals,
+    plus,
+    runs_over_host,
+)
 
 Range = tuple[int, int]
 Scales = Sequence[Tensor | None] | None
@@ -61,6 +71,11 @@ def concrete(codec: Codec, dtype: torch.dtype) -> Codec:
     if not codec.is_identity:
         return codec
     return codec_named({torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype])
+
+
+def host_waits(codecs: Iterable[Codec], device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a call through these makes the host wait for the device, and so for other ranks: not for the caller."""
+    return device.type == "cuda" and any(runs_over_host(codec.plan_for(dtype)) for codec in codecs)
 
 
 class _Piece(NamedTuple):

@@ -28,6 +28,7 @@ from narrowcast.kernels.checks import shares_places as shares_places
 from narrowcast.kernels.dispatch import OPS as OPS
 from narrowcast.kernels.dispatch import KernelChoice as KernelChoice
 from narrowcast.kernels.dispatch import explain as explain
+from narrowcast.kernels.dispatch import runs_over_host as runs_over_host
 from narrowcast.kernels.matmul.accumulator import FLOAT32 as FLOAT32
 from narrowcast.kernels.matmul.accumulator import Accumulator as Accumulator
 from narrowcast.kernels.matmul.accumulator import accumulator as accumulator

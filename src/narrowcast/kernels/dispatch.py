@@ -112,6 +112,11 @@ def choose_kernels(plan: AnyPlan, device: str) -> Kernels:
     return CpuFallback(kernels_for(plan, "cpu")) if implementation is None else implementation.kernels(plan)
 
 
+def runs_over_host(plan: AnyPlan) -> bool:
+    """Whether CUDA tensors go over the host with this plan: the host then waits for the device."""
+    return isinstance(kernels_for(plan, "cuda"), CpuFallback)
+
+
 def kernels_for(plan: AnyPlan, device: str) -> Kernels:
     """What runs `plan` on "cpu" or "cuda"; kept on the plan, since what can run does not change in a process.
 

@@ -62,7 +62,7 @@ def attach(
 
 def _refuse(name: str, value: object, default: object, instead: str) -> None:
     """An argument that means nothing to FSDP2."""
-    if value != default:
+    if value is not default and not (isinstance(value, str) and value == default):
         raise ValueError(f"attach: {name}={value!r} is for DDP; with FSDP2 {instead}")
 
 

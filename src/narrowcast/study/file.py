@@ -128,15 +128,17 @@ class StudyFile:
     targets: dict[str, float] = field(default_factory=dict)
 
 
-def builtins() -> dict[str, Path]:
-    """Studies by name, those of plugins among them."""
-    paths = (path for folder in (BUILTIN, *plugins.loaded().studies) for path in folder.glob("*.toml"))
-    return {path.stem: path for path in sorted(paths, key=lambda path: path.stem)}
+def builtins() -> list[str]:
+    return sorted(_files())
+
+
+def _files() -> dict[str, Path]:
+    return {path.stem: path for folder in (BUILTIN, *plugins.loaded().studies) for path in folder.glob("*.toml")}
 
 
 def load(name: str | Path) -> StudyFile:
     """A built-in study by its name, or a file."""
-    path = builtins().get(str(name), Path(name))
+    path = _files().get(str(name), Path(name))
     if not path.is_file():
         if name in plugins.RESEARCH_STUDIES:
             raise plugins.research_needed(f"study {name}")

@@ -83,6 +83,7 @@ register(
         simulate=simulate,
         sent_bytes=sent_bytes,
         cost=cost,
+        host_waits=False,
         check_world=lambda world, nodes: check_power_of_two("doubling", world),
     )
 )

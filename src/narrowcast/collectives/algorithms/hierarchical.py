@@ -166,6 +166,7 @@ register(
         simulate=simulate,
         sent_bytes=sent_bytes,
         cost=cost,
+        host_waits=False,
         check_world=check_nodes,
         takes_nodes=True,
     )

@@ -65,6 +65,7 @@ register(
         simulate=simulate,
         sent_bytes=sent_bytes,
         cost=cost,
+        host_waits=False,
         residual_shots=1,
     )
 )

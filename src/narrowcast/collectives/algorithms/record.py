@@ -75,6 +75,8 @@ class Algorithm:
     """Refuse a codec on a world of that size."""
     check_world: Callable[[int, Nodes | None], None] = _takes_any_world
     """Refuse a number of ranks, or how they are grouped into nodes."""
+    host_waits: bool = True
+    """Whether `run` makes the host wait for other ranks also where the transport carries the device's memory."""
     residual_shots: int = 0
     """How many of its encodings keep a residual; 0: no error feedback."""
     takes_nodes: bool = False

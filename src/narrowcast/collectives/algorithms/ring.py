@@ -119,6 +119,7 @@ register(
         simulate=simulate,
         sent_bytes=sent_bytes,
         cost=cost,
+        host_waits=False,
         takes_accumulator=True,
     )
 )

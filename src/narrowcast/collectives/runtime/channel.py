@@ -15,7 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
@@ -29,7 +29,7 @@ from narrowcast.collectives.runtime import agreement
 from narrowcast.collectives.runtime.agreement import DisagreementError, Failure, Signature
 from narrowcast.collectives.runtime.aliasing import Extents, extents, overlap
 from narrowcast.collectives.runtime.messages import Exchange
-from narrowcast.collectives.runtime.streams import HOST, DeviceStream, StreamScope, Way
+from narrowcast.collectives.runtime.streams import HOST, DeviceStream, StreamScope, Way, no_autocast
 from narrowcast.collectives.runtime.watchdog import REMEMBERED, StartedCall, Watchdog
 from narrowcast.collectives.transports.base import Transport
 from narrowcast.collectives.transports.torch import TorchTransport, check_group
@@ -136,14 +136,16 @@ class Channel:
         with self._submitting:
             # behind calls of the threads it waits for its turn there; and what is new is agreed on there: that takes
             # the other ranks, which may do something else first
-            if waits or stream.way is not Way.ROUNDS or self._queued or text not in self._kinds:
+            if waits or stream.way is not Way.ROUNDS or self._queued or text not in stream.known:
                 self._start_threads()
                 self._queued += 1
                 self._queue.put(call)
                 return work
-            # no thread has a call under way, and the device's backend keeps the order of those before
-            with _no_autocast(stream.device.type):
-                error = self._run(call)
+            try:  # no thread has a call under way, and the device's backend keeps the order of those before
+                with no_autocast(stream.device.type):
+                    error = self._run(call)
+            except BaseException as fault:  # noqa: BLE001  the work comes to its end, as in a thread
+                error = self._broken = self._broken or fault
         work.complete(error)
         if error is not None and not isinstance(error, Exception):
             raise error  # an interrupt is for this thread
@@ -166,10 +168,11 @@ class Channel:
             return
         count = THREADS if self.transport.shared_by_threads else 1
         task: dict[str, Any] = {"target": _loop, "args": (self._queue, self._turn), "daemon": True}
-        self._threads = [threading.Thread(name="narrowcast-channel", **task) for _ in range(count)]
-        for thread in self._threads:
+        threads = [threading.Thread(name="narrowcast-channel", **task) for _ in range(count)]
+        for thread in threads:
             thread.start()
         _WATCHDOG.start()
+        self._threads = threads  # not before all run: nobody would read the queue
 
     def gather(self, mine: Tensor, call: str = "gather") -> list[Tensor]:
         """Everyone's small tensor, by rank: same type and size everywhere. call: what it is in errors."""
@@ -201,6 +204,8 @@ class Channel:
             error = self._broken = self._broken or fault
         finally:
             call.end_turn()
+        if error is None and call.stream.way is Way.ROUNDS:
+            call.stream.known.add(call.text)
         with self._submitting:
             self._queued -= 1
         call.work.complete(error)
@@ -318,11 +323,6 @@ def _let_go(calls: CallQueue, transport: Transport) -> None:
         calls.put(None)
     with contextlib.suppress(Exception):
         transport.close()
-
-
-def _no_autocast(device: str) -> AbstractContextManager[object]:
-    """As it is in a thread of the channel: what the caller casts its own computation to changes no bit of a call."""
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def _end_threads(channels: Sequence[Channel], seconds: float) -> None:

@@ -29,6 +29,8 @@ class DeviceStream:
 
     def __init__(self, device: torch.device, way: Way, side: torch.cuda.Stream | None = None) -> None:
         self.device, self.way, self.side = device, way, side
+        self.known: set[str] = set()
+        """Signatures of calls that have run here: their ranks agree, and the device's backend is connected."""
 
     def pinned(self, nbytes: int) -> Tensor:
         """Host memory that the device copies to and from by itself."""
@@ -110,3 +112,8 @@ class StreamScope:
 
     def is_over(self) -> bool:
         return self._done is None or self._done.query()
+
+
+def no_autocast(device: str) -> AbstractContextManager[object]:
+    """As it is in a thread of the channel: what the caller casts its own computation to changes no bit of a call."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

@@ -122,7 +122,8 @@ class TorchTransport:
         while not self._store.check(keys):
             missing = [peer for peer, key in enumerate(keys) if not self._store.check([key])]
             if self._store.check([GAVE_UP]):
-                self._probe(missing)  # who is gone says more than who noticed it first
+                if self._backend is not None:
+                    self._probe(missing)  # who is gone says more than who noticed it first
                 raise TransportError(f"ranks {missing} did not come to this call, and one gave up")
             if time.monotonic() > until:
                 raise TimeoutError(f"ranks {missing} made no such call within {self._timeout}")

@@ -11,7 +11,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from narrowcast.codecs import Codec
-from narrowcast.collectives import Exchange, Times, Work, agreement, all_reduce, reduction_of, segment_ranges, store
+from narrowcast.collectives import (
+    Exchange,
+    Times,
+    Work,
+    agreement,
+    all_reduce,
+    host_waits,
+    reduction_of,
+    segment_ranges,
+    store,
+)
 from narrowcast.kernels import FLOATS, Noise
 from narrowcast.parallel.fsdp import sharded_rows
 from narrowcast.parallel.fsdp.layout import Sharded, Unit
@@ -148,7 +158,8 @@ class Gradients(_Comm, ReduceScatter):
         signature = self._signature("reduce_scatter", plan, names, op=str(reduction), between=between)
         kept = [] if residuals is None else [residuals.first]
         # FSDP's own stream is the current one here: it waits, and this thread only until the device has the work
-        work = state.channel.submit(signature, job, [x, total, *kept], waits=False)
+        waits = host_waits(codecs, x.device, x.dtype)
+        work = state.channel.submit(signature, job, [x, total, *kept], waits=waits)
         work.wait()
         count(work)
 
@@ -181,7 +192,8 @@ class Parameters(_Comm, AllGather):
         plain = (world - 1) * own.numel() * own.element_size()
         values, compressed = own.numel() * world, _compressed_in(plan)
         count = self._count(PARAMETER, "all_gather of parameters", values, plain, plan.times, compressed)
-        work = self.state.channel.submit(self._signature("all_gather", plan, names), job, [own, out], waits=False)
+        waits = host_waits(codecs, own.device, own.dtype)
+        work = self.state.channel.submit(self._signature("all_gather", plan, names), job, [own, out], waits=waits)
         work.then(count)
         return Gathering(work, self.state)
 

@@ -102,6 +102,7 @@ class World:
         residuals = self._residuals_of(codec, stack, names, unit)
         algorithm = ALGORITHMS[self.algorithm_for(codec, out.numel())]
         noise = noise_of("World.all_reduce", codec, self.seed, step)
+        noise_of("World.all_reduce inside a node", self.inner, self.seed, step)
         if self.n == 1 or out.numel() == 0:
             record.reduce_alone(stack.x_Wn[0], out, reduction, residuals.of_one() if residuals else None)
             return stack.for_all(out)
@@ -109,7 +110,6 @@ class World:
             residuals.fold(reduction.gain)  # before scales are found: it counts too
         workers = self._workers(stack, out, codec, reduction, step, noise, residuals)
         if algorithm.takes_nodes:
-            noise_of("World.all_reduce inside a node", self.inner, self.seed, step)
             workers.nodes, workers.inner = self.nodes or (), stack.coder(self.inner)
         assert algorithm.simulate is not None
         algorithm.simulate(workers)

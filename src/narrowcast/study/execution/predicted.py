@@ -10,6 +10,7 @@ from narrowcast import plugins
 from narrowcast.predict import Cluster, Description, Prediction, Profile, Setup, StepPredictor, costs, zoo
 from narrowcast.predict import cluster as cluster_file
 from narrowcast.study.cases import PLAIN, Case
+from narrowcast.study.file import BUILTIN
 from narrowcast.study.spec_bits import profile_share
 
 PROBED = ("fp32", "bf16", "int8/256", "int4/128")
@@ -52,8 +53,8 @@ def at_rate(case: Case, profile: Profile, loopback: Cluster) -> dict[str, Any]:
 
 
 def cluster_for(name: str, transport: str) -> Cluster:
-    """A machine as a primitive sees it, where a plugin's studies say so, or as its preset has it."""
-    for folder in plugins.loaded().studies:
+    """A machine as a primitive sees it, where a file of that name says so, or as its preset has it."""
+    for folder in (BUILTIN, *plugins.loaded().studies):
         own = folder / "clusters" / f"{name}-{transport}.toml"
         if own.is_file():
             return cluster_file.load(own)
