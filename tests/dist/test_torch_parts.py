@@ -299,7 +299,7 @@ def mixed_order(group: dist.ProcessGroup) -> None:
         if handle is not None:
             (unit,) = handle._state.units
             world = dist.get_world_size(group)
-            names = [t.name for t in unit.reduced(world * sum(t.part(world) for t in unit.tensors), world)]
+            names = [t.name for t in unit.tensors_in(world * sum(t.part(world) for t in unit.tensors), world)]
             assert names == sorted(names, key=lambda name: not name.endswith("weight"))
             handle.detach()
     for plain, ours in zip(*grads, strict=True):
