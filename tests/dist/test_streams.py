@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -103,6 +104,28 @@ def test_a_thread_that_cannot_start_is_an_error_and_the_next_call_tries_again(mo
         runner_of(channel, "a")
     assert runner_of(channel, "a") == "channel"
     channel.close()
+
+
+def test_a_call_that_does_not_come_back_from_posting_holds_up_no_end() -> None:
+    transport = Alone()
+    channel, begun, end = channel_with(Way.ROUNDS, transport), threading.Event(), threading.Event()
+    assert runner_of(channel, "a") == "channel"
+
+    def run(_: object) -> None:
+        begun.set()
+        end.wait(10)
+
+    posting = threading.Thread(target=lambda: channel.submit({"call": "a"}, run, [torch.ones(3)], waits=False))
+    posting.start()
+    begun.wait(10)
+    interrupted: list[bool] = []
+    transport.interrupt = lambda: interrupted.append(True)
+    start = time.monotonic()
+    channel.close(timedelta(seconds=0.1))
+    assert interrupted
+    assert time.monotonic() - start < 8
+    end.set()
+    posting.join()
 
 
 def test_what_the_device_carries_is_posted_by_the_caller_once_ranks_have_agreed_on_it() -> None:

@@ -83,7 +83,6 @@ class Channel:
     A call begins when the one before is over, or has said that all it sends is on its way: the next one's first bytes
     are then made while the last ones travel, and the link does not rest between two calls. Where both use the same
     memory it waits for the end, since what it is to read is still being written.
-
     A channel that nobody holds any more, and that has no call under way, closes by itself.
     """
 
@@ -134,8 +133,7 @@ class Channel:
         work = Work(None if stream is HOST else StreamScope(stream, tensors))
         call = ChannelCall(self, text, run, work, extents(tensors), stream, torch.is_inference_mode_enabled())
         with self._submitting:
-            # behind calls of the threads it waits for its turn there; and what is new is agreed on there: that takes
-            # the other ranks, which may do something else first
+            # behind calls of the threads it waits there; what is new takes the other ranks, who may be elsewhere first
             if waits or stream.way is not Way.ROUNDS or self._queued or text not in stream.known:
                 self._start_threads()
                 self._queued += 1
@@ -281,10 +279,14 @@ class Channel:
 
     def stop(self) -> list[threading.Thread]:
         """Ask the threads to end after what is queued; which those are."""
-        with self._submitting:
-            calls, self._threads = self._threads, []
-            for _ in calls:
-                self._queue.put(None)
+        held = self._submitting.acquire(timeout=EXIT_GRACE)
+        if not held:
+            self.transport.interrupt()  # a call that is being posted does not come back
+        calls, self._threads = self._threads, []
+        for _ in calls:
+            self._queue.put(None)
+        if held:
+            self._submitting.release()
         return [*calls, *self.lines.threads()]
 
 
@@ -316,9 +318,7 @@ def _loop(calls: CallQueue, turn: threading.Semaphore) -> None:
 
 
 def _let_go(calls: CallQueue, transport: Transport) -> None:
-    """A channel is gone. This may run in any thread, between any two steps of it: no lock is taken, nobody waited for.
-    No call is under way, since calls hold their channel.
-    """
+    """A channel is gone, with no call under way, since calls hold it. In any thread: no lock is taken."""
     for _ in range(THREADS):
         calls.put(None)
     with contextlib.suppress(Exception):
@@ -355,7 +355,7 @@ _LISTING = threading.Lock()
 
 def _open_channels() -> list[Channel]:
     with _LISTING:
-        return list(_OPEN)
+        return [*_OPEN]
 
 
 _WATCHDOG = Watchdog(_open_channels)
