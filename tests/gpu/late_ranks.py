@@ -21,7 +21,7 @@ from torch import Tensor
 
 from narrowcast.collectives.runtime.channel import Channel
 from narrowcast.collectives.runtime.streams import DeviceStream, Way
-from narrowcast.collectives.transports.base import Parcel
+from narrowcast.collectives.transports.base import Parcel, RowsBySwap
 
 CYCLES = 2_000_000
 """About a millisecond on a GPU. The tests of these tests take more: threads of Python may take as long themselves."""
@@ -95,7 +95,7 @@ class Round:
             torch.cuda.current_stream(self.device).wait_event(self.done)
 
 
-class LateTransport:
+class LateTransport(RowsBySwap):
     """See the head of this file. careful=False: a round that is waited for is not waited for."""
 
     shared_by_threads = True

@@ -42,6 +42,8 @@ from narrowcast.collectives.runtime.channel import BrokenChannelError as BrokenC
 from narrowcast.collectives.runtime.channel import Channel as Channel
 from narrowcast.collectives.runtime.channel import channel_of as channel_of
 from narrowcast.collectives.runtime.messages import Exchange as Exchange
+from narrowcast.collectives.runtime.shots import gather as gather
+from narrowcast.collectives.runtime.shots import scatter as scatter
 from narrowcast.collectives.segments import Coder as Coder
 from narrowcast.collectives.segments import Range as Range
 from narrowcast.collectives.segments import Scales as Scales

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from narrowcast.collectives.runtime.agreement import DisagreementError
 from narrowcast.collectives.runtime.messages import Exchange
+from narrowcast.collectives.runtime.shots import gather, scatter
 from narrowcast.collectives.segments import Range, Scales, take
 
 if TYPE_CHECKING:
@@ -23,16 +24,12 @@ def reduce_scatter(call: Call, parts: Sequence[Range], scales: Scales = None) ->
     """Send part p of `call.x` to rank p, encoded once; return the float32 sum of our part, added in rank order."""
     exchange, coder = call.exchange, call.coder
     mine = parts[exchange.rank]
-    size = coder.nbytes(mine)
-    incoming = {peer: exchange.receive(size, peer, REDUCE_SCATTER) for peer in exchange.others()}
-    wires = {}
-    for peer in [*exchange.others(), exchange.rank]:
-        wires[peer] = call.encode(take(call.x, parts[peer]), parts[peer], 0, scales)
-        if peer != exchange.rank:
-            exchange.send(wires[peer], peer, REDUCE_SCATTER)
+    wires = scatter(exchange, [coder.nbytes(part) for part in parts], REDUCE_SCATTER)
+    for rank in [*exchange.others(), exchange.rank]:
+        call.encode(take(call.x, parts[rank]), parts[rank], 0, scales, wire=wires.leaving(rank))
+        wires.send(rank)
     total = exchange.floats(mine[1] - mine[0])
-    for rank in range(exchange.world):
-        wire = wires[rank] if rank == exchange.rank else incoming[rank].get()
+    for rank, wire in enumerate(wires.arrived()):
         coder.decode(wire, mine, total, accumulate=rank > 0)
     exchange.finish()
     return call.reduction.finish(total)
@@ -41,14 +38,11 @@ def reduce_scatter(call: Call, parts: Sequence[Range], scales: Scales = None) ->
 def all_gather(call: Call, parts: Sequence[Range], own: Tensor, scales: Scales = None) -> None:
     """Send our part `own`, encoded once, to everybody; all ranks decode every part of `call.x` from the same bytes."""
     exchange, coder = call.exchange, call.coder
-    incoming = {p: exchange.receive(coder.nbytes(parts[p]), p, ALL_GATHER) for p in exchange.others()}
-    mine = parts[exchange.rank]
-    wire = call.encode(own, mine, 1, scales)
-    for peer in exchange.others():
-        exchange.send(wire, peer, ALL_GATHER)
-    coder.decode(wire, mine, take(call.x, mine))
-    for peer in exchange.others():
-        coder.decode(incoming[peer].get(), parts[peer], take(call.x, parts[peer]))
+    wires = gather(exchange, [coder.nbytes(part) for part in parts], ALL_GATHER)
+    call.encode(own, parts[exchange.rank], 1, scales, wire=wires.own)
+    wires.send()
+    for rank in [exchange.rank, *exchange.others()]:
+        coder.decode(wires.arrived(rank), parts[rank], take(call.x, parts[rank]))
     exchange.finish()
 
 

@@ -127,6 +127,19 @@ class Coder:
             self._sizes[numel] = self.codec.nbytes(numel)
         return self._sizes[numel]
 
+    @property
+    def over_host(self) -> bool:
+        """Whether values of a CUDA device are encoded on the host."""
+        return runs_over_host(self.codec.plan_for(self.dtype))
+
+    def places(self, parts: Iterable[Range], wire: Tensor) -> Iterator[tuple[Range, Tensor]]:
+        """Parts that lie one after another in a wire, or in each row of several: each with its own bytes."""
+        at = 0
+        for part in parts:
+            size = self.nbytes(part)
+            yield part, wire[..., at : at + size]
+            at += size
+
     def shards(self, parts: int) -> list[Range]:
         """The whole tensor in one part a rank, cut where the codec allows it."""
         return split((0, self.numel), parts, self.align)

@@ -38,6 +38,7 @@ from narrowcast.kernels.noise import Noise as Noise
 from narrowcast.kernels.noise import as_signed as as_signed
 from narrowcast.kernels.noise import as_unsigned as as_unsigned
 from narrowcast.kernels.noise import derive as derive
+from narrowcast.kernels.ops import ROW_ALIGNMENT as ROW_ALIGNMENT
 from narrowcast.kernels.ops import Rounder as Rounder
 from narrowcast.kernels.ops import aligned_rows as aligned_rows
 from narrowcast.kernels.ops import round_to as round_to

@@ -6,6 +6,7 @@ from narrowcast.collectives.algorithms.context import Call
 from narrowcast.collectives.algorithms.cost import Cost, Placement, Stage, direct_steps
 from narrowcast.collectives.algorithms.record import Algorithm, Order, Setting, register
 from narrowcast.collectives.algorithms.workers import FIRST, Workers
+from narrowcast.collectives.runtime.shots import gather
 from narrowcast.collectives.segments import store
 
 
@@ -21,14 +22,12 @@ def run(call: Call) -> None:
     Bytes sent a rank: (W-1) nbytes(n). Roundings a value: 1. Passes over the data: 1 encode, W decodes.
     """
     exchange, coder, whole = call.exchange, call.coder, (0, call.x.numel())
-    size = coder.nbytes(whole)
-    incoming = {peer: exchange.receive(size, peer, 0) for peer in exchange.others()}
-    wire = call.encode(call.x, whole, FIRST, call.scales, call.feedback(FIRST, whole))
-    for peer in exchange.others():
-        exchange.send(wire, peer, 0)
+    wires = gather(exchange, [coder.nbytes(whole)] * exchange.world, 0)
+    call.encode(call.x, whole, FIRST, call.scales, call.feedback(FIRST, whole), wires.own)
+    wires.send()
     total = exchange.floats(call.x.numel())
     for rank in range(exchange.world):
-        coder.decode(wire if rank == exchange.rank else incoming[rank].get(), whole, total, accumulate=rank > 0)
+        coder.decode(wires.arrived(rank), whole, total, accumulate=rank > 0)
     total = call.reduction.finish(total)
     store(call.x, total)
     if call.residuals is not None:

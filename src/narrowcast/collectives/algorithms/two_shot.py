@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
+from torch import Tensor
 
 from narrowcast.collectives.algorithms.context import Call
 from narrowcast.collectives.algorithms.cost import Cost, Placement, Stage, direct_steps
 from narrowcast.collectives.algorithms.record import Algorithm, Order, Setting, register
 from narrowcast.collectives.algorithms.workers import FIRST, SECOND, Workers
+from narrowcast.collectives.residuals import Residuals
+from narrowcast.collectives.runtime.shots import gather, scatter
+from narrowcast.collectives.runtime.streams import DeviceStream, Way
 from narrowcast.collectives.segments import Coder, Range, split, take
 
 MAX_CHUNKS = 8
 CHUNK_BYTES = 256 << 10
 """Below this a message costs more by its latency than it gains by overlap."""
+DEVICE_RATE = 1e12
+"""Bytes of values a second that a device encodes, sums and decodes, roughly."""
+HOST_RATE = 2e9
+"""The same where a device has no kernel for a codec, and values go over the host."""
+ROUND_SECONDS = 5e-4
+"""What a further call of a device's backend costs: measured on sockets, 0.1 to 0.9 ms."""
+Parts = list[Range]
+"""What one rank sums of a round: a chunk of its shard, or several."""
 
 
 def run(call: Call) -> None:
@@ -25,66 +39,63 @@ def run(call: Call) -> None:
        residual also takes what a result of 16 bits does not hold of the decoded value.
 
     Bytes sent a rank: 2 (W-1)/W nbytes(n). Roundings a value: 2. Passes over the data: 2 (encode, decode), and one of
-    each over a shard. While chunk c is on the wire, c-1 is summed and c+1 encoded; while the last one is, the channel's
+    each over a shard. While round r is on the wire, r-1 is summed and r+1 encoded; while the last one is, the channel's
     next call begins.
     """
-    exchange, coder, peers = call.exchange, call.coder, call.exchange.others()
-    chunks = chunks_of(coder, exchange.world)
-    mine = chunks[exchange.rank]
-    rows = [exchange.rows(coder.nbytes(part)) for part in mine]
-    first = [
-        [exchange.receive(row.shape[1], peer, first_index(c), row[peer]) for peer in peers]
-        for c, row in enumerate(rows)
-    ]
-    second = [
-        {peer: exchange.receive(coder.nbytes(chunks[peer][c]), peer, second_index(c)) for peer in peers}
-        for c in range(len(mine))
-    ]
+    exchange, coder = call.exchange, call.coder
+    rounds = rounds_of(coder, exchange.world, exchange.stream)
+    sizes = [[sum(map(coder.nbytes, parts)) for parts in one] for one in rounds]
+    first = [scatter(exchange, of_round, first_index(r)) for r, of_round in enumerate(sizes)]
+    second = [gather(exchange, of_round, second_index(r)) for r, of_round in enumerate(sizes)]
 
-    def encode_own(c: int) -> None:
-        for peer in [*peers, exchange.rank]:
-            part, wire = chunks[peer][c], rows[c][peer] if peer == exchange.rank else None
-            wire = call.encode(take(call.x, part), part, FIRST, call.scales, call.feedback(FIRST, part), wire)
-            if peer != exchange.rank:
-                exchange.send(wire, peer, first_index(c))
+    def encode_own(r: int) -> None:
+        noise = call.noise_in(FIRST)
+        for rank in [*exchange.others(), exchange.rank]:
+            for part, wire in coder.places(rounds[r][rank], first[r].leaving(rank)):
+                coder.encode(take(call.x, part), part, wire, noise, call.scales, call.feedback(FIRST, part))
+            first[r].send(rank)
 
-    def reduce(c: int) -> None:
-        part, finish = mine[c], call.reduction
-        for incoming in first[c]:
-            incoming.get()
-        wire, out, feedback = exchange.wire(coder.nbytes(part)), take(call.x, part), call.feedback(SECOND, part)
-        noise, scales = call.noise_in(SECOND), call.sum_scales
-        coder.reduce(rows[c], part, wire, noise, scales, feedback, finish, out)
-        for peer in peers:
-            exchange.send(wire, peer, second_index(c))
-        if call.residuals is not None and out.dtype != torch.float32:
-            exact = exchange.floats(out.numel())
-            coder.decode(wire, part, exact)
-            call.residuals.keep(exact, out, SECOND, part)
+    def reduce(r: int) -> None:
+        rows, noise, scales = first[r].arrived(), call.noise_in(SECOND), call.sum_scales
+        own = list(coder.places(rounds[r][exchange.rank], second[r].own))
+        arrived = coder.places(rounds[r][exchange.rank], rows)
+        for (part, wires), (_, wire) in zip(arrived, own, strict=True):
+            out, feedback = take(call.x, part), call.feedback(SECOND, part)
+            coder.reduce(wires, part, wire, noise, scales, feedback, call.reduction, out)
+        second[r].send()
+        if call.residuals is not None and call.x.dtype != torch.float32:
+            for part, wire in own:
+                keep_lost(part, wire, call.residuals)
 
-    def collect(c: int) -> None:
-        for peer, incoming in second[c].items():
-            coder.decode(incoming.get(), chunks[peer][c], take(call.x, chunks[peer][c]))
+    def keep_lost(part: Range, wire: Tensor, residuals: Residuals) -> None:
+        exact = exchange.floats(part[1] - part[0])
+        coder.decode(wire, part, exact)
+        residuals.keep(exact, take(call.x, part), SECOND, part)
 
-    for step in range(len(mine) + 2):
-        if step < len(mine):
+    def collect(r: int) -> None:
+        for peer in exchange.others():
+            for part, wire in coder.places(rounds[r][peer], second[r].arrived(peer)):
+                coder.decode(wire, part, take(call.x, part))
+
+    for step in range(len(rounds) + 2):
+        if step < len(rounds):
             encode_own(step)
-        if 0 <= step - 1 < len(mine):
+        if 0 <= step - 1 < len(rounds):
             reduce(step - 1)
-        if step == len(mine):
+        if step == len(rounds):
             exchange.all_sent()
         if step >= 2:
             collect(step - 2)
     exchange.finish()
 
 
-def first_index(c: int) -> int:
-    """The number of chunk c's messages in the first shot: the order of sending is 0, 1, sum of 0, 2, sum of 1, ..."""
-    return 2 * c
+def first_index(r: int) -> int:
+    """The number of round r's messages in the first shot: the order of sending is 0, 1, sum of 0, 2, sum of 1, ..."""
+    return 2 * r
 
 
-def second_index(c: int) -> int:
-    return 2 * c + 3
+def second_index(r: int) -> int:
+    return 2 * r + 3
 
 
 def chunks_of(coder: Coder, world: int) -> list[list[Range]]:
@@ -92,6 +103,32 @@ def chunks_of(coder: Coder, world: int) -> list[list[Range]]:
     shards = coder.shards(world)
     count = max(1, min(MAX_CHUNKS, max(map(coder.nbytes, shards)) // CHUNK_BYTES))
     return [split(shard, count, coder.align) for shard in shards]
+
+
+def rounds_of(coder: Coder, world: int, stream: DeviceStream) -> list[list[Parts]]:
+    """The rounds of a call: for each rank, what it sums in it.
+
+    Messages of the host are a round for each chunk. A device's backend does one thing after another, and there are as
+    few as pay: see `device_rounds`. Chunks that are encoded by themselves stay so, whatever the round.
+    """
+    chunks = chunks_of(coder, world)
+    if stream.way is not Way.ROUNDS:
+        return [[[chunk] for chunk in of_round] for of_round in zip(*chunks, strict=True)]
+    if coder.whole_segments:
+        return [chunks]
+    count = device_rounds(coder.numel * coder.dtype.itemsize, coder.over_host)
+    cut = [split(shard, count, coder.align) for shard in coder.shards(world)]
+    return [[[part] for part in of_round] for of_round in zip(*cut, strict=True)]
+
+
+def device_rounds(nbytes: int, over_host: bool) -> int:
+    """Into how many rounds a device's backend takes a tensor of so many bytes.
+
+    With k of them a k-th of the codec's time lies open, not all of it, and k - 1 calls more are paid for: the sum is
+    least at k = sqrt(codec time / time of a call).
+    """
+    codec = nbytes / (HOST_RATE if over_host else DEVICE_RATE)
+    return max(1, min(MAX_CHUNKS, int(math.sqrt(codec / ROUND_SECONDS))))
 
 
 def simulate(workers: Workers) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from narrowcast.collectives.runtime.streams import HOST, DeviceStream, Way
 from narrowcast.collectives.transports.base import Parcel, Pending, Subset, Transport
-from narrowcast.kernels import aligned_rows
 
 INDEX_BITS, CALL_BITS, KIND_BITS = 14, 6, 10
 """A tag says which message of a call it is, which call (the last digits of its number) and which kind of call."""
@@ -84,10 +83,6 @@ class Exchange:
     def floats(self, numel: int) -> Tensor:
         """Memory for a sum."""
         return torch.empty(numel, device=self.stream.device)
-
-    def rows(self, nbytes: int) -> Tensor:
-        """Memory for a message of each rank, one a row, to be summed."""
-        return aligned_rows(self.world, nbytes, self.stream.device)
 
     def receive(self, nbytes: int, peer: int, index: int, into: Tensor | None = None) -> Incoming:
         """Ask for a message. Numbers grow in the order in which a call sends; see `RoundsPath` for why."""

@@ -59,13 +59,23 @@ class Transport(Protocol):
         """Receive exactly `wire.numel()` bytes."""
 
     def carries(self, device: torch.device) -> bool:
-        """Whether `swap`, `max_` and `sum_` take memory of this device."""
+        """Whether `swap`, `all_to_all`, `all_gather`, `max_` and `sum_` take memory of this device."""
 
     def swap(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
         """Send and receive device memory, all at once; to `wait` is to let the current stream wait.
 
         Rounds happen one after another, after what the current stream has been given. There are no tags: messages
         between two ranks match by their order.
+        """
+
+    def all_to_all(self, arriving: Tensor, leaving: Tensor) -> Pending:
+        """Row p of `leaving` goes to rank p, and row p of `arriving` comes from there: contiguous device memory of one
+        shape on all ranks. As `swap`, one call of the backend.
+        """
+
+    def all_gather(self, rows: Tensor, row: Tensor) -> Pending:
+        """Everyone's `row`, by rank, in device memory; `row` may be this rank's own of `rows`. Calls happen in their
+        order; one may overlap with an `all_to_all` or `swap` that was called before or after.
         """
 
     def max_(self, values: Tensor) -> None:
@@ -92,7 +102,35 @@ class Transport(Protocol):
         """After a failure: close, leave a note for the others, and return what they left, by rank; takes a moment."""
 
 
-class Subset:
+class RowsBySwap:
+    """`all_to_all` and `all_gather` for transports whose backend has no such calls."""
+
+    rank: int
+    world: int
+
+    def swap(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
+        """See `Transport`."""
+        raise NotImplementedError
+
+    def all_to_all(self, arriving: Tensor, leaving: Tensor) -> Pending:
+        """See `Transport`."""
+        arriving[self.rank].copy_(leaving[self.rank])
+        return self.swap([(leaving[peer], peer) for peer in self._peers()], self._rows_of_peers(arriving))
+
+    def all_gather(self, rows: Tensor, row: Tensor) -> Pending:
+        """See `Transport`."""
+        if row.data_ptr() != rows[self.rank].data_ptr():
+            rows[self.rank].copy_(row)
+        return self.swap([(row, peer) for peer in self._peers()], self._rows_of_peers(rows))
+
+    def _rows_of_peers(self, rows: Tensor) -> list[Parcel]:
+        return [(rows[peer], peer) for peer in self._peers()]
+
+    def _peers(self) -> list[int]:
+        return [peer for peer in range(self.world) if peer != self.rank]
+
+
+class Subset(RowsBySwap):
     """Some ranks of a transport, renumbered from 0: the nodes or the members of a node in a hierarchy."""
 
     def __init__(self, whole: Transport, ranks: Sequence[int]) -> None:

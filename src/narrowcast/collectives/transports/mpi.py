@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.collectives.runtime.channel import Channel
-from narrowcast.collectives.transports.base import Parcel, Pending, backend_errors
+from narrowcast.collectives.transports.base import Parcel, Pending, RowsBySwap, backend_errors
 
 
 class _Request:
@@ -21,7 +21,7 @@ class _Request:
             self._request.Wait()
 
 
-class MpiTransport:
+class MpiTransport(RowsBySwap):
     """The ranks of an MPI communicator (by default all), on a duplicate of it, so that messages cannot mix."""
 
     shared_by_threads = False  # that would need MPI_THREAD_MULTIPLE

@@ -24,7 +24,9 @@ from narrowcast.collectives import (
     Residuals,
     Times,
     exponents,
+    gather,
     scales_of,
+    scatter,
     segment_ranges,
 )
 from narrowcast.kernels import NO_NOISE, Noise
@@ -57,18 +59,28 @@ class Rows:
     def nbytes(self, row: int) -> int:
         return sum(self._coders[codec].nbytes(self.range(row, run)) for codec, run in self.runs)
 
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each row."""
+        return [self.nbytes(row) for row in range(self.world)]
+
     def encode(
-        self, values: Tensor, row: int, noise: Noise, scales: Scales | None = None, residuals: Residuals | None = None
-    ) -> Tensor:
-        """The message of a row; `values` holds that row alone."""
-        wire, at = torch.empty(self.nbytes(row), dtype=torch.uint8, device=values.device), 0
+        self,
+        values: Tensor,
+        row: int,
+        wire: Tensor,
+        noise: Noise,
+        scales: Scales | None = None,
+        residuals: Residuals | None = None,
+    ) -> None:
+        """Write the message of a row; `values` holds that row alone."""
+        at = 0
         for codec, run in self.runs:
             part, coder = self.range(row, run), self._coders[codec]
             out = wire[at : at + coder.nbytes(part)]
             kept = residuals.of(0, part) if residuals is not None and codec.feedback else None
             coder.encode(values[run[0] : run[1]], part, out, noise, scales if codec.agrees_on_scales else None, kept)
             at += out.numel()
-        return wire
 
     def decode(self, wire: Tensor, row: int, out: Tensor, accumulate: bool = False) -> None:
         """Read the message of a row into `out`, which holds that row alone."""
@@ -109,18 +121,15 @@ def reduce_scatter(
 ) -> Tensor:
     """Row p of `x` goes to rank p, encoded once; returns the float32 sum of our row, added in rank order."""
     mine, noise = exchange.rank, rows.noise.derive(exchange.rank, 0)
-    size = rows.nbytes(mine)
-    incoming = {peer: exchange.receive(size, peer, REDUCE_SCATTER) for peer in exchange.others()}
-    scales, own = rows.agreed_scales(exchange, x, residuals), torch.empty(0)
-    for peer in [*exchange.others(), mine]:
-        wire = rows.encode(x[slice(*rows.range(peer, (0, rows.length)))], peer, noise, scales, residuals)
-        if peer == mine:
-            own = wire
-        else:
-            exchange.send(wire, peer, REDUCE_SCATTER)
+    wires = scatter(exchange, rows.sizes, REDUCE_SCATTER)
+    scales = rows.agreed_scales(exchange, x, residuals)
+    for rank in [*exchange.others(), mine]:
+        values = x[slice(*rows.range(rank, (0, rows.length)))]
+        rows.encode(values, rank, wires.leaving(rank), noise, scales, residuals)
+        wires.send(rank)
     total = exchange.floats(rows.length)
-    for rank in range(exchange.world):
-        rows.decode(own if rank == mine else incoming[rank].get(), mine, total, accumulate=rank > 0)
+    for rank, wire in enumerate(wires.arrived()):
+        rows.decode(wire, mine, total, accumulate=rank > 0)
     exchange.finish()
     return reduction.finish(total)
 
@@ -136,11 +145,9 @@ def keep(rows: Rows, rank: int, total: Tensor, stored: Tensor, reduction: Reduct
 def all_gather(rows: Rows, exchange: Exchange, own: Tensor, out: Tensor) -> None:
     """Every rank gets every rank's row; all of them, the sender too, decode the same bytes. `own` may lie in `out`."""
     mine = exchange.rank
-    incoming = {peer: exchange.receive(rows.nbytes(peer), peer, ALL_GATHER) for peer in exchange.others()}
-    wire = rows.encode(own, mine, rows.noise.derive(mine, 1))
-    for peer in exchange.others():
-        exchange.send(wire, peer, ALL_GATHER)
+    wires = gather(exchange, rows.sizes, ALL_GATHER)
+    rows.encode(own, mine, wires.own, rows.noise.derive(mine, 1))
+    wires.send()
     for rank in [mine, *exchange.others()]:
-        bytes_ = wire if rank == mine else incoming[rank].get()
-        rows.decode(bytes_, rank, out[slice(*rows.range(rank, (0, rows.length)))])
+        rows.decode(wires.arrived(rank), rank, out[slice(*rows.range(rank, (0, rows.length)))])
     exchange.finish()
