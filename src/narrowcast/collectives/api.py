@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 import torch
@@ -103,7 +103,7 @@ class AllReduce:
         lengths: Sequence[int],
         dtype: torch.dtype,
         world: int,
-        op: Any = dist.ReduceOp.SUM,
+        reduction: Reduction,
         *,
         algorithm: str = "auto",
         seed: int = 0,
@@ -117,7 +117,7 @@ class AllReduce:
         chosen = record.choose(algorithm, codec, numel, world, bool(nodes))
         options: dict[str, Any] = {"inner": inside, "accumulator": accumulator, "feedback": feedback}
         checks.check_algorithm(chosen, codec, world, nodes, **options)
-        reduction, noise = reduction_of(op, world), Noise(check_seed("all_reduce", seed))
+        noise = Noise(check_seed("all_reduce", seed))
         more: dict[str, object] = {"algorithm": chosen, "op": str(reduction), "segments": lengths}
         more["seed"] = noise.seed if codec.stochastic or inside.stochastic else None
         more |= {"nodes": nodes, "inner": str(inside), "accumulator": accumulator}
@@ -144,6 +144,10 @@ class AllReduce:
         call = Call(flat.x, self.codec, exchange, flat.lengths, self.reduction, noise, residuals, *options)
         record.run(self.algorithm, call)
         flat.write_back()
+
+
+_kept_of = lru_cache(maxsize=1024)(AllReduce.of)
+"""To look at a call takes the host longer than to start it."""
 
 
 def all_reduce(
@@ -173,9 +177,11 @@ def all_reduce(
     """
     codec, flat = codec_named(spec), Flat(checks.outputs("all_reduce", tensor), buffer)
     channel = channel or channel_of(group)
-    options: dict[str, Any] = {"algorithm": algorithm, "seed": seed, "nodes": nodes, "inner": inner}
+    places = None if nodes is None else tuple(map(tuple, nodes))
+    options: dict[str, Any] = {"algorithm": algorithm, "seed": seed, "nodes": places, "inner": inner}
     options |= {"accumulator": accumulator, "feedback": residuals is not None}
-    kind = AllReduce.of(codec, flat.lengths, flat.dtype, channel.world, op, **options)
+    reduction = reduction_of(op, channel.world)
+    kind = _kept_of(codec, tuple(flat.lengths), flat.dtype, channel.world, reduction, **options)
     checks.check_residuals(residuals, codec, kind.algorithm, flat)
     path = call_path("all_reduce", codec, step)
     call_path("all_reduce inside a node", kind.inner, step)

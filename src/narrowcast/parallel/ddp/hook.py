@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from narrowcast.codecs import Codec, error_report
-from narrowcast.collectives import AllReduce, Channel, Flat, Times, TorchTransport, Work, all_reduce
+from narrowcast.collectives import AllReduce, Channel, Flat, Reduction, Times, TorchTransport, Work, all_reduce
 from narrowcast.kernels import FLOATS
 from narrowcast.parallel import policy, scaling
 from narrowcast.parallel.ddp import buckets, torch_parts
@@ -111,7 +111,8 @@ class DDPState:
 
     def _kind(self, codec: Codec, lengths: Sequence[int], dtype: torch.dtype) -> AllReduce:
         options: dict[str, Any] = {"algorithm": self.algorithm, "nodes": self.nodes, "seed": self.seed}
-        return AllReduce.of(codec, lengths, dtype, self.channel.world, dist.ReduceOp.AVG, **options)
+        world = self.channel.world
+        return AllReduce.of(codec, lengths, dtype, world, Reduction(divide=float(world)), **options)
 
     def _new_residuals(self, scaler: torch.amp.GradScaler | None) -> ModelResiduals:
         parameters = self.reduced
