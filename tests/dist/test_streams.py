@@ -14,10 +14,11 @@ import pytest
 import torch
 from dist.test_channel import LONG, Alone, Faulty, threads_of_channels
 from gpu import late_cases as cases
-from gpu.late_ranks import run
+from gpu.late_ranks import Job, LateTransport, run
 from torch import Tensor
 
 import narrowcast as nc
+from narrowcast.collectives import AllReduce, Flat, PreparedCall, Reduction, Residuals, start_together
 from narrowcast.collectives.algorithms import two_shot
 from narrowcast.collectives.runtime.channel import BrokenChannelError, Channel
 from narrowcast.collectives.runtime.messages import Exchange
@@ -59,6 +60,47 @@ def test_sums_of_the_backend_take_the_same_ways(algorithm: str, spec: str, way: 
 def test_parts_of_an_all_reduce_and_what_fsdp_calls_take_the_same_ways(spec: str, way: Way) -> None:
     job = cases.others(spec, 1001, CPU)
     assert same(run(3, CPU, way, job), run(3, CPU, Way.PLAIN, job))
+
+
+MEMBERS = (("int8/256", "two_shot", 6003), ("as-is", "one_shot", 40), ("int4/128+sr+ef", "two_shot", 3001),
+           ("e5m2+aps", "two_shot", 700), ("dtree8", "two_shot", 2500), ("int4/128+sr+ef", "one_shot", 130))  # fmt: skip
+
+
+def together(at_once: bool) -> Job:
+    """Calls of several kinds, for some steps, each by itself or all as one; their results and residuals."""
+
+    def job(rank: int, channel: Channel) -> list[Tensor]:
+        codecs = [nc.codec(spec) for spec, _, _ in MEMBERS]
+        residuals = [Residuals.zeros(n) if c.feedback else None for c, (_, _, n) in zip(codecs, MEMBERS, strict=True)]
+        results: list[Tensor] = []
+        for step in range(3):
+            tensors = [cases.values(n, rank, step, number) for number, (_, _, n) in enumerate(MEMBERS)]
+            calls = []
+            for number, (codec, (_, algorithm, n)) in enumerate(zip(codecs, MEMBERS, strict=True)):
+                kind = AllReduce.of(codec, [n], torch.float32, channel.world, Reduction(2.0), algorithm=algorithm)
+                calls.append(PreparedCall(kind, Flat([tensors[number]]), (step, number), residuals[number]))
+            works = [start_together(channel, part) for part in ([calls] if at_once else [[call] for call in calls])]
+            for work in works:
+                work.wait(LONG)
+            results += tensors
+        return cases.bits(results + [t for r in residuals if r is not None for t in (r.first, r.second)])
+
+    return job
+
+
+@pytest.mark.parametrize("way", [Way.ROUNDS, Way.PLAIN])
+@pytest.mark.parametrize("world", [2, 3])
+def test_calls_that_travel_together_compute_what_each_does_by_itself(world: int, way: Way) -> None:
+    assert same(run(world, CPU, way, together(True)), run(world, CPU, Way.PLAIN, together(False)))
+
+
+def test_calls_that_travel_together_take_two_calls_of_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    swaps: list[int] = []
+    swap = LateTransport.swap
+    monkeypatch.setattr(LateTransport, "swap", lambda self, *args: [swap(self, *args), swaps.append(self.rank)][0])
+    run(2, CPU, Way.ROUNDS, together(True))
+    # and two for the scales of e5m2+aps, which all ranks agree on: its own messages
+    assert len(swaps) == 2 * 3 * 3
 
 
 @pytest.mark.parametrize("n", [0, 1, 100, 2000])

@@ -15,7 +15,6 @@ from narrowcast.collectives.algorithms.two_shot import CHUNK_BYTES as CHUNK_BYTE
 from narrowcast.collectives.algorithms.two_shot import MAX_CHUNKS as MAX_CHUNKS
 from narrowcast.collectives.algorithms.workers import StackedResiduals as StackedResiduals
 from narrowcast.collectives.algorithms.workers import Workers as Workers
-from narrowcast.collectives.api import AllReduce as AllReduce
 from narrowcast.collectives.api import Spec as Spec
 from narrowcast.collectives.api import Step as Step
 from narrowcast.collectives.api import all_gather as all_gather
@@ -27,12 +26,15 @@ from narrowcast.collectives.api import isend as isend
 from narrowcast.collectives.api import noise_of as noise_of
 from narrowcast.collectives.api import recv as recv
 from narrowcast.collectives.api import reduce_scatter as reduce_scatter
-from narrowcast.collectives.api import reduction_of as reduction_of
 from narrowcast.collectives.api import send as send
 from narrowcast.collectives.aps import agreed_scale_S as agreed_scale_S
 from narrowcast.collectives.aps import exponents as exponents
 from narrowcast.collectives.aps import scales_of as scales_of
 from narrowcast.collectives.flat import Flat as Flat
+from narrowcast.collectives.prepared import AllReduce as AllReduce
+from narrowcast.collectives.prepared import PreparedCall as PreparedCall
+from narrowcast.collectives.prepared import reduction_of as reduction_of
+from narrowcast.collectives.prepared import start_together as start_together
 from narrowcast.collectives.primitives import ALL_GATHER as ALL_GATHER
 from narrowcast.collectives.primitives import REDUCE_SCATTER as REDUCE_SCATTER
 from narrowcast.collectives.residuals import Residuals as Residuals

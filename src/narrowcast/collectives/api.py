@@ -7,8 +7,7 @@ group's channel, and that runs it when it is the call's turn.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -21,8 +20,8 @@ from narrowcast.collectives import checks, p2p, primitives
 from narrowcast.collectives.algorithms import record
 from narrowcast.collectives.algorithms.context import Call, Reduction
 from narrowcast.collectives.flat import Flat
+from narrowcast.collectives.prepared import prepared, reduction_of, signature_of
 from narrowcast.collectives.residuals import Residuals
-from narrowcast.collectives.runtime import agreement
 from narrowcast.collectives.runtime.channel import Channel, channel_of
 from narrowcast.collectives.runtime.messages import Exchange
 from narrowcast.collectives.runtime.streams import StreamScope
@@ -32,23 +31,9 @@ from narrowcast.kernels import Noise, check_integer, check_seed
 
 Tensors: TypeAlias = checks.Tensors
 Spec: TypeAlias = checks.Spec
-Nodes: TypeAlias = Sequence[Sequence[int]]
+Nodes: TypeAlias = record.Nodes
 Step: TypeAlias = int | tuple[int, ...]
 """The number of a call, or several numbers where there are several calls a step: no two calls may have the same."""
-
-
-def reduction_of(op: Any, world: int) -> Reduction:
-    """What an op of torch.distributed means for a float32 sum."""
-    kind = op.op if hasattr(op, "op") else op
-    if kind == dist.ReduceOp.SUM:
-        return Reduction()
-    if kind == dist.ReduceOp.AVG:
-        return Reduction(divide=float(world))
-    if kind == dist.ReduceOp.PREMUL_SUM:
-        # torch 2.11 has no op.factor, and all versions give it to pickle
-        _, factor = op.__getstate__()
-        return Reduction(multiply=float(factor))
-    raise ValueError(f"collectives: op {op} is not a sum; take SUM, AVG or PREMUL_SUM")
 
 
 def call_path(what: str, codec: Codec, step: Step | None) -> tuple[int, ...]:
@@ -69,85 +54,11 @@ def noise_of(what: str, codec: Codec, seed: int, step: Step | None) -> Noise:
     return Noise(check_seed(what, seed)).derive(*path)
 
 
-def _signature(what: str, codec: Codec, numel: int | None, dtype: torch.dtype, **more: object) -> dict[str, object]:
-    common = {"version": agreement.VERSION, "call": what, "spec": str(codec)}
-    return {**common, "dtype": str(dtype).removeprefix("torch."), "numel": numel, **more}
-
-
 def _outcome(work: Work, async_op: bool) -> Work | None:
     if async_op:
         return work
     work.wait()
     return None
-
-
-@dataclass(frozen=True)
-class AllReduce:
-    """An all-reduce that was looked at: what the calls of one kind have in common, found once."""
-
-    codec: Codec
-    algorithm: str
-    reduction: Reduction
-    noise: Noise
-    """Of the seed; each call derives its own."""
-    nodes: Nodes | None
-    inner: Codec
-    accumulator: str
-    text: str
-    """The signature."""
-
-    @classmethod
-    def of(
-        cls,
-        codec: Codec,
-        lengths: Sequence[int],
-        dtype: torch.dtype,
-        world: int,
-        reduction: Reduction,
-        *,
-        algorithm: str = "auto",
-        seed: int = 0,
-        nodes: Nodes | None = None,
-        inner: Spec = "as-is",
-        accumulator: str = "float32",
-        feedback: bool = False,
-    ) -> AllReduce:
-        """For segments of these lengths; raises where it cannot be done. feedback: calls have residuals."""
-        numel, inside = sum(lengths), codec_named(inner)
-        chosen = record.choose(algorithm, codec, numel, world, bool(nodes))
-        options: dict[str, Any] = {"inner": inside, "accumulator": accumulator, "feedback": feedback}
-        checks.check_algorithm(chosen, codec, world, nodes, **options)
-        noise = Noise(check_seed("all_reduce", seed))
-        more: dict[str, object] = {"algorithm": chosen, "op": str(reduction), "segments": lengths}
-        more["seed"] = noise.seed if codec.stochastic or inside.stochastic else None
-        more |= {"nodes": nodes, "inner": str(inside), "accumulator": accumulator}
-        text = agreement.to_text(_signature("all_reduce", codec, numel, dtype, **more))
-        return cls(codec, chosen, reduction, noise, nodes, inside, accumulator, text)
-
-    def start(
-        self,
-        channel: Channel,
-        flat: Flat,
-        step: tuple[int, ...],
-        residuals: Residuals | None = None,
-        times: Times | None = None,
-    ) -> Work:
-        """Submit a call. step: its number, of integers."""
-        run = partial(self.run, flat, self.noise.derive(*step), residuals, times or Times())
-        memory = flat.memory if residuals is None else [*flat.memory, residuals.first, residuals.second]
-        waits = record.ALGORITHMS[self.algorithm].host_waits or flat.host_waits(self.codec, self.inner)
-        return channel.submit(self.text, run, memory, waits=waits)
-
-    def run(self, flat: Flat, noise: Noise, residuals: Residuals | None, times: Times, exchange: Exchange) -> None:
-        """In the call's turn."""
-        options = (self.accumulator, self.nodes, self.inner, times)
-        call = Call(flat.x, self.codec, exchange, flat.lengths, self.reduction, noise, residuals, *options)
-        record.run(self.algorithm, call)
-        flat.write_back()
-
-
-_kept_of = lru_cache(maxsize=1024)(AllReduce.of)
-"""To look at a call takes the host longer than to start it."""
 
 
 def all_reduce(
@@ -181,7 +92,7 @@ def all_reduce(
     options: dict[str, Any] = {"algorithm": algorithm, "seed": seed, "nodes": places, "inner": inner}
     options |= {"accumulator": accumulator, "feedback": residuals is not None}
     reduction = reduction_of(op, channel.world)
-    kind = _kept_of(codec, tuple(flat.lengths), flat.dtype, channel.world, reduction, **options)
+    kind = prepared(codec, tuple(flat.lengths), flat.dtype, channel.world, reduction, **options)
     checks.check_residuals(residuals, codec, kind.algorithm, flat)
     path = call_path("all_reduce", codec, step)
     call_path("all_reduce inside a node", kind.inner, step)
@@ -207,7 +118,7 @@ def reduce_scatter(
     checks.expect("reduce_scatter", target, lengths[channel.rank])
     noise, reduction = noise_of("reduce_scatter", codec, seed, step), reduction_of(op, channel.world)
 
-    signature = _signature("reduce_scatter", codec, flat.numel, flat.dtype, segments=lengths, op=str(reduction))
+    signature = signature_of("reduce_scatter", codec, flat.numel, flat.dtype, segments=lengths, op=str(reduction))
     run = partial(_run_reduce_scatter, target, flat, codec, lengths, reduction, noise)
     return _outcome(
         channel.submit(signature, run, [*target.memory, *flat.memory], waits=flat.host_waits(codec)), async_op
@@ -239,7 +150,7 @@ def all_gather(
     checks.expect("all_gather", source, lengths[channel.rank])
     noise = noise_of("all_gather", codec, seed, step)
 
-    signature = _signature("all_gather", codec, flat.numel, flat.dtype, segments=lengths)
+    signature = signature_of("all_gather", codec, flat.numel, flat.dtype, segments=lengths)
     run = partial(_run_all_gather, flat, source, codec, lengths, noise)
     return _outcome(
         channel.submit(signature, run, [*flat.memory, *source.memory], waits=flat.host_waits(codec)), async_op
@@ -275,7 +186,7 @@ def all_to_all(
     noise = noise_of("all_to_all", codec, seed, step)
 
     # the sizes may differ from rank to rank and from call to call: all ranks compare them each time, on the host
-    signature = _signature("all_to_all", codec, None, source.dtype)
+    signature = signature_of("all_to_all", codec, None, source.dtype)
     run = partial(_run_all_to_all, target, source, codec, arriving, leaving, noise)
     return _outcome(channel.submit(signature, run, [*target.memory, *source.memory]), async_op)
 
@@ -312,7 +223,7 @@ def broadcast(
     root = checks.group_rank("broadcast", channel, group, src, group_src)
     noise = noise_of("broadcast", codec, seed, step)
 
-    signature = _signature("broadcast", codec, flat.numel, flat.dtype, segments=flat.lengths, src=root)
+    signature = signature_of("broadcast", codec, flat.numel, flat.dtype, segments=flat.lengths, src=root)
     run = partial(_run_broadcast, flat, codec, noise, root)
     return _outcome(channel.submit(signature, run, flat.memory, waits=flat.host_waits(codec)), async_op)
 

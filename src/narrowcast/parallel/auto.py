@@ -18,8 +18,9 @@ from narrowcast.codecs import ErrorReport
 from narrowcast.collectives import Channel, TorchTransport, all_reduce
 from narrowcast.measure import DeviceClock
 from narrowcast.parallel import overlap
+from narrowcast.parallel.ddp.bucket_calls import Done
 from narrowcast.parallel.ddp.handle import DDPHandle, ModelHook, check_parameters, model_of, register
-from narrowcast.parallel.ddp.hook import Bucket, DDPState, Done, failed_future, plain_all_reduce
+from narrowcast.parallel.ddp.hook import Bucket, DDPState, failed_future, plain_all_reduce
 from narrowcast.parallel.handle import Handle
 from narrowcast.parallel.policy import AS_IS, CodecChoice
 from narrowcast.parallel.ranks import propagate_errors

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from narrowcast.collectives.algorithms import rounds
 from narrowcast.collectives.algorithms.context import Call
 from narrowcast.collectives.algorithms.cost import Cost, Placement, Stage, direct_steps
 from narrowcast.collectives.algorithms.record import Algorithm, Order, Setting, register
 from narrowcast.collectives.algorithms.workers import FIRST, Workers
-from narrowcast.collectives.runtime.shots import gather
+from narrowcast.collectives.runtime.shots import Gather, Scatter
 from narrowcast.collectives.segments import store
 
 
@@ -21,18 +24,34 @@ def run(call: Call) -> None:
 
     Bytes sent a rank: (W-1) nbytes(n). Roundings a value: 1. Passes over the data: 1 encode, W decodes.
     """
-    exchange, coder, whole = call.exchange, call.coder, (0, call.x.numel())
-    wires = gather(exchange, [coder.nbytes(whole)] * exchange.world, 0)
-    call.encode(call.x, whole, FIRST, call.scales, call.feedback(FIRST, whole), wires.own)
-    wires.send()
-    total = exchange.floats(call.x.numel())
-    for rank in range(exchange.world):
-        coder.decode(wires.arrived(rank), whole, total, accumulate=rank > 0)
-    total = call.reduction.finish(total)
-    store(call.x, total)
-    if call.residuals is not None:
-        call.residuals.keep(total, call.x, FIRST, whole, call.reduction.gain / exchange.world)
-    exchange.finish()
+    rounds.run(call.exchange, [[OneShot(call)]])
+
+
+class OneShot:
+    """A call in which nothing is summed on the way: its wires travel in the second shot."""
+
+    def __init__(self, call: Call) -> None:
+        self._call, self._whole = call, (0, call.x.numel())
+        self.first = [0] * call.exchange.world
+        self.second = [call.coder.nbytes(self._whole)] * call.exchange.world
+
+    def encode(self, wires: Scatter) -> None:
+        for rank in range(self._call.exchange.world):
+            wires.send(rank)
+
+    def reduce(self, arrived: Tensor, wires: Gather) -> None:
+        call = self._call
+        call.encode(call.x, self._whole, FIRST, call.scales, call.feedback(FIRST, self._whole), wires.own)
+        wires.send()
+
+    def collect(self, wires: Gather) -> None:
+        call, total = self._call, self._call.exchange.floats(self._call.x.numel())
+        for rank in range(call.exchange.world):
+            call.coder.decode(wires.arrived(rank), self._whole, total, accumulate=rank > 0)
+        total = call.reduction.finish(total)
+        store(call.x, total)
+        if call.residuals is not None:
+            call.residuals.keep(total, call.x, FIRST, self._whole, call.reduction.gain / call.exchange.world)
 
 
 def simulate(workers: Workers) -> None:
@@ -65,6 +84,7 @@ register(
         sent_bytes=sent_bytes,
         cost=cost,
         host_waits=False,
+        shots=lambda call: [OneShot(call)],
         residual_shots=1,
     )
 )

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import zip_longest
 from typing import NamedTuple
 
 from torch import Tensor
 
 from narrowcast.codecs import Codec
+from narrowcast.collectives.algorithms import rounds
 from narrowcast.collectives.algorithms.context import Call, Reduction
 from narrowcast.collectives.algorithms.cost import Cost, Placement
 from narrowcast.collectives.algorithms.workers import Workers
@@ -71,6 +73,8 @@ class Algorithm:
     """By worker: exactly what `run` sends, found from sizes alone."""
     cost: Callable[[Placement], Cost]
     """For the predictor."""
+    shots: Callable[[Call], Sequence[rounds.Shots]] | None = None
+    """The rounds of a call, where several calls may travel together."""
     check_codec: Callable[[Codec, int], None] = _takes_any_codec
     """Refuse a codec on a world of that size."""
     check_world: Callable[[int, Nodes | None], None] = _takes_any_world
@@ -146,16 +150,30 @@ def _names(applies: Callable[[Algorithm], bool]) -> str:
 
 def run(name: str, call: Call) -> None:
     """Find the scales that a codec with one scale for a tensor needs, then run the algorithm."""
-    algorithm = ALGORITHMS[name]
+    if _begin(name, call):
+        ALGORITHMS[name].run(call)
+
+
+def run_together(calls: Sequence[tuple[str, Call]]) -> None:
+    """Calls of one exchange by algorithms that have `shots`: their messages travel together, round by round."""
+    begun = [(name, call) for name, call in calls if _begin(name, call)]
+    shots = [shots_of(call) for name, call in begun if (shots_of := ALGORITHMS[name].shots) is not None]
+    if shots:
+        members = zip_longest(*shots)
+        rounds.run(begun[0][1].exchange, [[one for one in each if one is not None] for each in members])
+
+
+def _begin(name: str, call: Call) -> bool:
+    """What comes before an algorithm runs; False where nothing is left for it to do."""
     if call.x.numel() == 0:
-        return
+        return False
     if call.exchange.world == 1:
         reduce_alone(call.x, call.x, call.reduction, call.residuals)
-        return
-    if algorithm.residual_shots == 1 and call.residuals is not None:
+        return False
+    if ALGORITHMS[name].residual_shots == 1 and call.residuals is not None:
         call.residuals.fold(call.reduction.gain)  # before scales are found: it counts too
     call.scales = scales(call)
-    algorithm.run(call)
+    return True
 
 
 def sent_bytes(name: str, setting: Setting) -> list[int]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from narrowcast.collectives.algorithms import rounds
 from narrowcast.collectives.algorithms.context import Call
 from narrowcast.collectives.algorithms.cost import Cost, Placement, Stage, direct_steps
 from narrowcast.collectives.algorithms.record import Algorithm, Order, Setting, register
 from narrowcast.collectives.algorithms.workers import FIRST, SECOND, Workers
-from narrowcast.collectives.residuals import Residuals
-from narrowcast.collectives.runtime.shots import gather, scatter
-from narrowcast.collectives.runtime.streams import DeviceStream, Way
+from narrowcast.collectives.runtime.shots import Gather, Scatter
 from narrowcast.collectives.segments import Coder, Range, split, take
 
 MAX_CHUNKS = 8
@@ -26,7 +26,7 @@ HOST_RATE = 2e9
 ROUND_SECONDS = 5e-4
 """What a further call of a device's backend costs: measured on sockets, 0.1 to 0.9 ms."""
 Parts = list[Range]
-"""What one rank sums of a round: a chunk of its shard, or several."""
+"""What one rank sums in a round: a chunk of its shard, or several."""
 
 
 def run(call: Call) -> None:
@@ -39,63 +39,49 @@ def run(call: Call) -> None:
        residual also takes what a result of 16 bits does not hold of the decoded value.
 
     Bytes sent a rank: 2 (W-1)/W nbytes(n). Roundings a value: 2. Passes over the data: 2 (encode, decode), and one of
-    each over a shard. While round r is on the wire, r-1 is summed and r+1 encoded; while the last one is, the channel's
+    each over a shard. While chunk c is on the wire, c-1 is summed and c+1 encoded; while the last one is, the channel's
     next call begins.
     """
-    exchange, coder = call.exchange, call.coder
-    rounds = rounds_of(coder, exchange.world, exchange.stream)
-    sizes = [[sum(map(coder.nbytes, parts)) for parts in one] for one in rounds]
-    first = [scatter(exchange, of_round, first_index(r)) for r, of_round in enumerate(sizes)]
-    second = [gather(exchange, of_round, second_index(r)) for r, of_round in enumerate(sizes)]
+    rounds.run(call.exchange, [[one] for one in shots(call)])
 
-    def encode_own(r: int) -> None:
-        noise = call.noise_in(FIRST)
-        for rank in [*exchange.others(), exchange.rank]:
-            for part, wire in coder.places(rounds[r][rank], first[r].leaving(rank)):
-                coder.encode(take(call.x, part), part, wire, noise, call.scales, call.feedback(FIRST, part))
-            first[r].send(rank)
 
-    def reduce(r: int) -> None:
-        rows, noise, scales = first[r].arrived(), call.noise_in(SECOND), call.sum_scales
-        own = list(coder.places(rounds[r][exchange.rank], second[r].own))
-        arrived = coder.places(rounds[r][exchange.rank], rows)
-        for (part, wires), (_, wire) in zip(arrived, own, strict=True):
+def shots(call: Call) -> list[TwoShots]:
+    """Its rounds."""
+    return [TwoShots(call, parts) for parts in rounds_of(call)]
+
+
+class TwoShots:
+    """One round of a call: the parts that each rank sums."""
+
+    def __init__(self, call: Call, parts: Sequence[Parts]) -> None:
+        self._call, self._parts = call, parts
+        self.first = self.second = [sum(map(call.coder.nbytes, of_rank)) for of_rank in parts]
+
+    def encode(self, wires: Scatter) -> None:
+        call, noise = self._call, self._call.noise_in(FIRST)
+        for rank in [*call.exchange.others(), call.exchange.rank]:
+            for part, wire in call.coder.places(self._parts[rank], wires.leaving(rank)):
+                call.coder.encode(take(call.x, part), part, wire, noise, call.scales, call.feedback(FIRST, part))
+            wires.send(rank)
+
+    def reduce(self, arrived: Tensor, wires: Gather) -> None:
+        call, noise, mine = self._call, self._call.noise_in(SECOND), self._parts[self._call.exchange.rank]
+        own = list(call.coder.places(mine, wires.own))
+        for (part, rows), (_, wire) in zip(call.coder.places(mine, arrived), own, strict=True):
             out, feedback = take(call.x, part), call.feedback(SECOND, part)
-            coder.reduce(wires, part, wire, noise, scales, feedback, call.reduction, out)
-        second[r].send()
+            call.coder.reduce(rows, part, wire, noise, call.sum_scales, feedback, call.reduction, out)
+        wires.send()
         if call.residuals is not None and call.x.dtype != torch.float32:
             for part, wire in own:
-                keep_lost(part, wire, call.residuals)
+                exact = call.exchange.floats(part[1] - part[0])
+                call.coder.decode(wire, part, exact)
+                call.residuals.keep(exact, take(call.x, part), SECOND, part)
 
-    def keep_lost(part: Range, wire: Tensor, residuals: Residuals) -> None:
-        exact = exchange.floats(part[1] - part[0])
-        coder.decode(wire, part, exact)
-        residuals.keep(exact, take(call.x, part), SECOND, part)
-
-    def collect(r: int) -> None:
-        for peer in exchange.others():
-            for part, wire in coder.places(rounds[r][peer], second[r].arrived(peer)):
-                coder.decode(wire, part, take(call.x, part))
-
-    for step in range(len(rounds) + 2):
-        if step < len(rounds):
-            encode_own(step)
-        if 0 <= step - 1 < len(rounds):
-            reduce(step - 1)
-        if step == len(rounds):
-            exchange.all_sent()
-        if step >= 2:
-            collect(step - 2)
-    exchange.finish()
-
-
-def first_index(r: int) -> int:
-    """The number of round r's messages in the first shot: the order of sending is 0, 1, sum of 0, 2, sum of 1, ..."""
-    return 2 * r
-
-
-def second_index(r: int) -> int:
-    return 2 * r + 3
+    def collect(self, wires: Gather) -> None:
+        call = self._call
+        for peer in call.exchange.others():
+            for part, wire in call.coder.places(self._parts[peer], wires.arrived(peer)):
+                call.coder.decode(wire, part, take(call.x, part))
 
 
 def chunks_of(coder: Coder, world: int) -> list[list[Range]]:
@@ -105,14 +91,15 @@ def chunks_of(coder: Coder, world: int) -> list[list[Range]]:
     return [split(shard, count, coder.align) for shard in shards]
 
 
-def rounds_of(coder: Coder, world: int, stream: DeviceStream) -> list[list[Parts]]:
+def rounds_of(call: Call) -> list[list[Parts]]:
     """The rounds of a call: for each rank, what it sums in it.
 
     Messages of the host are a round for each chunk. A device's backend does one thing after another, and there are as
     few as pay: see `device_rounds`. Chunks that are encoded by themselves stay so, whatever the round.
     """
+    coder, world = call.coder, call.exchange.world
     chunks = chunks_of(coder, world)
-    if stream.way is not Way.ROUNDS:
+    if not call.exchange.by_rows:
         return [[[chunk] for chunk in of_round] for of_round in zip(*chunks, strict=True)]
     if coder.whole_segments:
         return [chunks]
@@ -175,6 +162,7 @@ register(
         sent_bytes=sent_bytes,
         cost=cost,
         host_waits=False,
+        shots=shots,
         residual_shots=2,
     )
 )

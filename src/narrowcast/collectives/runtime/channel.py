@@ -154,7 +154,7 @@ class Channel:
         stream = self.streams.get(device)
         if stream is None:
             way = Way.ROUNDS if self.transport.carries(device) else Way.STAGED
-            stream = self.streams[device] = DeviceStream(device, way, torch.cuda.Stream(device))
+            stream = self.streams[device] = DeviceStream(device, way, torch.cuda.Stream(device, priority=-1))
         return stream
 
     def called(self, name: str) -> Channel:

@@ -61,6 +61,13 @@ class Exchange:
         self._path = _PATHS[self.stream.way](self.stream, self.transport)
         self._all_is_sent = False
 
+    @property
+    def by_rows(self) -> bool:
+        """Whether a device's backend carries the wires: it takes rows of equal length, and a call of its own for each
+        thing that it does.
+        """
+        return self.stream.way is Way.ROUNDS
+
     def on(self, stream: DeviceStream) -> Exchange:
         """The same call, its wires on another device."""
         return Exchange(self.transport, self.call, self.kind, stream, pass_on=self.pass_on)

@@ -1,20 +1,20 @@
 """The two shots of an exchange between all ranks: a wire for each of them (`Scatter`), and one wire for all (`Gather`).
 
 Where host memory travels both are messages, asked for before anything is sent, sent and waited for one by one. Where a
-device's backend carries the wires, each shot is one call of it, on rows of equal length: as many calls as messages
-would take, one after another, cost more than the bytes.
+device's backend carries the wires, each shot is one call of it, on rows of equal length: as many calls as there are
+messages, one after another, would cost more than the bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from narrowcast.collectives.runtime.messages import Exchange
-from narrowcast.collectives.runtime.streams import Way
 from narrowcast.collectives.transports.base import Pending
 from narrowcast.kernels import ROW_ALIGNMENT, aligned_rows
 
@@ -26,7 +26,7 @@ class Scatter(Protocol):
         """Memory for the wire to a rank."""
 
     def send(self, rank: int) -> None:
-        """It has been written. To be called for all ranks."""
+        """It has been written. To be called once for each rank."""
 
     def arrived(self) -> Tensor:
         """The wires for this rank, one a row; waits for all of them."""
@@ -47,14 +47,26 @@ class Gather(Protocol):
 
 def scatter(exchange: Exchange, sizes: Sequence[int], index: int) -> Scatter:
     """sizes: bytes of the wires to each rank, equal on all ranks. index: see `Exchange.receive`."""
-    by_rows = exchange.stream.way is Way.ROUNDS
-    return _ScatteredRows(exchange, sizes) if by_rows else _ScatteredMessages(exchange, sizes, index)
+    return scatter_together(exchange, [sizes], index)[0]
 
 
 def gather(exchange: Exchange, sizes: Sequence[int], index: int) -> Gather:
     """sizes: bytes of the wire of each rank. index: see `Exchange.receive`."""
-    by_rows = exchange.stream.way is Way.ROUNDS
-    return _GatheredRows(exchange, sizes) if by_rows else _GatheredMessages(exchange, sizes, index)
+    return gather_together(exchange, [sizes], index)[0]
+
+
+def scatter_together(exchange: Exchange, sizes: Sequence[Sequence[int]], index: int) -> Sequence[Scatter]:
+    """Several that travel in one call of a backend; those of the host are messages of their own, in this order."""
+    if exchange.by_rows:
+        return _ScatteredRows(exchange, sizes).windows
+    return [_ScatteredMessages(exchange, of_one, index) for of_one in sizes]
+
+
+def gather_together(exchange: Exchange, sizes: Sequence[Sequence[int]], index: int) -> Sequence[Gather]:
+    """As `scatter_together`."""
+    if exchange.by_rows:
+        return _GatheredRows(exchange, sizes).windows
+    return [_GatheredMessages(exchange, of_one, index) for of_one in sizes]
 
 
 class _ScatteredMessages:
@@ -71,7 +83,7 @@ class _ScatteredMessages:
         return wire
 
     def send(self, rank: int) -> None:
-        if rank != self._exchange.rank:
+        if rank != self._exchange.rank and self._sizes[rank]:
             self._exchange.send(self._wires.pop(rank), rank, self._index)
 
     def arrived(self) -> Tensor:
@@ -94,55 +106,92 @@ class _GatheredMessages:
         return self.own if rank == self._exchange.rank else self._incoming[rank].get()
 
 
-def _rows(exchange: Exchange, sizes: Sequence[int]) -> Tensor:
-    """A row for each rank, as long as the longest wire; a backend's calls know one length."""
-    length = -(-max(sizes) // ROW_ALIGNMENT) * ROW_ALIGNMENT
-    return torch.empty(exchange.world, length, dtype=torch.uint8, device=exchange.stream.device)
+def _places(exchange: Exchange, sizes: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:
+    """A row for each rank, and where each wire of a row begins: at the same place in all of them, since a backend's
+    call knows one length, and one kernel reads a wire of every rank; loads are widest at multiples of 16.
+    """
+    lengths = [-(-max(of_one) // ROW_ALIGNMENT) * ROW_ALIGNMENT for of_one in sizes]
+    starts = list(accumulate(lengths, initial=0))
+    rows = torch.empty(exchange.world, starts[-1], dtype=torch.uint8, device=exchange.stream.device)
+    return rows, starts
 
 
 class _ScatteredRows:
-    def __init__(self, exchange: Exchange, sizes: Sequence[int]) -> None:
-        self._exchange, self._sizes = exchange, sizes
-        self.rows = _rows(exchange, sizes)
-        self._unsent = exchange.world
-        self._arriving: Tensor | None = None
-        self._pending: Pending | None = None
-
-    def leaving(self, rank: int) -> Tensor:
-        return self.rows[rank, : self._sizes[rank]]
-
-    def send(self, rank: int) -> None:
-        self._unsent -= 1
-        if not self._unsent:
-            self._arriving = torch.empty_like(self.rows)
-            if self.rows.numel():
-                self._pending = self._exchange.transport.all_to_all(self._arriving, self.rows)
-            own = self._exchange.rank
-            self._exchange.sent_bytes += sum(self._sizes) - self._sizes[own]
-
-    def arrived(self) -> Tensor:
-        if self._arriving is None:
-            raise RuntimeError("internal: a rank's wire was not sent")
-        if self._pending is not None:
-            self._pending.wait()
-            self._pending = None
-        return self._arriving[:, : self._sizes[self._exchange.rank]]
-
-
-class _GatheredRows:
-    def __init__(self, exchange: Exchange, sizes: Sequence[int]) -> None:
-        self._exchange, self._sizes = exchange, sizes
-        self.rows = _rows(exchange, sizes)
-        self.own = self.rows[exchange.rank, : sizes[exchange.rank]]
+    def __init__(self, exchange: Exchange, sizes: Sequence[Sequence[int]]) -> None:
+        self._exchange = exchange
+        self.rows, starts = _places(exchange, sizes)
+        self.windows = [_ScatterWindow(self, start, of_one) for start, of_one in zip(starts, sizes, strict=False)]
+        self.rank, self._unsent = exchange.rank, exchange.world * len(sizes)
+        self._payload = sum(sum(of_one) - of_one[exchange.rank] for of_one in sizes)
+        self._arriving = self.rows
         self._pending: Pending | None = None
 
     def send(self) -> None:
-        if self.rows.numel():
-            self._pending = self._exchange.transport.all_gather(self.rows, self.rows[self._exchange.rank])
-        self._exchange.sent_bytes += (self._exchange.world - 1) * self._sizes[self._exchange.rank]
+        self._unsent -= 1
+        if not self._unsent and self.rows.numel():
+            self._arriving = torch.empty_like(self.rows)
+            self._pending = self._exchange.transport.all_to_all(self._arriving, self.rows)
+            self._exchange.sent_bytes += self._payload
 
-    def arrived(self, rank: int) -> Tensor:
-        if self._pending is not None and rank != self._exchange.rank:
+    def arrived(self) -> Tensor:
+        if self._unsent:
+            raise RuntimeError(f"internal: {self._unsent} wires were not sent")
+        if self._pending is not None:
             self._pending.wait()
             self._pending = None
-        return self.rows[rank, : self._sizes[rank]]
+        return self._arriving
+
+
+class _ScatterWindow:
+    def __init__(self, shared: _ScatteredRows, start: int, sizes: Sequence[int]) -> None:
+        self._shared, self._start, self._sizes = shared, start, sizes
+
+    def leaving(self, rank: int) -> Tensor:
+        return self._shared.rows[rank, self._start : self._start + self._sizes[rank]]
+
+    def send(self, rank: int) -> None:
+        self._shared.send()
+
+    def arrived(self) -> Tensor:
+        return self._shared.arrived()[:, self._start : self._start + self._sizes[self._shared.rank]]
+
+
+class _GatheredRows:
+    def __init__(self, exchange: Exchange, sizes: Sequence[Sequence[int]]) -> None:
+        self._exchange = exchange
+        self.rows, starts = _places(exchange, sizes)
+        self.rank, self._unsent = exchange.rank, len(sizes)
+        self.windows = [_GatherWindow(self, start, of_one) for start, of_one in zip(starts, sizes, strict=False)]
+        self._payload = (exchange.world - 1) * sum(of_one[exchange.rank] for of_one in sizes)
+        self._pending: Pending | None = None
+
+    def send(self) -> None:
+        self._unsent -= 1
+        if not self._unsent and self.rows.numel():
+            self._pending = self._exchange.transport.all_gather(self.rows, self.rows[self.rank])
+            self._exchange.sent_bytes += self._payload
+
+    def await_all(self) -> None:
+        if self._unsent:
+            raise RuntimeError(f"internal: {self._unsent} wires were not sent")
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
+
+
+class _GatherWindow:
+    def __init__(self, shared: _GatheredRows, start: int, sizes: Sequence[int]) -> None:
+        self._shared, self._start, self._sizes = shared, start, sizes
+        self.own = self._of(shared.rank)
+
+    def send(self) -> None:
+        self._shared.send()
+
+    def arrived(self, rank: int) -> Tensor:
+        if rank == self._shared.rank:
+            return self.own
+        self._shared.await_all()
+        return self._of(rank)
+
+    def _of(self, rank: int) -> Tensor:
+        return self._shared.rows[rank, self._start : self._start + self._sizes[rank]]

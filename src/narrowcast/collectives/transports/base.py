@@ -74,9 +74,7 @@ class Transport(Protocol):
         """
 
     def all_gather(self, rows: Tensor, row: Tensor) -> Pending:
-        """Everyone's `row`, by rank, in device memory; `row` may be this rank's own of `rows`. Calls happen in their
-        order; one may overlap with an `all_to_all` or `swap` that was called before or after.
-        """
+        """Everyone's `row`, by rank, in device memory; `row` may be this rank's own of `rows`. As `swap`."""
 
     def max_(self, values: Tensor) -> None:
         """Replace each int32 by its maximum over all ranks."""

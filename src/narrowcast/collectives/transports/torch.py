@@ -54,7 +54,7 @@ class TorchTransport:
         meeting = dist.PrefixStore(prefix, _connection(chosen, store, "meeting"))  # type: ignore[attr-defined]
         self._backend: Any = dist.ProcessGroupGloo(meeting, self.rank, self.world, self._timeout)
         self._has_nccl, self._meeting = _has_nccl(chosen), meeting
-        self._carriers: dict[str, Any] = {}
+        self._carrier: Any = None
         self._store: Any = dist.PrefixStore(prefix, _connection(chosen, store, "notes"))  # type: ignore[attr-defined]
         self._shared, self._asked = 0, 0
 
@@ -76,15 +76,16 @@ class TorchTransport:
     def carries(self, device: torch.device) -> bool:
         return device.type == "cuda" and self._has_nccl
 
-    def _nccl(self, use: str = "nccl") -> Any:
+    def _nccl(self) -> Any:
         """Made at its first use; NCCL itself connects all ranks in the first call, which all take part in."""
         self._open()
-        if use not in self._carriers:
-            options = dist.ProcessGroupNCCL.Options()
+        if self._carrier is None:
+            # what has arrived is summed, and what is summed sent on, before a computation that can wait
+            options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
             options._timeout = self._timeout
-            meeting = dist.PrefixStore(use, self._meeting)  # type: ignore[attr-defined]
-            self._carriers[use] = dist.ProcessGroupNCCL(meeting, self.rank, self.world, options)
-        return self._carriers[use]
+            meeting = dist.PrefixStore("nccl", self._meeting)  # type: ignore[attr-defined]
+            self._carrier = dist.ProcessGroupNCCL(meeting, self.rank, self.world, options)
+        return self._carrier
 
     def swap(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
         with backend_errors:
@@ -101,9 +102,8 @@ class TorchTransport:
             return Message(self._nccl().alltoall_base(arriving, leaving, [], []))
 
     def all_gather(self, rows: Tensor, row: Tensor) -> Pending:
-        # of its own, so that one call's second shot travels beside the next call's first
         with backend_errors:
-            return Message(self._nccl("nccl gather")._allgather_base(rows, row))
+            return Message(self._nccl()._allgather_base(rows, row))
 
     def max_(self, values: Tensor) -> None:
         self._reduce(values, dist.ReduceOp.MAX)
@@ -190,8 +190,8 @@ class TorchTransport:
 
     def close(self) -> None:
         self._backend = None
-        carriers, self._carriers = self._carriers, {}
-        for carrier in carriers.values():
+        carrier, self._carrier = self._carrier, None
+        if carrier is not None:
             carrier.shutdown()  # what is under way gets through first
 
     def give_up(self, note: str) -> dict[int, str]:
@@ -199,9 +199,9 @@ class TorchTransport:
         # the store may be gone, or its host may be stopped: then nobody can tell anything
         with contextlib.suppress(RuntimeError, TimeoutError):
             ask_within(lambda: self._leave(note), STORE_GRACE)
-        carriers, self._carriers = self._carriers, {}
-        for carrier in carriers.values():
-            carrier.abort()  # peers may never come
+        if self._carrier is not None:
+            self._carrier.abort()  # peers may never come
+            self._carrier = None
         self.close()
         with contextlib.suppress(RuntimeError, TimeoutError):
             ask_within(lambda: self._collect(notes, time.monotonic() + NOTES_WAIT), STORE_GRACE)

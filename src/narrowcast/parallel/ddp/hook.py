@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,10 +13,32 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from narrowcast.codecs import Codec, error_report
-from narrowcast.collectives import AllReduce, Channel, Flat, Reduction, Times, TorchTransport, Work, all_reduce
+from narrowcast.collectives import (
+    AllReduce,
+    Channel,
+    Flat,
+    PreparedCall,
+    Reduction,
+    Times,
+    TorchTransport,
+    Work,
+    all_reduce,
+)
 from narrowcast.kernels import FLOATS
 from narrowcast.parallel import policy, scaling
 from narrowcast.parallel.ddp import buckets, torch_parts
+from narrowcast.parallel.ddp.bucket_calls import (
+    CALL,
+    BucketGroup,
+    BucketReduction,
+    Done,
+    GroupCall,
+    Grouped,
+    HeldCalls,
+    new_future,
+    settle,
+    start_calls,
+)
 from narrowcast.parallel.policy import Watch
 from narrowcast.parallel.private import in_autograd
 from narrowcast.parallel.probe import probe
@@ -30,26 +49,8 @@ from narrowcast.parallel.stats import Stats, TensorRow, is_compressed
 
 Bucket = Any
 """torch.distributed.GradBucket, which has no type."""
-Done = torch.futures.Future[Tensor]
-CALL = "all_reduce of gradients"
 ASIDE_VALUES = 1 << 18
 """More than this takes so long on the wire that its latency no longer matters."""
-Grouped = list[tuple["BucketGroup", list[Tensor]]]
-"""The groups of a bucket, each with its gradients."""
-
-
-@dataclass(frozen=True)
-class BucketGroup:
-    """The gradients of a bucket that travel with one codec: what their calls have in common, at whatever step."""
-
-    codec: Codec
-    names: tuple[str, ...]
-    numel: int
-    kind: AllReduce
-    plain_bytes: int
-    """What a plain all-reduce would send."""
-    compressed: int
-    """Values that travel in fewer bits than their own type has."""
 
 
 class DDPState:
@@ -87,6 +88,7 @@ class DDPState:
         self._unused = buckets.unused_parameters(model, self.names)
         self.residuals = self._new_residuals(scaler)
         self.stats, self.sample_every = Stats(), sample_every
+        self._held = HeldCalls(self.channel, self.stats)
         try:
             # with the channels open, so that whoever fails is heard; ranks that disagree find out here already
             with propagate_errors(self.channel, self._aside):
@@ -175,11 +177,14 @@ class DDPState:
         """Start the all-reduce of a bucket and return at once; the future gets the bucket's buffer."""
         try:
             started = self._start(bucket)
+            if bucket.is_last():
+                self._held.start()
         except Exception as error:  # noqa: BLE001  raised here it would leave the DDP model unusable
             for channel in {self.channel, self._aside}:
                 channel.fail(error)
-            started = _future(bucket.buffer())
-            _settle(started, bucket.buffer(), error)
+            self._held.fail(error)
+            started = new_future(bucket.buffer())
+            settle(started, bucket.buffer(), error)
         if bucket.is_last():
             self.step += 1
             self.stats.steps += 1
@@ -199,18 +204,23 @@ class DDPState:
         self.show(groups, self.step, "local")
         if self.sample_every and self.step % self.sample_every == 0:
             self._sample(groups)
-        reduction = _BucketReduction(self, buffer, groups, self._share.rescale)
+        reduction = BucketReduction(
+            buffer, len(groups), self._share.rescale, partial(self.show, groups, self.step, "mean")
+        )
         for number, (group, gradients) in enumerate(groups):
-            times, began = Times(), time.perf_counter()
+            residuals = self.residuals.residuals(group.names, gradients) if group.codec.feedback else None
+            flat, step = Flat(gradients, _shared_buffer(gradients, buffer)), (self.step, bucket.index(), number)
+            call = GroupCall(group, PreparedCall(group.kind, flat, step, residuals), reduction)
+            if call.prepared.travels_together and self.channel.transport.carries(buffer.device):
+                self._held.add(call)
+                continue
             # small tensors that stay as they are go aside: in line with the others each would add its latency
             channel = self._aside if group.codec.lossless and group.numel <= ASIDE_VALUES else self.channel
-            residuals = self.residuals.residuals(group.names, gradients) if group.codec.feedback else None
-            flat, call = Flat(gradients, _shared_buffer(gradients, buffer)), (self.step, bucket.index(), number)
-            work = group.kind.start(channel, flat, call, residuals, times)
-            work.then(partial(reduction.on_arrival, group, times, began))
+            start_calls(channel, [call], self.stats)
         return reduction.future
 
     def _begin_step(self) -> None:
+        self._held.clear()
         self.residuals.begin_step()
         self._share.begin_step()
         if self._watch is not None:
@@ -243,7 +253,8 @@ class DDPState:
             numel = sum(lengths)
             plain_bytes = 2 * (world - 1) * numel * dtype.itemsize // world
             compressed = numel if world > 1 and is_compressed(codec, dtype) else 0
-            group = BucketGroup(codec, names, numel, self._kind(codec, lengths, dtype), plain_bytes, compressed)
+            kind, wire_bytes = self._kind(codec, lengths, dtype), codec.nbytes(numel, dtype)
+            group = BucketGroup(codec, names, numel, kind, wire_bytes, plain_bytes, compressed)
             self._groups[dtype, codec, names] = group
         return group
 
@@ -312,38 +323,6 @@ class _LiveShare:
         return rescale
 
 
-class _BucketReduction:
-    """A bucket under way: when the last of its groups is over, DDP's future gets the buffer, or the first error."""
-
-    def __init__(self, state: DDPState, buffer: Tensor, groups: Grouped, rescale: Callable[[Tensor], Tensor]) -> None:
-        self._state, self._buffer, self._groups, self._rescale = state, buffer, groups, rescale
-        self._step, self.future = state.step, _future(buffer)
-        self._works: list[Work] = []
-        self._lock = threading.Lock()
-
-    def on_arrival(self, group: BucketGroup, times: Times, began: float, work: Work) -> None:
-        """A group is over, whatever came of it. In whatever thread that was done."""
-        stats, seconds = self._state.stats, time.perf_counter() - began
-        compressed = group.compressed
-        stats.count(CALL, group.numel, work.sent_bytes, group.plain_bytes, times, seconds, compressed=compressed)
-        with self._lock:
-            self._works.append(work)
-            is_last = len(self._works) == len(self._groups)
-        if is_last:
-            _settle(self.future, self._buffer, self._finish())
-
-    def _finish(self) -> BaseException | None:
-        """What DDP expects in the buffer; or what went wrong."""
-        try:
-            for work in self._works:
-                work.wait()  # done, all of them: what follows comes after them on the device, too
-            self._rescale(self._buffer)
-            self._state.show(self._groups, self._step, "mean")
-        except BaseException as error:  # noqa: BLE001  DDP's future carries it, whosever it is
-            return error
-        return None
-
-
 def _shared_buffer(gradients: Sequence[Tensor], buffer: Tensor) -> Tensor | None:
     """The part of a bucket's buffer that these gradients fill without a gap, so that nothing is copied; or None."""
     start = at = gradients[0].storage_offset()
@@ -357,23 +336,10 @@ def _shared_buffer(gradients: Sequence[Tensor], buffer: Tensor) -> Tensor | None
     return buffer[start - buffer.storage_offset() : at - buffer.storage_offset()]
 
 
-def _future(buffer: Tensor) -> Done:
-    """On a CUDA device it carries the stream's work with it: whoever waits for it lets its own stream wait."""
-    return torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
-
-
-def _settle(future: Any, buffer: Tensor, error: BaseException | None) -> None:
-    """Every future is set, always: DDP would wait for ever otherwise."""
-    if error is None:
-        future.set_result(buffer)
-    else:
-        future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
-
-
 def failed_future(bucket: Bucket, error: BaseException) -> Done:
     """What a hook returns that could not even start; through then(), so that the error keeps its own text."""
-    future = _future(bucket.buffer())
-    _settle(future, bucket.buffer(), error)
+    future = new_future(bucket.buffer())
+    settle(future, bucket.buffer(), error)
     return future.then(lambda done: done.value())
 
 
