@@ -22,7 +22,7 @@ from torch import Tensor
 import narrowcast as nc
 from narrowcast.bench import cuda as bench
 from narrowcast.bench.cuda import TARGETS
-from narrowcast.codecs import Codec
+from narrowcast.codecs import Codec, compiled
 from narrowcast.kernels import ops
 from narrowcast.kernels.triton import launch, shapes
 
@@ -59,8 +59,8 @@ class Choice:
             shapes.OVERRIDES.update({(op, ""): shapes.Tuning(*self.tiles) for op in (*OPS, "decode")})
         for way in WAYS:
             setattr(shapes, way, way != self.without)
-        launch._prepare.cache_clear()
-        launch._prepare_decode.cache_clear()
+        for codec in compiled.KNOWN.values():
+            launch.forget(codec.plan_for(torch.float32))
 
 
 CHOICES = [Choice(), *(Choice(without=way) for way in WAYS), *map(Choice, TILES)]

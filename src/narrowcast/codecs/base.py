@@ -12,19 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from narrowcast.codecs import compiled
-from narrowcast.codecs.checks import (
-    check_feedback,
-    check_noise,
-    check_reduced,
-    check_scale,
-    check_values,
-    check_wires,
-    flat,
-    output_for,
-    wire_for,
-    write_back,
-)
+from narrowcast.codecs import calls, compiled
 from narrowcast.codecs.spec import Spec
 from narrowcast.kernels import (
     NO_FINISH,
@@ -37,11 +25,7 @@ from narrowcast.kernels import (
     Noise,
     Plan,
     check_count,
-    check_floats,
-    check_written,
     explain,
-    mark_written,
-    ops,
     pack,
 )
 
@@ -241,21 +225,7 @@ class Codec(abc.ABC):
         """`encode`, its numbers bundled as they travel on to kernels."""
         if torch.compiler.is_compiling():
             return compiled.encode(self.spec, x, noise, scale, feedback, out)
-        check_floats(self, x)
-        noise = check_noise(self, noise)
-        if scale is not None:
-            scale = check_scale(self, scale, x)
-        n, dtype, residual = x.numel(), x.dtype, None
-        if feedback is not None:
-            check_feedback(self, feedback, n, x)
-            dtype, residual = torch.float32, feedback.residual
-        wire = wire_for(self, self.nbytes(n, dtype), out, x)
-        if out is not None or residual is not None:
-            check_written(self, {"out": out, "residual": residual}, {"x": x, "scale": scale})
-        if n:
-            ops.encode(self.plan_for(dtype), flat(x), wire, noise, scale, feedback)
-            mark_written(out, residual)
-        return wire
+        return calls.encode(self, x, noise, scale, feedback, out)
 
     def reduce(
         self,
@@ -300,23 +270,7 @@ class Codec(abc.ABC):
             if feedback is not None or decoded is not None:
                 raise TypeError("reduce inside torch.compile: leave out residual= and decoded=")
             return compiled.reduce(self.spec, wires, n, noise, scale, finish, out)
-        n = check_count(self, n)
-        first = check_wires(self, wires, n)
-        noise = check_noise(self, noise)
-        if scale is not None:
-            scale = check_scale(self, scale, first)
-        if feedback is not None:
-            check_feedback(self, feedback, n, first)
-        if decoded is not None:
-            check_values(self, "decoded", decoded, n, first)
-        wire, residual = wire_for(self, self.nbytes(n), out, first), None if feedback is None else feedback.residual
-        check_reduced(self, {"out": out, "residual": residual, "decoded": decoded}, wires, scale)
-        if n:
-            values = None if decoded is None else flat(decoded)
-            ops.reduce(self.plan_for(torch.float32), wires, n, wire, noise, scale, feedback, finish, values)
-            write_back(values, decoded)
-            mark_written(out, residual, decoded)
-        return wire
+        return calls.reduce(self, wires, n, noise, scale, feedback, finish, out, decoded)
 
     def decode(
         self,
@@ -330,15 +284,7 @@ class Codec(abc.ABC):
         """The n values of a wire, flat, as `dtype`; or written into `out` (n values of any shape), or added to it."""
         if torch.compiler.is_compiling():
             return compiled.decode(self.spec, wire, n, out, accumulate, dtype)
-        n, is_new = check_count(self, n), out is None
-        out = output_for(self, wire, n, out, accumulate, dtype)
-        if n:
-            values = flat(out)
-            ops.decode(self.plan_for(out.dtype), wire.contiguous(), n, values, accumulate)
-            write_back(values, out)
-            if not is_new:
-                mark_written(out)
-        return out
+        return calls.decode(self, wire, n, out, accumulate, dtype)
 
 
 @dataclass(frozen=True)
@@ -368,7 +314,7 @@ class PlanCodec(Codec):
         return self.plan.bits + (8.0 * self.plan.store.value * scales / self.plan.block if scales else 0.0)
 
     def nbytes(self, n: int, dtype: torch.dtype = torch.float32) -> int:
-        return self.plan.layout(check_count(self, n)).nbytes
+        return self.plan.layout(n if type(n) is int and n >= 0 else check_count(self, n)).nbytes
 
     def limits(self, wire: Tensor, n: int) -> tuple[Tensor, Tensor] | None:
         if self.plan.bits == 1:

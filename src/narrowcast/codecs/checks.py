@@ -13,6 +13,7 @@ from torch import Tensor
 
 from narrowcast.kernels import (
     ALIGNMENT,
+    MASK,
     NO_NOISE,
     Feedback,
     Noise,
@@ -61,6 +62,10 @@ def check_noise(codec: Codec, noise: Noise) -> Noise:
     """The same with plain integers."""
     if noise == NO_NOISE:
         return NO_NOISE
+    seed, stream, offset = noise.seed, noise.stream, noise.offset
+    if type(seed) is type(stream) is type(offset) is int and 0 <= seed <= MASK and 0 <= stream <= MASK:  # noqa: SIM102
+        if offset >= 0 and offset % ALIGNMENT == 0:
+            return noise
     seed, stream = check_seed(codec, noise.seed), check_seed(codec, noise.stream)
     rule = f"cut between blocks, at a multiple of {ALIGNMENT}"
     offset = check_integer(codec, f"offset: {rule}", noise.offset)

@@ -15,6 +15,8 @@ from narrowcast.kernels.arithmetic import Finish as Finish
 from narrowcast.kernels.arithmetic import keeps_subnormals as keeps_subnormals
 from narrowcast.kernels.arithmetic import plus as plus
 from narrowcast.kernels.checks import FLOATS as FLOATS
+from narrowcast.kernels.checks import Stretch as Stretch
+from narrowcast.kernels.checks import are_plain_rows as are_plain_rows
 from narrowcast.kernels.checks import check_count as check_count
 from narrowcast.kernels.checks import check_floats as check_floats
 from narrowcast.kernels.checks import check_integer as check_integer
@@ -25,6 +27,7 @@ from narrowcast.kernels.checks import check_written as check_written
 from narrowcast.kernels.checks import mark_written as mark_written
 from narrowcast.kernels.checks import overlap as overlap
 from narrowcast.kernels.checks import shares_places as shares_places
+from narrowcast.kernels.checks import stands_alone as stands_alone
 from narrowcast.kernels.dispatch import OPS as OPS
 from narrowcast.kernels.dispatch import KernelChoice as KernelChoice
 from narrowcast.kernels.dispatch import explain as explain
@@ -33,6 +36,7 @@ from narrowcast.kernels.matmul.accumulator import FLOAT32 as FLOAT32
 from narrowcast.kernels.matmul.accumulator import Accumulator as Accumulator
 from narrowcast.kernels.matmul.accumulator import accumulator as accumulator
 from narrowcast.kernels.noise import ALIGNMENT as ALIGNMENT
+from narrowcast.kernels.noise import MASK as MASK
 from narrowcast.kernels.noise import NO_NOISE as NO_NOISE
 from narrowcast.kernels.noise import Noise as Noise
 from narrowcast.kernels.noise import as_signed as as_signed

@@ -139,9 +139,54 @@ def _copy(x: Tensor) -> str:
 
 def mark_written(*tensors: Tensor | None) -> None:
     """Tell autograd that these were changed, so that a backward that saved them raises instead of using them."""
-    changed = [x for x in tensors if x is not None]
-    if changed:
-        increment_version(changed)
+    for x in tensors:
+        if x is not None:
+            increment_version(x)
+
+
+Stretch = tuple[int, int]
+"""Where memory begins and ends."""
+
+
+def stands_alone(x: Tensor, n: int, dtype: torch.dtype, device: torch.device, taken: list[Stretch]) -> bool:
+    """Whether x is n values of a type in contiguous memory on a CPU or CUDA device, apart from all that is `taken`, to
+    which it is added: whatever may be written passes every check then. False says nothing; the checks look closer.
+    """
+    try:
+        is_such = type(x) is Tensor and x.dtype is dtype and x.numel() == n and x.device == device
+        if not is_such or x.layout is not torch.strided or x.is_nested or not x.is_contiguous():
+            return False
+        begin = x.data_ptr()
+        # as in `check_plain`
+        if begin == x.storage_offset() * x.itemsize or x.requires_grad or x.is_neg():
+            return False
+    except RuntimeError:
+        return False
+    return _is_free(begin, begin + x.nbytes, taken)
+
+
+def _is_free(begin: int, end: int, taken: list[Stretch]) -> bool:
+    for other_begin, other_end in taken:
+        if begin < other_end and other_begin < end:
+            return False
+    taken.append((begin, end))
+    return True
+
+
+def are_plain_rows(rows: Tensor, nbytes: int, taken: list[Stretch]) -> bool:
+    """Whether rows are wires of so many bytes, each contiguous; their stretch of memory is added to `taken`."""
+    try:
+        if rows.dtype is not torch.uint8 or rows.layout is not torch.strided or rows.is_nested or rows.dim() != 2:
+            return False
+        (count, size), (stride, step), begin = rows.shape, rows.stride(), rows.data_ptr()
+        if not count or size != nbytes or step != 1 or rows.is_neg():
+            return False
+        if begin == rows.storage_offset():
+            return False
+    except RuntimeError:
+        return False
+    taken.append((begin, begin + (count - 1) * stride + nbytes))
+    return True
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:

@@ -148,13 +148,16 @@ class Plan(_KeepsDerived):
         """Where the planes of n values lie."""
         if not isinstance(n, int):
             return self._layout(n)  # a size that a compiler does not know yet
-        known: dict[int, WireLayout] = self.__dict__.setdefault("_layouts", {})
-        layout = known.get(n)
+        layout = self._layouts.get(n)
         if layout is None:
-            if len(known) > MAX_KNOWN_LAYOUTS:
-                known.clear()
-            layout = known[n] = self._layout(n)
+            if len(self._layouts) > MAX_KNOWN_LAYOUTS:
+                self._layouts.clear()
+            layout = self._layouts[n] = self._layout(n)
         return layout
+
+    @cached_property
+    def _layouts(self) -> dict[int, WireLayout]:
+        return {}
 
     def _layout(self, n: int) -> WireLayout:
         scales = _align(self.code_bytes(n)) if self.n_scales(n) else self.code_bytes(n)

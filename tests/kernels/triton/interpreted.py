@@ -22,7 +22,7 @@ import narrowcast as nc
 from narrowcast.codecs import all_specs
 from narrowcast.formats import all_formats
 from narrowcast.kernels import CastPlan, Feedback, Finish, Noise, Plan, ops, reference, triton_loader
-from narrowcast.kernels.triton import launch
+from narrowcast.kernels.triton import launch, start
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SIZES = (4099, 1001, 300, 17, 4096, 1)
@@ -302,7 +302,7 @@ def groups() -> Iterator[tuple[str, Callable[[], None]]]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    assert launch.INTERPRETED, "set TRITON_INTERPRET=1 before Triton is imported"
+    assert start.INTERPRETED, "set TRITON_INTERPRET=1 before Triton is imported"
     dict(groups())[sys.argv[1]]()
     print("\n".join(faults[:20]))
     sys.exit(bool(faults))

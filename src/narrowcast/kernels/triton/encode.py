@@ -318,7 +318,7 @@ PLAIN = (
     "n", "scales_at", "tail_at", "codes_end", "scales_end", "tiles", "chunks", "blocks", "count",
     "seed", "stream", "offset", "divide", "multiply", "unit", "backward",
 )  # fmt: skip
-"""Numbers that no kernel is specialised for."""
+"""Numbers that no kernel is specialised for: of an integer the width matters alone, and that of noise is 64 bits."""
 
 
 @triton.jit
@@ -340,7 +340,7 @@ def end_of(block, n, P: tl.constexpr):
 @triton.jit(do_not_specialize=PLAIN)
 def encode_kernel(
     x, wire, residual, out, table, parts, sums, given_scale, n, stride, scales_at, tail_at, codes_end, scales_end,
-    tiles, chunks, blocks, count, seed, stream, offset, divide, multiply, unit, backward,
+    tiles, chunks, blocks, count, seed: tl.int64, stream: tl.int64, offset: tl.int64, divide, multiply, unit, backward,
     P: tl.constexpr, J: tl.constexpr,
 ):  # fmt: skip
     """A program does `tiles` tiles; where a block is larger than a tile, `chunks` programs do a block."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import threading
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,12 +14,12 @@ from torch import Tensor
 from narrowcast.formats import Format, Kind, UniformFormat
 from narrowcast.kernels.arithmetic import NO_FINISH, Feedback, Finish
 from narrowcast.kernels.noise import NO_NOISE, Noise, as_signed
-from narrowcast.kernels.plan import CastPlan, Plan, WireLayout
+from narrowcast.kernels.plan import CastPlan, Plan
 from narrowcast.kernels.triton import decode as decoding
 from narrowcast.kernels.triton import encode as encoding
 from narrowcast.kernels.triton import rounding as rounding_kernels
 from narrowcast.kernels.triton import shapes
-from narrowcast.kernels.triton.constants import INTERPRETED, constants
+from narrowcast.kernels.triton.constants import constants
 from narrowcast.kernels.triton.recipe import (
     AFFINE,
     DTYPES,
@@ -29,7 +27,6 @@ from narrowcast.kernels.triton.recipe import (
     NVFP4,
     SIGN,
     CodecJob,
-    Named,
     Recipe,
     RoundJob,
     Tables,
@@ -37,6 +34,7 @@ from narrowcast.kernels.triton.recipe import (
     describe_codes,
 )
 from narrowcast.kernels.triton.shapes import SUMS, Tuning
+from narrowcast.kernels.triton.start import COMPILING, FAST, Start, current_device
 
 VERSION = f"triton {triton.__version__}"
 MAX_PARTS = 1024
@@ -47,46 +45,8 @@ COLUMN_GROUP = 16
 OVERFLOWS = {"saturate": 0, "inf": 1, "nan": 2, "cpd": 3}
 
 
-def _is_aligned(*tensors: Tensor | None) -> bool:
-    return all(t.data_ptr() % 4 == 0 and (t.dim() < 2 or t.stride(0) % 4 == 0) for t in tensors if t is not None)
-
-
-def _on(tensor: Tensor) -> AbstractContextManager[object]:
-    """Launches go to the current device: make it the tensor's own."""
-    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(tensor.device)
-
-
-FAST = not INTERPRETED and triton.__version__.startswith("3.6.")
-"""Versions on which a compiled kernel was seen to start when called by itself."""
-_COMPILED: dict[tuple[object, ...], Any] = {}
-_COMPILING = threading.Lock()
-"""Channels have threads of their own."""
-
-
-def _launch(kernel: Any, programs: int, args: tuple[Any, ...], recipe: Named, job: Named, tuning: Tuning) -> None:
-    """Start `kernel`. Triton looks at every argument anew; what it compiled is kept for arguments of the same kinds."""
-    constant = constants(recipe), constants(job)
-    if not FAST:
-        kernel[(programs,)](*args, *constant, **tuning.options())
-        return
-    key = (kernel, recipe.name, job.name, tuning, *map(_kind, args))
-    compiled = _COMPILED.get(key)
-    if compiled is None:
-        with _COMPILING:
-            _COMPILED[key] = kernel[(programs,)](*args, *constant, **tuning.options())
-        return
-    compiled[(programs, 1, 1)](*args, *constant)
-
-
-def _kind(arg: Any) -> object:
-    """What Triton compiles for: alignment and type of a tensor, width and divisibility of an integer."""
-    if isinstance(arg, Tensor):
-        return arg.dtype, arg.data_ptr() % 16 == 0, arg.device.index
-    if isinstance(arg, int):
-        return -(2**31) <= arg < 2**31, arg % 16 == 0, arg == 1
-    return float
+MAX_KEPT = 1024
+"""Calls of one plan that are remembered."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +86,6 @@ class Prepared:
     sum_words: int
 
 
-@lru_cache(maxsize=8192)
 def _prepare(recipe: Recipe, n: int, variant: Variant) -> Prepared:
     tuning = shapes.tuning_of(recipe, "reduce" if variant.world else "encode")
     shape = shapes.shape_of(recipe, n, variant.aligned, tuning.tile)
@@ -191,12 +150,97 @@ def _tiles_for_each(tiles: int) -> int:
     return max(1, min(8, tiles // 2048))
 
 
-def _unit_kind(feedback: Feedback | None) -> int:
-    unit = 1.0 if feedback is None else feedback.unit
+def _unit_kind(unit: float) -> int:
     if unit == 1.0:
         return 0
     # then multiplying by the inverse is the same as dividing
     return 1 if math.frexp(unit)[0] == 0.5 and 2.0**-126 <= unit <= 2.0**126 else 2
+
+
+Memory = tuple[Any, ...]
+"""x, wire, residual, out, scale: tensors, or their addresses"""
+Words = tuple[int, int, int]
+"""seed, stream and offset, signed"""
+Factors = tuple[float, float, float, float]
+"""divide, multiply, unit and its inverse"""
+NO_WORDS: Words = (0, 0, 0)
+
+
+class EncodeCall:
+    """The launches of one encode or reduce: all but memory, noise and factors."""
+
+    def __init__(self, plan: Plan | CastPlan, n: int, stride: int, variant: Variant, device: torch.device) -> None:
+        recipe, tables = describe(plan)
+        self.prepared = prepared = _prepare(recipe, n, variant)
+        self.table, self.device = tables.on(device), device
+        self.table_at = self.table.data_ptr()
+        layout, tuning = plan.layout(n), prepared.tuning
+        scales_end = layout.scales + plan.n_scales(n) * plan.store.value
+        self.first_numbers = (
+            n, stride, layout.scales, layout.tensor_scale, prepared.first_tiles, prepared.blocks, prepared.count,
+        )  # fmt: skip
+        self.numbers = (
+            n, stride if prepared.last.world else 0, layout.scales, layout.tensor_scale, plan.code_bytes(n),
+            scales_end, prepared.tiles, prepared.chunks, prepared.blocks, prepared.count,
+        )  # fmt: skip
+        self.first = self.sums = None
+        if prepared.first is not None:
+            programs = prepared.blocks * prepared.count
+            self.first = Start(encoding.parts_kernel, programs, recipe, prepared.first, tuning)
+        if prepared.sums is not None:
+            programs = prepared.blocks * prepared.sums.columns // COLUMN_GROUP
+            self.sums = Start(encoding.sums_kernel, programs, recipe, prepared.sums, SUMS)
+        self.last = Start(encoding.encode_kernel, prepared.programs, recipe, prepared.last, tuning)
+        self.ready = False
+        """Whether addresses will do: all was compiled."""
+
+    def run(self, memory: Memory, words: Words, factors: Factors, device: int) -> None:
+        """Start all of it; `memory` as tensors until it is ready."""
+        x, wire, residual, out, scale = memory
+        parts = sums = wire
+        table = self.table_at if self.ready else self.table
+        if self.first is not None:
+            x, parts = self._first_pass(x, wire, residual, table, factors, device)
+            if self.sums is not None:
+                sums = self._sum_columns(x, residual, parts, factors[2], device)
+        self.last.begin(device, x, wire, residual, out, table, parts, sums, scale, *self.numbers, *words, *factors)
+        if not self.ready:
+            self.ready = all(one is None or one.compiled is not None for one in (self.first, self.sums, self.last))
+
+    def _first_pass(
+        self, x: Any, wire: Any, residual: Any, table: Any, factors: Factors, device: int
+    ) -> tuple[Any, Tensor]:
+        """What the second pass reads, and what scales follow from. A sum of wires is kept: nothing is decoded twice."""
+        assert self.first is not None
+        parts = torch.empty(self.prepared.part_words, dtype=torch.int32, device=self.device)
+        total = None
+        if self.prepared.first is not None and self.prepared.first.world:
+            total = torch.empty(self.numbers[0], dtype=torch.float32, device=self.device)
+        into = wire if total is None else total
+        self.first.begin(device, x, residual, into, table, parts, *self.first_numbers, *factors)
+        return (x if total is None else total), parts
+
+    def _sum_columns(self, x: Any, residual: Any, parts: Tensor, unit: float, device: int) -> Tensor:
+        """The first levels of the trees of blocks larger than a tile."""
+        assert self.sums is not None
+        prepared = self.prepared
+        sums = torch.empty(prepared.sum_words, dtype=torch.int32, device=self.device)
+        numbers = self.numbers[0], prepared.blocks, prepared.count
+        self.sums.begin(device, x, residual, parts, sums, *numbers, unit)
+        return sums
+
+
+def _kept_of(plan: Plan | CastPlan) -> dict[object, Any]:
+    """What was prepared for a plan, by all that it depends on."""
+    kept: dict[object, Any] | None = plan.__dict__.get("_triton_calls")
+    if kept is None or len(kept) > MAX_KEPT:
+        kept = plan.__dict__["_triton_calls"] = {}
+    return kept
+
+
+def forget(plan: Plan | CastPlan) -> None:
+    """For whoever changes what calls are prepared from."""
+    plan.__dict__.pop("_triton_calls", None)
 
 
 def encode(
@@ -208,11 +252,7 @@ def encode(
     feedback: Feedback | None = None,
 ) -> None:
     """See `kernels.ops.encode`."""
-    variant = Variant(
-        wire.data_ptr() % 4 == 0, 0, DTYPES[x.dtype], -1, feedback is not None, _unit_kind(feedback),
-        False, False, scale is not None, noise.offset % 128,
-    )  # fmt: skip
-    _run(plan, x, x.numel(), wire, variant, noise, scale, feedback, NO_FINISH, None)
+    _run(plan, x, x.numel(), 0, 0, wire, noise, scale, feedback, NO_FINISH, None)
 
 
 def reduce(
@@ -227,99 +267,75 @@ def reduce(
     out: Tensor | None = None,
 ) -> None:
     """See `kernels.ops.reduce`."""
-    variant = Variant(
-        _is_aligned(wire, wires), wires.shape[0], 0, DTYPES[out.dtype] if out is not None else -1,
-        feedback is not None, _unit_kind(feedback), finish.divide != 1.0, finish.multiply != 1.0, scale is not None,
-        noise.offset % 128,
-    )  # fmt: skip
-    _run(plan, wires, n, wire, variant, noise, scale, feedback, finish, out)
-
-
-Factors = tuple[float, float, float, float]
-"""divide, multiply, unit and its inverse"""
+    _run(plan, wires, n, wires.shape[0], wires.stride()[0], wire, noise, scale, feedback, finish, out)
 
 
 def _run(
     plan: Plan | CastPlan,
     x: Tensor,
     n: int,
+    world: int,
+    stride: int,
     wire: Tensor,
-    variant: Variant,
     noise: Noise,
     scale: Tensor | None,
     feedback: Feedback | None,
     finish: Finish,
     out: Tensor | None,
 ) -> None:
+    """Values x, or `world` wires that begin `stride` bytes apart, into a wire."""
     if n == 0:
         return
-    recipe, tables = describe(plan)
-    prepared = _prepare(recipe, n, variant)
-    layout = plan.layout(n)
-    table = tables.on(wire.device)
+    device = wire.get_device()
+    if device >= 0 and device != current_device():
+        with torch.cuda.device(device):  # where launches go
+            _run(plan, x, n, world, stride, wire, noise, scale, feedback, finish, out)
+        return
+    (seed, stream, offset), (divide, multiply) = noise, finish
+    residual, unit = (None, 1.0) if feedback is None else feedback
     # what is not there is never read or written: any address will do
-    residual, unit = (wire, 1.0) if feedback is None else feedback
-    factors = *finish, unit, 1.0 / unit
-    with _on(wire):
-        parts = sums = wire
-        if prepared.first is not None:
-            x, parts = _first_pass(recipe, prepared, x, n, wire, residual, table, layout, factors)
-            if prepared.sums is not None:
-                sums = _sum_columns(recipe, prepared, x, n, residual, parts, unit)
-        stride = x.stride(0) if prepared.last.world else 0
-        scales_end = layout.scales + plan.n_scales(n) * plan.store.value
-        args = (
-            x, wire, residual, wire if out is None else out, table, parts, sums, wire if scale is None else scale, n,
-            stride, layout.scales, layout.tensor_scale, plan.code_bytes(n), scales_end, prepared.tiles,
-            prepared.chunks, prepared.blocks, prepared.count, as_signed(noise.seed), as_signed(noise.stream),
-            noise.offset, *factors,
-        )  # fmt: skip
-        _launch(encoding.encode_kernel, prepared.programs, args, recipe, prepared.last, prepared.tuning)
-
-
-def _first_pass(
-    recipe: Recipe,
-    prepared: Prepared,
-    x: Tensor,
-    n: int,
-    wire: Tensor,
-    residual: Tensor,
-    table: Tensor,
-    layout: WireLayout,
-    factors: Factors,
-) -> tuple[Tensor, Tensor]:
-    """What the second pass reads, and what scales follow from. A sum of wires is kept: nothing is decoded twice."""
-    assert prepared.first is not None
-    parts = torch.empty(prepared.part_words, dtype=torch.int32, device=wire.device)
-    total = torch.empty(n, dtype=torch.float32, device=wire.device) if prepared.first.world else None
-    args = (
-        x, residual, wire if total is None else total, table, parts, n,
-        x.stride(0) if prepared.first.world else 0, layout.scales, layout.tensor_scale, prepared.first_tiles,
-        prepared.blocks, prepared.count, *factors,
+    x_at, wire_at = x.data_ptr(), wire.data_ptr()
+    residual_at = wire_at if residual is None else residual.data_ptr()
+    out_at = wire_at if out is None else out.data_ptr()
+    scale_at = wire_at if scale is None else scale.data_ptr()
+    memory: Memory = x_at, wire_at, residual_at, out_at, scale_at
+    # Whatever Triton looks at in an argument must be the same in all calls of one key. Addresses: their alignment.
+    # Numbers: they follow from these, and noise always has 64 bits. Memory of our own begins as torch's does.
+    key = (
+        n, world, stride, x.dtype, None if out is None else out.dtype, None if residual is None else _unit_kind(unit),
+        divide == 1.0, multiply == 1.0, scale is None, offset & 127, device,
+        tuple([at & 15 for at in memory]) if (x_at | wire_at | residual_at | out_at | scale_at) & 15 else 0,
     )  # fmt: skip
-    _launch(encoding.parts_kernel, prepared.blocks * prepared.count, args, recipe, prepared.first, prepared.tuning)
-    return (x if total is None else total), parts
+    kept = _kept_of(plan)
+    call = kept.get(key)
+    if call is None:
+        aligned = wire_at % 4 == 0 and (world == 0 or (x_at | stride) % 4 == 0)
+        variant = Variant(
+            aligned, world, 0 if world else DTYPES[x.dtype], -1 if out is None else DTYPES[out.dtype],
+            residual is not None, _unit_kind(unit), divide != 1.0, multiply != 1.0, scale is not None, offset % 128,
+        )  # fmt: skip
+        call = kept[key] = EncodeCall(plan, n, stride, variant, wire.device)
+    if not call.ready:
+        memory = x, wire, *(wire if one is None else one for one in (residual, out, scale))
+    words = NO_WORDS if noise is NO_NOISE else (as_signed(seed), as_signed(stream), offset)
+    # floats always: Triton would compile for an integer
+    call.run(memory, words, (float(divide), float(multiply), float(unit), 1.0 / unit), device)
 
 
-def _sum_columns(
-    recipe: Recipe,
-    prepared: Prepared,
-    x: Tensor,
-    n: int,
-    residual: Tensor,
-    parts: Tensor,
-    unit: float,
-) -> Tensor:
-    """The first levels of the trees of blocks larger than a tile."""
-    assert prepared.sums is not None
-    sums = torch.empty(prepared.sum_words, dtype=torch.int32, device=x.device)
-    programs = prepared.blocks * prepared.sums.columns // COLUMN_GROUP
-    args = (x, residual, parts, sums, n, prepared.blocks, prepared.count, unit)
-    _launch(encoding.sums_kernel, programs, args, recipe, prepared.sums, SUMS)
-    return sums
+class DecodeCall:
+    """The launch of one decode: all but memory."""
+
+    def __init__(
+        self, plan: Plan | CastPlan, n: int, aligned: bool, dtype: int, accumulate: bool, device: torch.device
+    ) -> None:
+        recipe, tables = describe(plan)
+        job, programs, chunks, tuning = _prepare_decode(recipe, n, aligned, dtype, accumulate)
+        self.table, layout = tables.on(device), plan.layout(n)
+        self.table_at = self.table.data_ptr()
+        self.numbers = n, layout.scales, layout.tensor_scale, chunks
+        self.start = Start(decoding.decode_kernel, programs, recipe, job, tuning)
 
 
-@lru_cache(maxsize=8192)
 def _prepare_decode(
     recipe: Recipe, n: int, aligned: bool, dtype: int, accumulate: bool
 ) -> tuple[CodecJob, int, int, Tuning]:
@@ -337,13 +353,29 @@ def decode(plan: Plan | CastPlan, wire: Tensor, n: int, out: Tensor, accumulate:
     """See `kernels.ops.decode`."""
     if n == 0:
         return
-    recipe, tables = describe(plan)
-    aligned = wire.data_ptr() % 4 == 0
-    job, programs, chunks, tuning = _prepare_decode(recipe, n, aligned, DTYPES[out.dtype], accumulate)
-    layout = plan.layout(n)
-    with _on(out):
-        args = (wire, out, tables.on(out.device), n, layout.scales, layout.tensor_scale, chunks)
-        _launch(decoding.decode_kernel, programs, args, recipe, job, tuning)
+    device = out.get_device()
+    if device >= 0 and device != current_device():
+        with torch.cuda.device(device):
+            decode(plan, wire, n, out, accumulate)
+        return
+    wire_at, out_at = wire.data_ptr(), out.data_ptr()
+    key = n, out.dtype, accumulate, wire_at & 15, out_at & 15, device
+    kept = _kept_of(plan)
+    found = kept.get(key)
+    if found is None:
+        found = DecodeCall(plan, n, wire_at % 4 == 0, DTYPES[out.dtype], accumulate, out.device)
+        kept[key] = found
+    if found.start.compiled is None:
+        found.start.begin(device, wire, out, found.table, *found.numbers)
+    else:
+        found.start.begin(device, wire_at, out_at, found.table_at, *found.numbers)
+
+
+def _on(tensor: Tensor) -> AbstractContextManager[object]:
+    """Launches go to the current device: make it the tensor's own."""
+    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(tensor.device)
 
 
 @dataclass(frozen=True)
@@ -385,7 +417,7 @@ def round_to(x: Tensor, fmt: Format, rounding: str, overflow: str, rules: str, s
     if compiled is not None:
         compiled[(programs, 1, 1)](*args, *launch.constant)
         return out
-    with _on(out), _COMPILING:
+    with _on(out), COMPILING:
         kernel = rounding_kernels.round_kernel[(programs,)]
         compiled = kernel(*args, *launch.constant, **shapes.ROUND.options())
     if FAST:
