@@ -40,6 +40,9 @@ def main(end: str, gpu: bool) -> None:
                 job.wait()
             case "wait":
                 job.wait()
+            case "fork":
+                os.fork()  # the child has a copy of the socket to the supervisor
+                signal.pause()
 
 
 if __name__ == "__main__":

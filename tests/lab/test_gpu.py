@@ -84,7 +84,8 @@ def environments(lab: Lab, **options: object) -> list[dict[str, str]]:
 def test_ranks_are_told_of_the_gpu_and_mps_is_there_while_the_lab_is(machine: Machine) -> None:
     with Lab(2, gpu=True) as lab:
         found = environments(lab, ranks_per_host=2)
-        in_pipes = lab.run(["sh", "-c", "ls $CUDA_MPS_PIPE_DIRECTORY; ls -d $CUDA_MPS_LOG_DIRECTORY"], capture=True)
+        script = "ls $CUDA_MPS_PIPE_DIRECTORY; ls -d $CUDA_MPS_LOG_DIRECTORY; ls /sys/class/net"
+        seen = lab.run(["sh", "-c", script], capture=True)
     assert [env["NCCL_HOSTID"] for env in found] == ["host0-0", "host0-1", "host1-0", "host1-1"]
     for env in found:
         for name in ("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"):
@@ -92,7 +93,8 @@ def test_ranks_are_told_of_the_gpu_and_mps_is_there_while_the_lab_is(machine: Ma
         assert (env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]) == ("eth0", "eth0")
         assert env["CUDA_MPS_PIPE_DIRECTORY"] == f"{FOLDER}/pipe"
         assert "CUDA_VISIBLE_DEVICES" not in env
-    assert [in_pipes.text(rank).split() for rank in range(2)] == [["control", "daemon", f"{FOLDER}/log"]] * 2
+    expected = ["control", "daemon", f"{FOLDER}/log", "eth0", "lo"]
+    assert [seen.text(rank).split() for rank in range(2)] == [expected] * 2
     assert machine.asked == [f"start {FOLDER}/pipe visible=", "get_server_list", "quit"]
     assert not FOLDER.exists()
 
@@ -179,6 +181,10 @@ def test_mpirun_and_gpus_exclude_one_another(machine: Machine) -> None:
         lab.run(["true"], launcher="mpirun")
 
 
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def sleeping() -> list[str]:
     """MPS processes on this machine, wherever they are."""
     found = []
@@ -193,30 +199,35 @@ def sleeping() -> list[str]:
 
 @pytest.mark.usefixtures("needs_lab")
 @pytest.mark.parametrize("stubborn", [False, True], ids=["it quits", "it does not"])
-@pytest.mark.parametrize("victim", ["owner", "guard"])
+@pytest.mark.parametrize("victim", ["owner", "guard", "an owner that forked"])
 def test_after_kill_9_nothing_of_mps_is_left(machine: Machine, victim: str, stubborn: bool) -> None:
     if stubborn:
         machine.mps(quit="exec sleep 1234")
     process = subprocess.Popen(
-        [sys.executable, OWNER, str(PACKAGE), "wait", "gpu"],
+        [sys.executable, OWNER, str(PACKAGE), "fork" if "forked" in victim else "wait", "gpu"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     with process:
+        assert process.stdin is not None
         assert process.stdout is not None
         guard = int(process.stdout.readline())
         footprint = Footprint.of(guard)
         assert len(sleeping()) == 1
         # guard, PID 1, two ranks with two children each, MPS
         assert (len(footprint.processes), len(footprint.namespaces)) == (9, 3)
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        if "forked" in victim:
+            assert wait_until(lambda: process.pid in [os.getpgid(pid) for pid in children(process.pid)])
         os.kill(guard if victim == "guard" else process.pid, signal.SIGKILL)
         assert wait_until(lambda: not footprint.left() and not sleeping()), (footprint.left(), sleeping())
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
     assert not FOLDER.exists()
     # who kills the guard kills PID 1 with it, at once: the kernel alone cleans up
-    assert ("quit" in machine.asked) == (victim == "owner")
+    assert ("quit" in machine.asked) == (victim != "guard")
 
 
 @pytest.mark.usefixtures("needs_lab")

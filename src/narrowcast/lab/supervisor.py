@@ -35,7 +35,7 @@ FIRST_FD = 100
 # A process that shows no environment for longer than this has none, and is nobody's.
 STARTING_SECONDS = 0.5
 # PID 1 has this long to end by itself when the owner is gone.
-END_SECONDS = 6
+END_SECONDS = 4
 NAMESPACES = ("net", "uts", "mnt")
 HOST_FLAGS = syscalls.NEWNET | syscalls.NEWUTS | syscalls.NEWNS
 
