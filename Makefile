@@ -35,7 +35,6 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
 study: $(VENV)/installed  ## does it help, and does it cost accuracy? A study in under five minutes, with a report
-	$(call system,command -v ip && command -v tc && command -v nsenter,iproute2,links cannot be slowed down$(COMMA) so the study measures the loopback and predicts the rest)
 	@$(BIN)/narrowcast study run quick
 
 test: $(VENV)/installed $(VENV)/dev lint docs  ## every check: ruff, mypy, the docs site, pytest
@@ -130,7 +129,6 @@ $(VENV)/installed: $(VENV)/torch pyproject.toml research/pyproject.toml CMakeLis
 	@touch $@
 
 $(VENV)/dev: pyproject.toml | $(VENV)/installed
-	$(call system,command -v ip && command -v tc && command -v nsenter,iproute2,the lab and its tests need it)
 	$(call system,command -v c++,g++,softposit$(COMMA) which the tests compare with$(COMMA) cannot be built)
 	$(call system,[ -f "$$($(PYTHON) -c $(INCLUDE))/Python.h" ],python3-dev,softposit$(COMMA) which the tests compare with$(COMMA) cannot be built)
 	@echo "== the tools for development"

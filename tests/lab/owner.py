@@ -1,4 +1,4 @@
-"""A process that owns a lab, run as a script: argv are the package's folder and how it ends.
+"""A process that owns a lab, run as a script: argv are the package's folder, how it ends, and perhaps `gpu`.
 
 It prints its guard's pid when its ranks run, and goes on when a line comes in.
 """
@@ -19,8 +19,8 @@ from helpers import running, wait_until  # noqa: E402  beside this file
 from narrowcast.lab import Lab  # noqa: E402
 
 
-def main(end: str) -> None:
-    with Lab(2, "1gbit") as lab:
+def main(end: str, gpu: bool) -> None:
+    with Lab(2, "1gbit", gpu=gpu) as lab:
         job = lab.start(["sh", "-c", "sleep 600 & setsid sleep 600 & wait"], grace=0.2)
         assert wait_until(lambda: running(lab, "sleep 600") == 4)
         assert lab._connection is not None
@@ -40,7 +40,10 @@ def main(end: str) -> None:
                 job.wait()
             case "wait":
                 job.wait()
+            case "fork":
+                os.fork()  # the child has a copy of the socket to the supervisor
+                signal.pause()
 
 
 if __name__ == "__main__":
-    main(sys.argv[2])
+    main(sys.argv[2], sys.argv[3:] == ["gpu"])

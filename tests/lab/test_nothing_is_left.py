@@ -80,6 +80,13 @@ def test_after_kill_9_of_guard_or_pid_1(victim: int) -> None:
         assert_nothing_left(footprint)
 
 
+def test_a_pid_1_that_does_not_end_by_itself_is_killed() -> None:
+    with owner("wait") as (process, footprint):
+        os.kill(list(footprint.processes)[1], signal.SIGSTOP)
+        process.kill()
+        assert_nothing_left(footprint)
+
+
 def test_a_lab_whose_supervisor_is_gone_says_so_and_closes() -> None:
     with Lab(2) as lab:
         job = lab.start(["sleep", "60"])

@@ -17,7 +17,7 @@ from narrowcast.lab.topology import topology
 def test_a_rate_is_a_number_and_a_unit(text: str, bits: float) -> None:
     rate = parse_rate(text)
     assert (rate.bits_per_second, str(rate)) == (bits, text)
-    assert f"rate {bits:.0f}bit" in rate.tbf
+    assert rate.bucket == {"rate": bits / 8, "burst": rate.burst, "queue": rate.queue}
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,7 @@ def test_the_bucket_holds_the_largest_packet_and_the_queue_more(text: str) -> No
         ({"racks": [[0, 1], [2, 3]], "uplink": "quick"}, "uplink: got 'quick'"),
         ({"delay": "1"}, "delay: got '1'.*us, ms or s"),
         ({"delay": "1 ms"}, "delay: got '1 ms'"),
+        ({"delay": "101s"}, "delay: got '101s'.*up to 100s"),
     ],
 )
 def test_a_wrong_topology_is_refused(wrong: dict[str, Any], message: str) -> None:
@@ -67,20 +68,27 @@ def test_one_slow_host_by_dict_or_by_list() -> None:
     assert topology(2, "1gbit", {0: None}).rates[0] is None
 
 
+def calls(do: str, made: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {call["name"]: call for call in made if call["do"] == do}
+
+
 def test_a_link_without_a_limit_has_no_bucket() -> None:
     free = topology(2, None)
-    assert (free.switch_limits(), free.host_limits(0)) == ([], [])
+    assert calls("limit", free.switch([100, 103]) + free.host(0)) == {}
 
 
 def test_every_link_is_limited_at_both_ends() -> None:
     racks = topology(4, "1gbit", racks=[[0, 1], [2, 3]], uplink="500mbit")
-    ends = {line.split()[3]: line for line in racks.switch_limits()}
+    ends = calls("limit", racks.switch([100, 103, 106, 109]))
     assert set(ends) == {"v0", "v1", "v2", "v3", "up0", "down0", "up1", "down1"}
-    assert all(f"rate {5e8 if end[0] in 'ud' else 1e9:.0f}bit" in line for end, line in ends.items())
-    assert all("dev eth0 " in line for host in range(4) for line in racks.host_limits(host))
+    assert {end: call["rate"] for end, call in ends.items()} == {
+        end: (5e8 if end[0] in "ud" else 1e9) / 8 for end in ends
+    }
+    assert all(set(calls("limit", racks.host(host))) == {"eth0"} for host in range(4))
 
 
 def test_delay_is_inside_the_bucket_or_alone() -> None:
     limited, free = topology(2, "1gbit", delay="1ms"), topology(2, None, delay="500us")
-    assert "parent 1:1 handle 10: netem delay 1ms" in limited.host_limits(0)[1]
-    assert free.host_limits(0) == ["qdisc add dev eth0 root handle 10: netem delay 500us limit 100000"]
+    delay = {"do": "delay", "name": "eth0"}
+    assert limited.host_limits(0)[1] == {**delay, "nanoseconds": 1_000_000, "limited": True}
+    assert free.host_limits(0) == [{**delay, "nanoseconds": 500_000, "limited": False}]

@@ -17,14 +17,14 @@ from narrowcast.console import JsonPath, emit
 from narrowcast.lab import TOLERANCE, Lab, LabError, RateCheck, check_rates, clean
 
 app = typer.Typer(
-    help="A cluster in a box: hosts in network namespaces, joined by links that hold a rate. Needs root and iproute2.",
+    help="A cluster in a box: hosts in network namespaces, joined by links that hold a rate. Needs Linux and root.",
     no_args_is_help=True,
 )
 
 Hosts = Annotated[int, typer.Option(help="Number of hosts.")]
 
 INTERRUPTED = 130
-RATES = ("200mbit", "1gbit")
+RATES, GPU_RATES = ("200mbit", "1gbit"), ("1gbit", "10gbit")
 
 
 @contextmanager
@@ -75,6 +75,12 @@ def run_command(
     ] = None,
     ranks_per_host: Annotated[int, typer.Option(help="Ranks on each host.")] = 1,
     mpirun: Annotated[bool, typer.Option("--mpirun", help="Start the ranks with Open MPI's mpirun.")] = False,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Ranks share this machine's GPUs; NCCL uses the links.")
+    ] = False,
+    mps: Annotated[
+        bool, typer.Option(help="With --gpu: start MPS; without it ranks take turns, and their times mean nothing.")
+    ] = True,
     timeout: Annotated[float | None, typer.Option(help="Seconds until all ranks are ended.")] = None,
     grace: Annotated[float, typer.Option(help="Seconds that the others have when a rank fails.")] = 5.0,
 ) -> None:
@@ -82,7 +88,7 @@ def run_command(
     launcher: Literal["env", "mpirun"] = "mpirun" if mpirun else "env"
     with _plain_errors():
         links = {"rates": _slow(slow or []), "racks": _racks(racks), "uplink": uplink, "delay": delay}
-        with Lab(hosts, None if rate == "none" else rate, **links) as lab:  # type: ignore[arg-type]
+        with Lab(hosts, None if rate == "none" else rate, **links, gpu=gpu, mps=mps) as lab:  # type: ignore[arg-type]
             result = lab.run(command, launcher=launcher, ranks_per_host=ranks_per_host, timeout=timeout, grace=grace)
         if not result.ok:
             typer.echo(f"narrowcast: {result.summary()}", err=True)
@@ -93,17 +99,26 @@ def run_command(
 def check_command(
     hosts: Hosts = 4,
     rate: Annotated[
-        list[str] | None, typer.Option(help=f"A rate to check; may be repeated. Default: {', '.join(RATES)}.")
+        list[str] | None,
+        typer.Option(
+            help=f"A rate to check; may be repeated. Default: {', '.join(RATES)}; with --gpu {', '.join(GPU_RATES)}."
+        ),
     ] = None,
-    mb: Annotated[float | None, typer.Option(help="Megabytes to reduce; default 25 to 100, as the rate asks.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="All-reduces that the median is taken over.")] = 3,
+    mb: Annotated[
+        float | None, typer.Option(help="Megabytes to reduce; default 25 to 100, as the rate asks; with --gpu 100 MiB.")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="All-reduces that the median is taken over; default 3, with --gpu 5.")
+    ] = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="NCCL's all-reduce on this machine's GPUs.")] = False,
     json_path: JsonPath = None,
 ) -> None:
-    """Do the links hold their rate? Gloo's float32 all-reduce against arithmetic. Ends with 1 where they do not."""
-    rates = rate or list(RATES)
+    """Do the links hold their rate? Gloo's float32 all-reduce, or NCCL's, against arithmetic. Ends with 1 if not."""
+    rates = rate or list(GPU_RATES if gpu else RATES)
     nbytes = None if mb is None else round(mb * 1e6)
     with _plain_errors(), Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
-        rows = list(progress.track(check_rates(hosts, rates, nbytes, rounds), total=len(rates), description="links"))
+        checks = check_rates(hosts, rates, nbytes, rounds, gpu)
+        rows = list(progress.track(checks, total=len(rates), description="links"))
     emit([row.as_dict() for row in rows], _check_table(rows), json_path)
     if not all(row.held for row in rows):
         raise typer.Exit(1)
@@ -111,12 +126,22 @@ def check_command(
 
 def _check_table(rows: list[RateCheck]) -> Table:
     style = box.HEAVY_HEAD if sys.stdout.isatty() else box.SIMPLE
-    shown = Table(title="Gloo float32 all-reduce, 2(W - 1)/W bytes a host", title_justify="left", box=style)
-    for column in ("rate", "hosts", "MB", "expected s", "measured s", "ratio", f"within {TOLERANCE:.0%}"):
+    library = {"gloo": "Gloo", "nccl": "NCCL"}[rows[0].backend]
+    shown = Table(title=f"{library} float32 all-reduce, 2(W - 1)/W bytes a host", title_justify="left", box=style)
+    for column in (
+        "rate",
+        "hosts",
+        "MB",
+        "expected s",
+        "measured s",
+        "ratio",
+        "of the rate",
+        f"within {TOLERANCE:.0%}",
+    ):
         shown.add_column(column, justify="right")
     for row in rows:
         numbers = (f"{row.nbytes / 1e6:.0f}", f"{row.expected:.3f}", f"{row.measured:.3f}", f"{row.ratio:.3f}")
-        shown.add_row(row.rate, str(row.hosts), *numbers, "yes" if row.held else "NO")
+        shown.add_row(row.rate, str(row.hosts), *numbers, f"{row.share:.1%}", "yes" if row.held else "NO")
     return shown
 
 

@@ -1,4 +1,4 @@
-"""A cluster in a box: hosts in network namespaces, joined by links that hold a rate. Needs root and iproute2.
+"""A cluster in a box: hosts in network namespaces, joined by links that hold a rate. Needs Linux and root.
 
 Names are imported at their first use, so that `import narrowcast` stays free.
 """

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from narrowcast.lab import syscalls
 
@@ -35,6 +35,9 @@ from narrowcast.lab.supervisor import main
 main()
 """
 CLOSE_SECONDS = 20
+
+Memory = Literal["own", "shared"]
+"""Whether each host has a /dev/shm of its own, or all hosts of the lab have one."""
 
 
 class LabError(RuntimeError):
@@ -86,10 +89,10 @@ class MessageSocket:
 class Connection:
     """The guard as a child process, and a socket to PID 1. `ask` may be called from any thread."""
 
-    def __init__(self, hosts: int) -> None:
+    def __init__(self, hosts: int, memory: Memory = "own") -> None:
         ours, theirs = socket.socketpair()
         owner = (str(os.getpid()), str(syscalls.started(os.getpid())))
-        command = [sys.executable, "-I", "-S", "-c", BOOT, MARK, *owner, str(theirs.fileno()), str(hosts)]
+        command = [sys.executable, "-I", "-S", "-c", BOOT, MARK, *owner, str(theirs.fileno()), str(hosts), memory]
         self._lock = threading.Lock()
         self._channel = MessageSocket(ours)
         with theirs:
@@ -153,7 +156,7 @@ def leftovers() -> list[Leftover]:
     abandoned = []
     for pid in syscalls.processes():
         words = syscalls.command_line(pid)
-        if MARK in words[:-4] and _pid_namespace(pid) == here:
+        if MARK in words[:-5] and _pid_namespace(pid) == here:
             owner, began = words[words.index(MARK) + 1 :][:2]
             if syscalls.started(int(owner)) != began:
                 abandoned.append(Leftover(pid, int(owner)))

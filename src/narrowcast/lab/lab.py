@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
 import platform
-import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,10 +15,14 @@ from typing import Any, Literal
 
 from narrowcast.lab import launch
 from narrowcast.lab.connection import Connection, LabError
+from narrowcast.lab.gpu import Gpus, find_gpus
 from narrowcast.lab.job import Job, Output, Policy, Process, Result, show
 from narrowcast.lab.rates import parse_rate
 from narrowcast.lab.supervisor import FIRST_FD, JOB
-from narrowcast.lab.topology import Rates, Topology, address, limit, topology
+from narrowcast.lab.topology import Call, Rates, Topology, address, call, limit, topology
+
+Environment = Callable[[Mapping[str, str]], dict[str, str]]
+"""A rank's variables, given those that are its alone."""
 
 
 @dataclass(frozen=True)
@@ -31,22 +33,12 @@ class Counters:
     received: int
 
 
-def find_tool(name: str) -> str:
-    """The path of ip or tc, also where the system folders are not on the path."""
-    path = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"]))
-    if path is None:
-        raise LabError(f"the lab needs `{name}`, which is not installed; run: apt-get install iproute2")
-    return path
-
-
 def check_machine() -> None:
     """Raise LabError where no lab can be built, and say what to do."""
     if not sys.platform.startswith("linux"):
         raise LabError(f"the lab is made of Linux network namespaces; got {platform.system()}; use a Linux machine")
     if os.geteuid() != 0:
         raise LabError(f"the lab makes network namespaces and needs root; got user {os.geteuid()}; use sudo")
-    find_tool("ip")
-    find_tool("tc")
 
 
 class Lab:
@@ -57,6 +49,8 @@ class Lab:
     racks, uplink: [[0, 1], [2, 3]] puts hosts on switches of their own, joined by links of rate `uplink`.
     delay: "1ms" from any host to any other, one way; needs a kernel with sch_netem.
     mtu: 1500, or 9000 for jumbo frames.
+    gpu: ranks of all hosts share this machine's GPUs, and NCCL goes over the links; through MPS, which the lab starts
+        (mps=False: without it ranks take turns, and their times mean nothing).
 
     Use it as a context manager. Whatever happens to this process, nothing is left behind.
     """
@@ -71,8 +65,12 @@ class Lab:
         uplink: str | None = None,
         delay: str | None = None,
         mtu: int = 1500,
+        gpu: bool = False,
+        mps: bool = True,
     ) -> None:
         self._topology: Topology = topology(hosts, rate, rates, racks, uplink, delay, mtu)
+        self._gpu, self._mps = gpu, mps
+        self._gpus: Gpus | None = None
         self._connection: Connection | None = None
         self._numbers = itertools.count()
         self._jobs: list[Job] = []
@@ -91,7 +89,9 @@ class Lab:
         check_machine()
         if self._connection is not None:
             raise LabError("this lab is up already; make another one")
-        self._connection = Connection(self.hosts)
+        self._gpus = find_gpus(self._mps) if self._gpu else None
+        # ranks and MPS speak through /dev/shm
+        self._connection = Connection(self.hosts, "shared" if self._gpu else "own")
         try:
             self._connection.wait_until_ready()
             self._build()
@@ -117,19 +117,19 @@ class Lab:
         shape = self._topology
         if shape.delay:
             self._need_netem()
-        self._tool("ip", shape.switch_links([f"/proc/1/fd/{FIRST_FD + 3 * host}" for host in range(self.hosts)]))
-        self._tool("tc", shape.switch_limits())
+        self._links(shape.switch([FIRST_FD + 3 * host for host in range(self.hosts)]))
         for host in range(self.hosts):
-            self._tool("ip", shape.host_links(host), host)
-            self._tool("tc", shape.host_limits(host), host)
+            self._links(shape.host(host), host)
+        if self._gpus and self._gpus.control:
+            self._ask("mps", control=self._gpus.control)
 
     def _need_netem(self) -> None:
         try:
-            self._tool("tc", ["qdisc add dev lo root netem delay 1ms", "qdisc del dev lo root"])
+            self._links([call("delay", "lo", nanoseconds=1000, limited=False), call("free", "lo")])
         except LabError as error:
             raise LabError(
-                f"delay={self._topology.delay!r} needs sch_netem, which the kernel {platform.release()} lacks; leave "
-                f"delay out, or use a kernel with CONFIG_NET_SCH_NETEM ({error})"
+                f"delay= needs sch_netem, which the kernel {platform.release()} lacks; leave delay out, or use a "
+                f"kernel with CONFIG_NET_SCH_NETEM ({error})"
             ) from None
 
     # -- running commands
@@ -155,13 +155,16 @@ class Lab:
         by themselves; keep=True leaves them alone. output: called with each `Line`, in a thread; by default lines go to
         stdout and stderr behind "[host 2 rank 2] "; capture=True puts them into the result instead.
         """
-        words = launch.check_command(command, launcher, ranks_per_host)
+        words = launch.check_command(command, launcher, ranks_per_host, self._gpu)
         policy = Policy(timeout, grace, keep)
         number = next(self._numbers)
-        shared = launch.shared_environment(self.hosts, ranks_per_host, number, env or {})
+
+        def environment(own: Mapping[str, str]) -> dict[str, str]:
+            return launch.environment(self.hosts, ranks_per_host, number, own, env or {})
+
         begin = self._begin_mpirun if launcher == "mpirun" else self._begin_ranks
         with self._all_or_none(number) as processes:
-            begin(processes, words, ranks_per_host, shared, os.fspath(cwd or os.getcwd()))
+            begin(processes, words, ranks_per_host, environment, os.fspath(cwd or os.getcwd()))
         job = Job(processes, self._signal, lambda: self._sweep(number), policy, None if capture else output)
         self._jobs = [*(other for other in self._jobs if other.running), job]
         return job
@@ -171,15 +174,17 @@ class Lab:
         return self.start(command, **options).wait()
 
     def _begin_ranks(
-        self, processes: list[Process], command: list[str], per_host: int, env: dict[str, str], cwd: str
+        self, processes: list[Process], command: list[str], per_host: int, environment: Environment, cwd: str
     ) -> None:
         for rank in range(self.hosts * per_host):
-            own = {**launch.rank_environment(rank, per_host), **env}
+            gpu = self._gpus.environment(rank, per_host) if self._gpus else {}
+            own = environment({**launch.rank_environment(rank, per_host), **gpu})
             processes.append(self._spawn(rank // per_host, rank, command, own, cwd))
 
     def _begin_mpirun(
-        self, processes: list[Process], command: list[str], per_host: int, env: dict[str, str], cwd: str
+        self, processes: list[Process], command: list[str], per_host: int, environment: Environment, cwd: str
     ) -> None:
+        env = environment({})
         words = launch.mpirun(command, self.hosts, per_host, cwd)
         held: list[int] = []
         for rank in range(self.hosts * per_host):
@@ -213,11 +218,11 @@ class Lab:
         TCP keeps what it has not brought over and tries again at growing intervals, so a connection goes on after
         `heal`, up to about as long after it as the cut took.
         """
-        self._tool("ip", [f"link set v{self._host(host)} nomaster"])
+        self._links([call("unplug", f"v{self._host(host)}")])
 
     def heal(self, host: int) -> None:
         """Undo `cut`."""
-        self._tool("ip", [self._topology.plug_in(self._host(host))])
+        self._links([self._topology.plug_in(self._host(host))])
 
     def kill(self, host: int) -> None:
         """SIGKILL to every process on a host."""
@@ -232,18 +237,16 @@ class Lab:
         if old and new:
             inside, outside = [limit("eth0", new)], [limit(f"v{host}", new)]
         else:
-            drop = "qdisc del dev {} root"
-            inside = [drop.format("eth0")] * bool(old or self._topology.delay) + self._topology.host_limits(host)
-            outside = [drop.format(f"v{host}")] if old else [limit(f"v{host}", new)] if new else []
-        self._tool("tc", inside, host)
-        self._tool("tc", outside)
+            there_was_one = old or self._topology.delay
+            inside = [call("free", "eth0")] * bool(there_was_one) + self._topology.host_limits(host)
+            outside = [call("free", f"v{host}")] if old else [limit(f"v{host}", new)] if new else []
+        self._links(inside, host)
+        self._links(outside)
 
     def counters(self) -> list[Counters]:
         """What each host has sent and received since the lab began, as the switch's side of its link counted it."""
-        reply = self._ask("tool", words=[find_tool("ip"), "-json", "-stats", "link", "show"], lines=[], host=None)
-        stats = {link["ifname"]: link["stats64"] for link in json.loads(reply["out"])}
-        ours = [stats[f"v{host}"] for host in range(self.hosts)]
-        return [Counters(sent=link["rx"]["bytes"], received=link["tx"]["bytes"]) for link in ours]
+        counts = self._links([call("counts", f"v{host}") for host in range(self.hosts)])
+        return [Counters(sent=received, received=sent) for received, sent in counts]
 
     # -- the supervisor
 
@@ -252,11 +255,8 @@ class Lab:
             raise ValueError(f"host: got {host!r}; hosts are 0 to {self.hosts - 1}")
         return host
 
-    def _tool(self, name: str, lines: list[str], host: int | None = None) -> None:
-        if lines:
-            reply = self._ask("tool", words=[find_tool(name), "-batch", "-"], lines=lines, host=host)
-            if reply["code"]:
-                raise LabError(f"{name} failed on {'the switch' if host is None else f'host {host}'}: {reply['err']}")
+    def _links(self, calls: list[Call], host: int | None = None) -> list[Any]:
+        return list(self._ask("links", calls=calls, host=host)["replies"])
 
     def _signal(self, pid: int, number: int) -> None:
         self._ask("signal", pid=pid, number=number)

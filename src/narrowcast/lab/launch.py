@@ -22,19 +22,23 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 PIPES = "NARROWCAST_LAB_PIPES"
 
 
-def check_command(command: Sequence[str], launcher: str, per_host: int) -> list[str]:
+def check_command(command: Sequence[str], launcher: str, per_host: int, gpu: bool) -> list[str]:
     """The command's words, if all that a caller asks for can be."""
     if isinstance(command, str) or not command:
         raise ValueError(f"command: got {command!r}; give a list of words, such as ['python', 'train.py']")
     if launcher not in ("env", "mpirun"):
         raise ValueError(f"launcher: got {launcher!r}; take 'env' or 'mpirun'")
+    if gpu and launcher == "mpirun":
+        raise ValueError("launcher: got 'mpirun' in a lab with GPUs; take 'env', which tells each rank its GPU")
     if per_host < 1:
         raise ValueError(f"ranks_per_host: got {per_host!r}; give 1 or more")
     return [str(word) for word in command]
 
 
-def shared_environment(hosts: int, per_host: int, number: int, extra: Mapping[str, str]) -> dict[str, str]:
-    """What all ranks of job `number` have in common. `extra` wins over everything but that."""
+def environment(
+    hosts: int, per_host: int, number: int, own: Mapping[str, str], extra: Mapping[str, str]
+) -> dict[str, str]:
+    """What a rank of job `number` is started with; `own` is its alone, and `extra` the caller's, which wins."""
     world = str(hosts * per_host)
     return {
         **DEFAULTS,
@@ -47,6 +51,7 @@ def shared_environment(hosts: int, per_host: int, number: int, extra: Mapping[st
         "GROUP_WORLD_SIZE": str(hosts),
         "ROLE_WORLD_SIZE": world,
         "ROLE_NAME": "default",
+        **own,
         **extra,
         JOB: str(number),
     }

@@ -1,4 +1,4 @@
-"""Link rates and delays: strict strings, and the token bucket (tc tbf) that holds a rate."""
+"""Link rates and delays: strict strings, and the token bucket (tbf) that holds a rate."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 RATE = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)")
 DELAY = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
 SLOWEST, FASTEST = 10**6, 10**11
+NANOSECONDS, LONGEST = {"us": 10**3, "ms": 10**6, "s": 10**9}, 100 * 10**9
 
 # A packet may be as large as the kernel's segmentation offload makes it. A smaller bucket would have tbf cut it into
 # frames one by one, which costs a core at 1 Gbit/s.
@@ -21,7 +22,7 @@ QUEUE_SECONDS = 50e-3
 
 @dataclass(frozen=True)
 class Rate:
-    """A link's rate, both ways. Bits count whole Ethernet frames, as tc counts them."""
+    """A link's rate, both ways. Bits count whole Ethernet frames, as the kernel counts them."""
 
     text: str
     bits_per_second: float
@@ -38,9 +39,9 @@ class Rate:
         return self.burst + max(16 * LARGEST_PACKET, round(self.bits_per_second / 8 * QUEUE_SECONDS))
 
     @property
-    def tbf(self) -> str:
-        """The qdisc, in tc's words."""
-        return f"tbf rate {self.bits_per_second:.0f}bit burst {self.burst} limit {self.queue}"
+    def bucket(self) -> dict[str, int]:
+        """What `Netlink.limit` needs to know of it."""
+        return {"rate": round(self.bits_per_second / 8), "burst": self.burst, "queue": self.queue}
 
     def __str__(self) -> str:
         return self.text
@@ -58,8 +59,12 @@ def parse_rate(text: str, what: str = "rate") -> Rate:
     return Rate(text, bits)
 
 
-def parse_delay(text: str) -> str:
-    """Check a delay such as `"1ms"` and give it back, in tc's words."""
-    if not (isinstance(text, str) and DELAY.fullmatch(text)):
-        raise ValueError(f"delay: got {text!r}; give a number and a unit (us, ms or s), such as '500us' or '1ms'")
-    return text
+def parse_delay(text: str) -> int:
+    """`"1ms"` -> 1000000 nanoseconds."""
+    match = DELAY.fullmatch(text) if isinstance(text, str) else None
+    nanoseconds = round(float(match[1]) * NANOSECONDS[match[2]]) if match else LONGEST + 1
+    if nanoseconds > LONGEST:
+        raise ValueError(
+            f"delay: got {text!r}; give a number and a unit (us, ms or s), up to 100s, such as '500us' or '1ms'"
+        )
+    return nanoseconds

@@ -3,9 +3,9 @@
     owner (Lab) ── socket ── PID 1 ── every rank, and every namespace as an open file
          └─ guard, outside: watches owner and PID 1
 
-However the owner ends, the guard kills PID 1; the kernel then kills every process of the pid namespace and, with the
-last reference, takes down the namespaces, links and mounts. None has a name, so none can be left behind. PID 1 is
-also killed if the guard dies, and ends by itself when the owner closes the socket.
+PID 1 ends when the owner closes the socket. However the owner ends, the guard has it end, and kills it if it does not.
+The kernel then kills every process of the pid namespace and, with the last reference, takes down the namespaces, links
+and mounts. None has a name, so none can be left behind. PID 1 is also killed if the guard dies.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -24,6 +25,8 @@ from typing import Any
 
 from narrowcast.lab import syscalls
 from narrowcast.lab.connection import MessageSocket
+from narrowcast.lab.gpu import end_mps, start_mps
+from narrowcast.lab.netlink import Netlink
 from narrowcast.lab.topology import HOST_NAME, address, host_name
 
 JOB = "NARROWCAST_LAB_JOB"
@@ -31,6 +34,8 @@ JOB = "NARROWCAST_LAB_JOB"
 FIRST_FD = 100
 # A process that shows no environment for longer than this has none, and is nobody's.
 STARTING_SECONDS = 0.5
+# PID 1 has this long to end by itself when the owner is gone.
+END_SECONDS = 4
 NAMESPACES = ("net", "uts", "mnt")
 HOST_FLAGS = syscalls.NEWNET | syscalls.NEWUTS | syscalls.NEWNS
 
@@ -39,7 +44,7 @@ AGENT = "/dev/shm/narrowcast-agent"
 AGENT_TEXT = f"""#!/bin/sh
 at=$(({FIRST_FD} + 3 * ${{1#{HOST_NAME}}}))
 shift
-exec nsenter --net=/proc/1/fd/$at --uts=/proc/1/fd/$((at + 1)) --mount=/proc/1/fd/$((at + 2)) /bin/sh -c "$*"
+exec {shlex.quote(sys.executable)} -I -S {shlex.quote(syscalls.__file__)} enter $at /bin/sh -c "$*"
 """
 # Settings of a host's own TCP. One congestion control, whatever the machine's default (every kernel allows reno in a
 # namespace), and no memory of earlier connections: a run must not depend on the one before.
@@ -58,18 +63,24 @@ def _enter(namespaces: list[int]) -> None:
 class Supervisor:
     """Serves the owner's requests, one at a time; a request is a method's name and its arguments."""
 
-    def __init__(self, channel: MessageSocket, hosts: int) -> None:
+    def __init__(self, channel: MessageSocket, hosts: int, memory: str) -> None:
         self._channel = channel
         self._status: dict[int, tuple[subprocess.Popen[bytes], int]] = {}
         self._held: dict[str, list[int]] = {}
+        self._mps: str | None = None
         self._home = _namespaces()
-        self._hosts = [self._make_host(host, hosts) for host in range(hosts)]
+        if memory == "shared":
+            syscalls.mount("tmpfs", "/dev/shm", "tmpfs")
+        self._hosts = [self._make_host(host, hosts, memory) for host in range(hosts)]
 
-    def _make_host(self, host: int, hosts: int) -> list[int]:
+    def _make_host(self, host: int, hosts: int, memory: str) -> list[int]:
         """Go into new namespaces, furnish them, keep them open, come back."""
         syscalls.unshare(HOST_FLAGS)
         socket.sethostname(host_name(host))
-        syscalls.mount("tmpfs", "/dev/shm", "tmpfs")
+        if memory == "own":
+            syscalls.mount("tmpfs", "/dev/shm", "tmpfs")
+        else:
+            syscalls.mount("sysfs", "/sys", "sysfs")  # NCCL asks there how fast eth0 is
         Path(AGENT).write_text(AGENT_TEXT)
         Path(AGENT).chmod(0o755)
         _name_hosts(hosts)
@@ -84,12 +95,29 @@ class Supervisor:
 
     # -- requests
 
-    def tool(self, words: list[str], lines: list[str], host: int | None) -> dict[str, Any]:
-        """Run ip or tc in a host, or in the switch."""
-        enter = None if host is None else self._entering(host)
-        text = "".join(line + "\n" for line in lines)
-        done = subprocess.run(words, input=text, capture_output=True, text=True, check=False, preexec_fn=enter)
-        return {"code": done.returncode, "out": done.stdout, "err": done.stderr.strip()}
+    def links(self, calls: list[dict[str, Any]], host: int | None = None) -> dict[str, Any]:
+        """Call methods of `Netlink` in a host, or in the switch; the replies are what they return."""
+        with contextlib.closing(self._netlink(host)) as netlink:
+            return {"replies": [getattr(netlink, call.pop("do"))(**call) for call in calls]}
+
+    def _netlink(self, host: int | None) -> Netlink:
+        """A socket belongs to the namespace in which it was made, wherever its process goes."""
+        if host is None:
+            return Netlink()
+        try:
+            syscalls.setns(self._hosts[host][0])
+            return Netlink()
+        finally:
+            syscalls.setns(self._home[0])
+
+    def mps(self, control: str) -> dict[str, Any]:
+        """Start MPS beside the hosts. It is a descendant of PID 1 as the ranks are, and ends with it."""
+        self._mps = control
+        try:
+            start_mps(control)
+        except subprocess.SubprocessError as error:
+            return {"error": f"cannot start MPS: {error}"}
+        return {}
 
     def spawn(self, host: int, words: list[str], env: dict[str, str], cwd: str, fds: list[int]) -> dict[str, Any]:
         """Start a process on a host, in a session of its own; its exit code will be written to the third of `fds`."""
@@ -160,6 +188,13 @@ class Supervisor:
             self._reap()
             if requests in ready and not self._answer():
                 return
+
+    def end(self) -> None:
+        """MPS ends once its ranks have, so they go first; whatever stays then goes with PID 1."""
+        if self._mps:
+            for host in range(len(self._hosts)):
+                self.kill(host)
+            end_mps(self._mps)
 
     def _answer(self) -> bool:
         request = self._channel.receive()
@@ -237,30 +272,35 @@ def _set_tcp() -> None:
         Path("/proc/sys/net/ipv4", name).write_text(value)
 
 
-def _be_first(channel: MessageSocket, hosts: int) -> None:
+def _be_first(channel: MessageSocket, hosts: int, memory: str) -> None:
     """PID 1: say that the hosts stand, or why they cannot; then serve."""
     try:
         syscalls.die_with_parent()
         syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
         syscalls.mount("proc", "/proc", "proc")
-        supervisor = Supervisor(channel, hosts)
+        supervisor = Supervisor(channel, hosts, memory)
     except OSError as error:
         channel.send({"error": str(error)})
         return
     channel.send({"ready": True})
     supervisor.serve()
+    supervisor.end()
 
 
-def _watch(owner: int, first: int) -> None:
+def _watch(owner: int, first: int, to_owner: socket.socket) -> None:
     """The guard: wait until the owner or PID 1 ends, and leave no PID 1 behind."""
-    select.select([owner, os.pidfd_open(first)], [], [])
+    ended = os.pidfd_open(first)
+    select.select([owner, ended], [], [])
+    with contextlib.suppress(OSError):  # the owner closed it
+        to_owner.shutdown(socket.SHUT_RDWR)  # which has PID 1 end by itself
+    select.select([ended], [], [], END_SECONDS)
     os.kill(first, signal.SIGKILL)
     os.waitpid(first, 0)
 
 
 def main() -> None:
-    """argv: the mark, the owner's pid and start time (for `lab clean`), the socket's number, the number of hosts."""
-    _, _, owner_pid, _, number, hosts = sys.argv
+    """argv: the mark, the owner's pid and start time (for `lab clean`), the socket's number, hosts, their `Memory`."""
+    _, _, owner_pid, _, number, hosts, memory = sys.argv
     owner = os.pidfd_open(os.getppid())
     if os.getppid() != int(owner_pid):
         return  # the owner died first
@@ -276,7 +316,6 @@ def main() -> None:
         return
     first = os.fork()
     if first == 0:
-        _be_first(channel, int(hosts))
+        _be_first(channel, int(hosts), memory)
         os._exit(0)
-    to_owner.close()
-    _watch(owner, first)
+    _watch(owner, first, to_owner)

@@ -1,4 +1,4 @@
-"""What a lab looks like, checked, and the lines for `ip -batch` and `tc -batch` that build it.
+"""What a lab looks like, checked, and the calls of `Netlink` that build it.
 
     host 0: eth0 ── v0 ┐                        ┌ v2 ── eth0 :host 2
                        ├ rack0 ── core ── rack1 ┤                       one rack: no core, no uplinks
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from narrowcast.lab.rates import Rate, parse_delay, parse_rate
 
@@ -19,6 +20,8 @@ MOST_HOSTS = 250
 SMALLEST_MTU, LARGEST_MTU = 576, 65535
 SUBNET, HOST_NAME = "10.9.0", "host"
 
+Call = dict[str, Any]
+"""A method of `Netlink` as `do`, the link's name, and what else it is to know."""
 Rates = Mapping[int, str | None] | Sequence[str | None] | None
 
 
@@ -37,7 +40,8 @@ class Topology:
     rates: tuple[Rate | None, ...]
     racks: tuple[tuple[int, ...], ...]
     uplink: Rate | None
-    delay: str | None
+    delay: int | None
+    """In nanoseconds."""
     mtu: int
 
     @property
@@ -47,63 +51,60 @@ class Topology:
     def rack_of(self, host: int) -> int:
         return next(rack for rack, members in enumerate(self.racks) if host in members)
 
-    def switch_links(self, host_namespaces: Sequence[str]) -> list[str]:
-        """`ip` lines for the switch; `host_namespaces` are paths to the hosts' network namespaces."""
-        lines = ["link set lo up", *self._bridges()]
+    def switch(self, host_namespaces: Sequence[int]) -> list[Call]:
+        """What makes the switch; `host_namespaces` are open files, the hosts' network namespaces."""
+        calls = [call("set_up", "lo"), *self._bridges()]
         for host, namespace in enumerate(host_namespaces):
-            lines.append(f"link add v{host} type veth peer name eth0 netns {namespace}")
-            lines.append(self.plug_in(host))
-        return lines
+            calls += [call("add_pair", f"v{host}", peer="eth0", namespace=namespace), self.plug_in(host)]
+        return calls + self._switch_limits()
 
-    def plug_in(self, host: int) -> str:
-        """The `ip` line that puts a host's link into its switch."""
+    def plug_in(self, host: int) -> Call:
+        """Put a host's link into its switch."""
         return self._port(f"v{host}", f"rack{self.rack_of(host)}")
 
-    def _port(self, link: str, bridge: str) -> str:
-        return f"link set {link} master {bridge} mtu {self.mtu} addrgenmode none up"
+    def _port(self, link: str, bridge: str) -> Call:
+        return call("set_up", link, mtu=self.mtu, master=bridge)
 
-    def _bridges(self) -> list[str]:
-        several = len(self.racks) > 1
-        lines = [line for name in self._bridge_names() for line in _bridge(name)]
-        for rack in range(len(self.racks)) if several else ():
-            lines.append(f"link add up{rack} type veth peer name down{rack}")
-            lines += [self._port(f"up{rack}", f"rack{rack}"), self._port(f"down{rack}", "core")]
-        return lines
+    def _bridges(self) -> list[Call]:
+        racks = range(len(self.racks))
+        several = len(racks) > 1
+        names = [f"rack{rack}" for rack in racks] + ["core"] * several
+        calls = [call(do, name) for name in names for do in ("add_bridge", "set_up")]
+        for rack in racks if several else ():
+            calls.append(call("add_pair", f"up{rack}", peer=f"down{rack}"))
+            calls += [self._port(f"up{rack}", f"rack{rack}"), self._port(f"down{rack}", "core")]
+        return calls
 
-    def _bridge_names(self) -> list[str]:
-        return [f"rack{rack}" for rack in range(len(self.racks))] + ["core"] * (len(self.racks) > 1)
-
-    def switch_limits(self) -> list[str]:
-        """`tc` lines for the switch: the way to each host, and both ways of each uplink."""
-        lines = [limit(f"v{host}", rate) for host, rate in enumerate(self.rates) if rate]
+    def _switch_limits(self) -> list[Call]:
+        """The way to each host, and both ways of each uplink."""
+        calls = [limit(f"v{host}", rate) for host, rate in enumerate(self.rates) if rate]
         if self.uplink:
             ends = [end for rack in range(len(self.racks)) for end in (f"up{rack}", f"down{rack}")]
-            lines += [limit(end, self.uplink) for end in ends]
-        return lines
+            calls += [limit(end, self.uplink) for end in ends]
+        return calls
 
-    def host_links(self, host: int) -> list[str]:
-        """`ip` lines for a host."""
-        interface = f"link set eth0 mtu {self.mtu} addrgenmode none up"
-        return ["link set lo up", f"addr add {address(host)}/24 dev eth0", interface]
+    def host(self, host: int) -> list[Call]:
+        """What makes a host."""
+        interface = call("add_address", "eth0", address=address(host), prefix=24), call("set_up", "eth0", mtu=self.mtu)
+        return [call("set_up", "lo"), *interface, *self.host_limits(host)]
 
-    def host_limits(self, host: int) -> list[str]:
-        """`tc` lines for a host: its way out, and its delay."""
+    def host_limits(self, host: int) -> list[Call]:
+        """A host's way out, and its delay."""
         rate = self.rates[host]
-        lines = [limit("eth0", rate)] if rate else []
+        calls = [limit("eth0", rate)] if rate else []
         if self.delay:
             # the delay is inside the bucket: every packet waits its time, then for its turn
-            parent = "parent 1:1" if rate else "root"
-            lines.append(f"qdisc add dev eth0 {parent} handle 10: netem delay {self.delay} limit 100000")
-        return lines
+            calls.append(call("delay", "eth0", nanoseconds=self.delay, limited=rate is not None))
+        return calls
 
 
-def _bridge(name: str) -> list[str]:
-    return [f"link add {name} type bridge mcast_snooping 0", f"link set {name} addrgenmode none up"]
+def call(do: str, name: str, **arguments: Any) -> Call:
+    return {"do": do, "name": name, **arguments}
 
 
-def limit(link: str, rate: Rate) -> str:
-    """The `tc` line that sets a link's rate, or changes it while packets flow."""
-    return f"qdisc replace dev {link} root handle 1: {rate.tbf}"
+def limit(link: str, rate: Rate) -> Call:
+    """Set a link's rate, or change it while packets flow."""
+    return call("limit", link, **rate.bucket)
 
 
 def topology(
