@@ -13,7 +13,7 @@ from lab.helpers import Footprint, wait_until
 from typer.testing import CliRunner
 
 from narrowcast.cli.lab import app
-from narrowcast.lab import Lab, LabError, check
+from narrowcast.lab import Lab, LabError, check, gpu
 from narrowcast.lab.connection import PACKAGE
 from narrowcast.lab.gpu import CONTROL, FOLDER, find_gpus
 
@@ -160,11 +160,25 @@ def test_what_is_missing_is_named(machine: Machine, monkeypatch: pytest.MonkeyPa
     with pytest.raises(LabError, match=r"CUDA_VISIBLE_DEVICES='' hides all 1; unset it"):
         find_gpus(True)
     machine.program("nvidia-smi", "#!/bin/sh\necho 'No devices were found'; exit 6\n")
-    with pytest.raises(LabError, match=r"`nvidia-smi -L` shows none: No devices were found"):
+    with pytest.raises(LabError, match=r"needs one of NVIDIA's.*nvidia-smi says: No devices were found"):
+        find_gpus(True)
+    machine.program("nvidia-smi", "not a program")
+    with pytest.raises(LabError, match=r"nvidia-smi -L does not answer: .*see that NVIDIA's driver runs"):
         find_gpus(True)
     (machine.folder / "nvidia-smi").unlink()
-    with pytest.raises(LabError, match=r"needs an NVIDIA GPU and its driver; nvidia-smi says nothing"):
+    monkeypatch.setattr(gpu, "DEVICES", machine.folder)
+    with pytest.raises(LabError, match=r"nvidia-smi is not on the path; or leave gpu out"):
         find_gpus(True)
+
+
+def test_without_nvidia_smi_devices_are_counted(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that has CUDA and no tools."""
+    monkeypatch.setenv("PATH", str(machine.folder))
+    (machine.folder / "nvidia-smi").unlink()
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (machine.folder / name).touch()
+    monkeypatch.setattr(gpu, "DEVICES", machine.folder)
+    assert find_gpus(True).names == ("0", "1")
 
 
 @pytest.mark.usefixtures("needs_lab")

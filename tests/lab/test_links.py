@@ -35,6 +35,15 @@ def test_racks_share_a_slow_uplink() -> None:
         assert rate_seen(lab, 2, 0, 2 * MB) == pytest.approx(40, rel=TOLERANCE)
 
 
+@pytest.mark.parametrize("mtu", [576, 1279, 9000, 65535])
+def test_links_take_packets_of_any_size(mtu: int) -> None:
+    with Lab(2, "200mbit", mtu=mtu, racks=[[0], [1]]) as lab:
+        seconds_taken(lab, 0, 1, MB)
+        lab.cut(1)
+        lab.heal(1)
+        seconds_taken(lab, 1, 0, MB)
+
+
 def test_a_rate_can_be_changed_lifted_and_set_again() -> None:
     with Lab(2, "40mbit") as lab:
         lab.set_rate(1, "200mbit")

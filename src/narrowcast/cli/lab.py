@@ -75,9 +75,7 @@ def run_command(
     ] = None,
     ranks_per_host: Annotated[int, typer.Option(help="Ranks on each host.")] = 1,
     mpirun: Annotated[bool, typer.Option("--mpirun", help="Start the ranks with Open MPI's mpirun.")] = False,
-    gpu: Annotated[
-        bool, typer.Option("--gpu", help="Ranks share this machine's GPUs; NCCL uses the links.")
-    ] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Ranks share this machine's GPUs; NCCL uses the links.")] = False,
     mps: Annotated[
         bool, typer.Option(help="With --gpu: start MPS; without it ranks take turns, and their times mean nothing.")
     ] = True,
@@ -135,7 +133,7 @@ def _check_table(rows: list[RateCheck]) -> Table:
         "expected s",
         "measured s",
         "ratio",
-        "of the rate",
+        "of rate",
         f"within {TOLERANCE:.0%}",
     ):
         shown.add_column(column, justify="right")

@@ -23,6 +23,7 @@ CONTROL = "nvidia-cuda-mps-control"
 # In the lab's own /dev/shm: the kernel removes it with the lab.
 FOLDER = Path("/dev/shm/narrowcast-mps")
 MPS = {"CUDA_MPS_PIPE_DIRECTORY": f"{FOLDER}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{FOLDER}/log"}
+DEVICES = Path("/dev")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # What would bring a rank's data to another one past the links.
 SHORTCUTS = ("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")
@@ -65,14 +66,19 @@ def find_gpus(mps: bool) -> Gpus:
 
 
 def _count() -> int:
-    try:
-        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=ASK_SECONDS, check=False)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise LabError(f"gpu=True needs an NVIDIA GPU and its driver; nvidia-smi says nothing: {error}") from None
-    count = sum(line.startswith("GPU ") for line in done.stdout.splitlines())
+    """nvidia-smi knows, and wakes the driver up; a container may have CUDA without it."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        said, count = "is not on the path", len(list(DEVICES.glob("nvidia[0-9]*")))
+    else:
+        try:
+            done = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=ASK_SECONDS, check=False)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise LabError(f"nvidia-smi -L does not answer: {error}; see that NVIDIA's driver runs") from None
+        said = f"says: {(done.stdout + done.stderr).strip() or 'nothing'}"
+        count = sum(line.startswith("GPU ") for line in done.stdout.splitlines())
     if not count:
-        said = (done.stdout + done.stderr).strip() or "nothing"
-        raise LabError(f"gpu=True needs an NVIDIA GPU; `nvidia-smi -L` shows none: {said}; see that the driver runs")
+        raise LabError(f"a lab with GPUs needs one of NVIDIA's, and its driver; nvidia-smi {said}; or leave gpu out")
     return count
 
 
@@ -83,7 +89,7 @@ def _visible(count: int) -> tuple[str, ...]:
         return tuple(map(str, range(count)))
     names = tuple(name.strip() for name in chosen.split(",") if name.strip())
     if not names or "-1" in names:
-        raise LabError(f"gpu=True needs a GPU, and {VISIBLE}={chosen!r} hides all {count}; unset it")
+        raise LabError(f"a lab with GPUs needs one, and {VISIBLE}={chosen!r} hides all {count}; unset it")
     return names
 
 

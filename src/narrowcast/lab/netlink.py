@@ -31,7 +31,7 @@ INFO_KIND, INFO_DATA, SNOOPING, PEER, ADDRESS_MODE = 1, 2, 23, 1, 8
 ADDRESS_THERE, ADDRESS_HERE = 1, 2
 QUEUE_KIND, QUEUE_OPTIONS, TBF_FIXED, TBF_RATE, TBF_BURST = 1, 2, 1, 4, 6
 REASON = 1
-UP, ROOT, ETHERNET = 1, 0xFFFFFFFF, 1
+UP, ROOT, ETHERNET, IPV6_MTU = 1, 0xFFFFFFFF, 1, 1280
 LIMIT_HANDLE, LIMIT_CLASS, DELAY_HANDLE = 0x10000, 0x10001, 0x100000
 NANOSECONDS_A_TICK, MOST_DELAYED = 64, 100_000
 SECONDS = 10
@@ -66,9 +66,9 @@ def _name(link: str) -> bytes:
     return _text(NAME, link)
 
 
-def _no_ipv6_address() -> bytes:
-    """The kernel invents none, where it knows IPv6."""
-    if not Path("/proc/net/if_inet6").exists():
+def _no_ipv6_address(mtu: int) -> bytes:
+    """The kernel invents none, where it knows IPv6: on no link of smaller packets than that asks for."""
+    if 0 < mtu < IPV6_MTU or not Path("/proc/net/if_inet6").exists():
         return b""
     return attribute(FAMILIES, attribute(socket.AF_INET6, attribute(ADDRESS_MODE, b"\1")))
 
@@ -99,7 +99,7 @@ class Netlink:
         """Switch a link on, perhaps as a port of a bridge."""
         options = [_u32(MTU, mtu)] * bool(mtu)
         options += [_u32(MASTER, self.index(master))] if master else []
-        ipv6 = _no_ipv6_address() if name != "lo" else b""
+        ipv6 = _no_ipv6_address(mtu) if name != "lo" else b""
         self._ask(f"set {name} up", NEW_LINK, ACK, LINK.pack(0, 0, 0, UP, UP), _name(name), *options, ipv6)
 
     def unplug(self, name: str) -> None:
