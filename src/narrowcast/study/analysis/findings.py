@@ -330,7 +330,3 @@ class Findings:
         """The wire; with its algorithm where it is not the usual one and the study ran several."""
         plain = len(self._algorithms[case.wire]) < 2 or case.algorithm == DEFAULT_ALGORITHM
         return str(case.wire) if plain else f"{case.wire} · {case.algorithm}"
-
-    def gaps(self) -> list[Step]:
-        """Steps whose counted bytes are further than `WITHIN` from the claimed ones."""
-        return [s for s in self.measured if s.bytes_off is not None and abs(s.bytes_off) > WITHIN]

@@ -76,6 +76,11 @@ def points(x: Interval) -> str:
     return f"{signed(x.value, places)} points ({signed(x.low, places)} to {signed(x.high, places)})"
 
 
+def difference(x: Interval) -> str:
+    """Of points, where the head of a column names them."""
+    return points(x).replace(" points", "")
+
+
 def margin(points_: float) -> str:
     return f"{points_:g} point{'s' * (points_ != 1)}"
 

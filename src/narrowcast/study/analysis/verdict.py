@@ -321,6 +321,10 @@ def failed_words(row: Accuracy) -> list[str]:
     return [f"{formatting.count(len(row.failed), 'training')} failed"] if row.failed else []
 
 
+def _asides(row: Accuracy) -> list[str]:
+    return [*share_words(row), *failed_words(row)]
+
+
 def _trained(row: Finding) -> str:
     return f"{row.model} on {row.data}, {formatting.count(row.workers, 'worker')}"
 
@@ -328,13 +332,13 @@ def _trained(row: Finding) -> str:
 def accuracy_words(row: Accuracy) -> str:
     tested = row.difference
     assert tested is not None
-    facts = [
-        formatting.points(tested.interval),
-        formatting.count(tested.seeds, "seed"),
-        *share_words(row),
-        *failed_words(row),
-    ]
+    facts = [formatting.points(tested.interval), formatting.count(tested.seeds, "seed"), *_asides(row)]
     return f"{_trained(row)}: {', '.join(facts)}; {MEANING[_conclusion(row)]}."
+
+
+def conclusion_words(row: Accuracy) -> str:
+    """For a cell of a table."""
+    return ", ".join([MEANING[_conclusion(row)], *_asides(row)])
 
 
 def unknown_words(row: Uncompared) -> str:
