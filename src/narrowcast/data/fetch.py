@@ -38,8 +38,10 @@ def fetch(where: str | Path, to: Path, sha256: str, progress: Progress | None = 
     part = to.with_name(to.name + ".part")
     if "://" in str(where):
         _download(str(where), part, progress)
+    elif Path(where).is_file():
+        shutil.copyfile(where, part)
     else:
-        _copy(Path(where), part)
+        raise DataError(f"{where}: there is no such file")
     digest = checksum(part)
     if digest != sha256:
         part.unlink()
@@ -49,41 +51,27 @@ def fetch(where: str | Path, to: Path, sha256: str, progress: Progress | None = 
 
 
 def checksum(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _copy(source: Path, part: Path) -> None:
-    if not source.is_file():
-        raise DataError(f"{source}: there is no such file")
-    shutil.copyfile(source, part)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _download(address: str, part: Path, progress: Progress | None) -> None:
     """Try a few times where the connection breaks."""
     failure: Exception | None = None
     for _ in range(ATTEMPTS):
-        complete, failure = _attempt(address, part, progress)
-        if complete:
-            return
-        if isinstance(failure, urllib.error.HTTPError):
-            break
+        try:
+            failure = None
+            if _continue(address, part, progress):
+                return
+        except (OSError, http.client.HTTPException) as error:
+            failure = error
+            if isinstance(error, urllib.error.HTTPError):
+                break
     kept = part.stat().st_size if part.exists() else 0
     raise DataError(
         f"{address}: {failure or 'the connection ended early'}; {kept} bytes are kept, call again to go on from there, "
         "or fetch the file elsewhere and give it with --from FILE"
     )
-
-
-def _attempt(address: str, part: Path, progress: Progress | None) -> tuple[bool, Exception | None]:
-    """Whether the file is complete, and what went wrong."""
-    try:
-        return _continue(address, part, progress), None
-    except (OSError, http.client.HTTPException) as error:
-        return False, error
 
 
 def _continue(address: str, part: Path, progress: Progress | None) -> bool:

@@ -98,8 +98,7 @@ def _one_by_one(kind: int, line: list[int], above: list[int], channels: int) -> 
 
 def _paeth(left: int, up: int, corner: int) -> int:
     """The neighbour nearest to left + up - corner; ties in this order."""
-    guess = left + up - corner
-    return min((left, up, corner), key=lambda neighbour: abs(guess - neighbour))
+    return min((left, up, corner), key=lambda neighbour: abs(left + up - corner - neighbour))
 
 
 def pack(data: Dataset, into: Path, limit: int) -> list[Path]:

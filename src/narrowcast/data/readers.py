@@ -35,6 +35,7 @@ IDX_BYTES = 8
 GZIP = b"\x1f\x8b"
 DIGITS_TRAIN = 1437
 CIFAR_ROW = 1 + 3 * 32 * 32
+CIFAR_BATCHES = (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")
 TEST_FOLDERS = ("test", "val")
 
 
@@ -121,7 +122,7 @@ def _inside_deb(content: bytes) -> bytes:
 
 def read_folder(folder: Path, name: str | None = None) -> Dataset:
     """Whatever is recognised in `folder`: CIFAR-10 (binary or python), MNIST, Fashion-MNIST, or train/ and test/."""
-    for recognise in (_cifar_binary, _cifar_python, _idx_files, _class_folders):
+    for recognise in (_cifar, _idx_files, _class_folders):
         data = recognise(folder, name)
         if data is not None:
             return data
@@ -131,19 +132,20 @@ def read_folder(folder: Path, name: str | None = None) -> Dataset:
     )
 
 
-def _cifar_binary(folder: Path, name: str | None) -> Dataset | None:
-    here = _first_with("data_batch_1.bin", folder, folder / "cifar-10-batches-bin")
-    return None if here is None else _cifar(name, lambda batch: _cifar_rows((here / f"{batch}.bin").read_bytes()))
+def _cifar(folder: Path, name: str | None) -> Dataset | None:
+    """As binary files, or as pickles of Python."""
+    for inner, suffix, read in (("bin", ".bin", _cifar_rows), ("py", "", _cifar_pickle)):
+        for here in (folder, folder / f"cifar-10-batches-{inner}"):
+            if (here / f"data_batch_1{suffix}").is_file():
+                *parts, test = (read(here / f"{batch}{suffix}") for batch in CIFAR_BATCHES)
+                x, y = (torch.cat(part) for part in zip(*parts, strict=True))
+                return Dataset(name or "cifar10", x, y, *test, classes=10)
+    return None
 
 
-def _cifar_rows(content: bytes) -> tuple[Tensor, Tensor]:
-    rows = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(-1, CIFAR_ROW)
+def _cifar_rows(path: Path) -> tuple[Tensor, Tensor]:
+    rows = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8).view(-1, CIFAR_ROW)
     return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0].long()
-
-
-def _cifar_python(folder: Path, name: str | None) -> Dataset | None:
-    here = _first_with("data_batch_1", folder, folder / "cifar-10-batches-py")
-    return None if here is None else _cifar(name, lambda batch: _cifar_pickle(here / batch))
 
 
 def _cifar_pickle(path: Path) -> tuple[Tensor, Tensor]:
@@ -151,13 +153,6 @@ def _cifar_pickle(path: Path) -> tuple[Tensor, Tensor]:
         batch = _ArraysOnly(file, encoding="bytes").load()
     x = torch.frombuffer(bytearray(batch[b"data"].content), dtype=torch.uint8)
     return x.view(-1, 3, 32, 32), torch.tensor(batch[b"labels"])
-
-
-def _cifar(name: str | None, batch: Callable[[str], tuple[Tensor, Tensor]]) -> Dataset:
-    parts = [batch(f"data_batch_{n}") for n in range(1, 6)]
-    x_test, y_test = batch("test_batch")
-    train = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
-    return Dataset(name or "cifar10", *train, x_test, y_test, classes=10)
 
 
 class _Array:
@@ -236,7 +231,3 @@ def _picture(path: Path) -> Tensor:
     picture = Image.open(path).convert("RGB")
     width, height = picture.size
     return torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8).view(height, width, 3)
-
-
-def _first_with(file: str, *folders: Path) -> Path | None:
-    return next((folder for folder in folders if (folder / file).is_file()), None)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, geometric_mean, median
 
-from narrowcast.figures import Markup, Plot, lone, pad_range, place_labels, tag, text
+from narrowcast.figures import WIDTH, Markup, Plot, lone, pad_range, place_labels, tag, text
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import grouped, one_algorithm, share_words
 from narrowcast.study.analysis.findings import Accuracy, Step
@@ -139,7 +139,7 @@ def _mark(context: Context, plot: Plot, point: Point) -> Markup:
 def _labels(context: Context, plot: Plot, points: Sequence[Point]) -> list[Markup]:
     places = [(plot.x.at(p.gain.value), plot.y.at(p.difference.value)) for p in points]
     names = [context.label(p.accuracy) for p in points]
-    seats = place_labels(places, names, (plot.x.begin, plot.y.end, plot.width, plot.y.begin))
+    seats = place_labels(places, names, (plot.x.begin, plot.y.end, WIDTH, plot.y.begin))
     texts = [text(x, y, name, anchor, "n") for (x, y, anchor), name in zip(seats, names, strict=True)]
     return [context.coloured(p.accuracy, label) for p, label in zip(points, texts, strict=True)]
 
@@ -148,7 +148,7 @@ def _trade_panel(context: Context, points: Sequence[Point]) -> Panel:
     margin = context.findings.margin
     heights = [y for p in points for y in vars(p.difference).values() if math.isfinite(y)]
     speeds = [x for p in points for x in vars(p.gain).values()]
-    plot = Plot(pad_range([1.0, *speeds], 0.05, log=True), pad_range([*heights, margin, -margin], 0.06), log_x=True)
+    plot = Plot(pad_range([1.0, *speeds], 0.05, log=True), pad_range([*heights, margin, -margin], 0.06))
     plot.add(_band(plot, margin))
     plot.frame(f"speedup over {context.findings.baseline}", "accuracy, points")
     best = _front(points)
@@ -266,7 +266,7 @@ def _courses(context: Context, rows: Sequence[Accuracy], rate: str | None) -> li
 
 def _course_panel(context: Context, courses: Sequence[Course], target: float | None) -> Panel:
     xs, ys = zip(*(point for course in courses for point in course.points), strict=True)
-    plot = Plot(pad_range(xs, 0.02, log=True), pad_range([*ys, *([target] if target else [])]), log_x=True)
+    plot = Plot(pad_range(xs, 0.02, log=True), pad_range([*ys, *([target] if target else [])]))
     plot.frame("seconds", "test accuracy, %")
     if target is not None:
         plot.add(plot.polyline([plot.x.low, plot.x.high], [target, target], "target"))

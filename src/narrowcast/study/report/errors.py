@@ -126,7 +126,7 @@ def _plot_forecasts(
 def _times(context: Context, forecasts: Sequence[Forecast]) -> Panel:
     values = [value for step, forecast, _ in forecasts for value in (step.time.value, forecast.value)]
     low, high = pad_range(values, 0.05, log=True)
-    plot = Plot([low, high], [low, high], log_x=True, log_y=True)
+    plot = Plot([low, high], [low, high], log_y=True)
     plot.frame("measured step, ms", "predicted step, ms")
     plot.add(plot.polyline([low, high], [low, high], "ideal"))
     factor = 1 + BAND
@@ -140,7 +140,7 @@ def _times(context: Context, forecasts: Sequence[Forecast]) -> Panel:
 def _errors(context: Context, forecasts: Sequence[Forecast]) -> Panel:
     errors = [100 * error for _, _, error in forecasts]
     xs, tenth = pad_range([step.time.value for step, _, _ in forecasts], 0.05, log=True), 100 * BAND
-    plot = Plot(xs, pad_range([*errors, -1.5 * tenth, 1.5 * tenth]), log_x=True)
+    plot = Plot(xs, pad_range([*errors, -1.5 * tenth, 1.5 * tenth]))
     plot.frame("measured step, ms", "error of the prediction, %")
     plot.add(plot.polyline(xs, [0.0, 0.0], "ideal"))
     band = [(xs[0], -tenth), (xs[1], -tenth), (xs[1], tenth), (xs[0], tenth)]

@@ -14,6 +14,7 @@ from narrowcast.study.analysis.finding import Finding, grouped
 from narrowcast.study.analysis.findings import Accuracy, Findings, Step
 from narrowcast.study.analysis.statistics import Interval
 from narrowcast.study.analysis.verdict import headline, how_sure, judge, speed_sentences
+from narrowcast.study.execution.results import map_leaves
 from narrowcast.study.report.accuracy import accuracy_table
 from narrowcast.study.report.figure import Context, Table
 from narrowcast.study.report.sections import all_statements, insights, provenance
@@ -72,13 +73,11 @@ def _bus_row(finding: Finding) -> dict[str, Any]:
     return {**_axes(finding), "message_bytes": finding.line["bytes"], "bus_gbps": finding.line["bus_gbps"]}
 
 
-def _tidy(value: Any) -> Any:
+def _tidy(value: object) -> object:
     """Five digits are more than anything here has; what is not finite is not known."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _tidy(inner) for key, inner in value.items()}
-    return [_tidy(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
 def rows(findings: Findings) -> list[dict[str, Any]]:
@@ -89,7 +88,7 @@ def rows(findings: Findings) -> list[dict[str, Any]]:
         *map(_bus_row, findings.buses),
         *({**_axes(failed), "error": failed.error} for failed in findings.failures),
     ]
-    return [_tidy(row) for row in listed]
+    return [map_leaves(row, _tidy) for row in listed]
 
 
 def as_csv(findings: Findings) -> str:
@@ -120,7 +119,7 @@ def summary(findings: Findings, *, with_rows: bool = True) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "study": findings.name,
         "sessions": _sessions(findings),
-        "verdict": _tidy(judge(findings).as_dict()),
+        "verdict": map_leaves(judge(findings).as_dict(), _tidy),
         "insights": [insight.as_dict() for insight in insights(findings)],
     }
     if with_rows:

@@ -58,8 +58,7 @@ def _filters(findings: Findings) -> Markup:
             tag("label", lone("input", type="checkbox", name=name, value=value, checked=True), tag("span", value))
             for value in ordered
         ]
-        legend = {"model": "Models", "wire": "Wires", "workers": "Workers"}[name]
-        sets.append(tag("fieldset", tag("legend", legend), *boxes))
+        sets.append(tag("fieldset", tag("legend", name.capitalize().removesuffix("s") + "s"), *boxes))
     reset = tag("button", "Show all", type="reset")
     status = tag("output", "", id="shown", aria_live="polite")
     return tag("form", *sets, tag("p", reset, " ", status), id="filters", hidden=True, aria_label="Filters")
@@ -129,7 +128,6 @@ def _page(findings: Findings, limits: Limits) -> str:
 
 def page(findings: Findings) -> str:
     """The whole file; of a study that is too large for it, the first of all panels and rows."""
-    text = ""
     for limits in LIMITS:
         text = _page(findings, limits)
         if len(text.encode()) < LARGEST:

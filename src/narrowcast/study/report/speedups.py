@@ -62,41 +62,29 @@ class Map:
         if step is None or step.speedup is None:
             return text(*middle, "–", class_="none")
         box = {"x": x + 1.0, "y": y + 1.0, "width": float(self.cell - 2), "height": float(CELL_H - 2)}
-        parts = [lone("rect", **box, class_="up" if step.speedup.value >= 1 else "down", fill_opacity=_depth(step))]
+        gain = step.speedup.value
+        parts = [lone("rect", **box, class_="up" if gain >= 1 else "down", fill_opacity=_depth(gain))]
         if step.predicted and not self.by_workers:
             parts.append(lone("rect", **box, class_="ht"))
         parts.append(text(*middle, formatting.times(step.speedup), class_="h" if step.faster is not None else "h q"))
-        return tag("g", tag("title", _tip(step)), *parts, data_workers=step.workers if self.by_workers else None)
-
-    def _ends(self) -> list[int]:
-        """For each row, how many columns from the left are not told to be slower."""
-        columns = range(len(self.columns))
-        return [next((c for c in columns if self._slower(row, c)), len(columns)) for row in range(len(self.rows))]
-
-    def _slower(self, row: int, column: int) -> bool:
-        step = self.cells.get((row, column))
-        return step is not None and step.faster is False
+        tip = f"{formatting.times_between(step.speedup)}, {'predicted' if step.predicted else 'measured'}"
+        return tag("g", tag("title", tip), *parts, data_workers=step.workers if self.by_workers else None)
 
     def _break_even(self) -> list[Markup]:
-        ends = self._ends()
-        if all(end == len(self.columns) for end in ends):
+        """Behind the columns from the left that are not told to be slower."""
+        slower = [place for place, step in self.cells.items() if step.faster is False]
+        if not slower:
             return []
+        ends = [min((c for r, c in slower if r == row), default=len(self.columns)) for row in range(len(self.rows))]
         places = [self.left + self.cell * end for end in ends]
         parts = [line(x, TOP + CELL_H * i, x, TOP + CELL_H * (i + 1), class_="even") for i, x in enumerate(places)]
         turns = [(i, pair) for i, pair in enumerate(itertools.pairwise(places), 1) if pair[0] != pair[1]]
         return [*parts, *(line(a, TOP + CELL_H * i, b, TOP + CELL_H * i, class_="even") for i, (a, b) in turns)]
 
 
-def _depth(step: Step) -> str:
-    assert step.speedup is not None
-    share = min(1.0, abs(math.log(step.speedup.value)) / math.log(FULL))
+def _depth(speedup: float) -> str:
+    share = min(1.0, abs(math.log(speedup)) / math.log(FULL))
     return f"{FAINTEST + (DEEPEST - FAINTEST) * share**0.7:.2f}"
-
-
-def _tip(step: Step) -> str:
-    assert step.speedup is not None
-    kind = "predicted" if step.predicted else "measured"
-    return f"{formatting.times_between(step.speedup)}, {kind}"
 
 
 def _compared(context: Context, steps: Sequence[Step]) -> list[Step]:

@@ -126,13 +126,9 @@ def _lines(context: Context, place: Sequence[Worth]) -> Panel:
     series = [[(s, worths[id(s)]) for s in sorted(same, key=lambda s: s.workers)] for same in by_label]
     counts = sorted({step.workers for step in steps})
     ends = [end for worth in worths.values() for end in (worth.low, worth.high)]
-    plot = Plot(
-        pad_range([float(n) for n in counts], 0.04, log=True),
-        pad_range([float(max(counts)), *ends], 0.04, log=True),
-        log_x=True,
-        log_y=True,
-        right=context.label_room([same[0][0] for same in series]),
-    )
+    room = context.label_room([same[0][0] for same in series])
+    xs, ys = ([float(n) for n in counts], [float(max(counts)), *ends])
+    plot = Plot(pad_range(xs, 0.04, log=True), pad_range(ys, 0.04, log=True), log_y=True, right=room)
     doublings = [2.0**power for power in range(-10, 12)]
     shown = {tick: _fraction(tick) for tick in doublings if plot.y.low <= tick <= plot.y.high}
     plot.frame("workers", "workers' worth of work", {float(n): str(n) for n in counts}, shown)
@@ -207,13 +203,8 @@ def _bus_panel(context: Context, findings: Sequence[Finding]) -> Panel:
     by_way = grouped(context.by_wire(findings), lambda f: (f.wire, f.algorithm))
     series = [sorted(same, key=_size) for same in by_way.values()]
     sizes = [_size(f) for f in findings]
-    plot = Plot(
-        pad_range(sizes, 0.03, log=True),
-        pad_range([_speed(f) for f in findings], 0.05, log=True),
-        log_x=True,
-        log_y=True,
-        right=context.label_room(findings),
-    )
+    ends = pad_range([_speed(f) for f in findings], 0.05, log=True)
+    plot = Plot(pad_range(sizes, 0.03, log=True), ends, log_y=True, right=context.label_room(findings))
     plot.frame("message, float32", "bus bandwidth, GB/s", _ticks(sizes))
     labels = context.end_labels(plot, [(same[-1], plot.y.at(_speed(same[-1]))) for same in series])
     for same, label in zip(series, labels, strict=True):
