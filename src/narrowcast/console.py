@@ -42,15 +42,11 @@ def emit(data: Any, shown: Table | str, path: str | None) -> None:
         print(json.dumps(data, indent=1))
         return
     if path is not None:
-        _write(path, json.dumps(data, indent=1) + "\n")
+        try:
+            Path(path).write_text(json.dumps(data, indent=1) + "\n")
+        except OSError as error:
+            raise ValueError(f"--json {path}: {error.strerror}; name a file that can be written") from error
     make_console().print(shown)
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text)
-    except OSError as error:
-        raise ValueError(f"--json {path}: {error.strerror}; name a file that can be written") from error
 
 
 def progress(items: Iterable[T], total: int, what: str) -> Iterator[T]:
@@ -62,11 +58,13 @@ def progress(items: Iterable[T], total: int, what: str) -> Iterator[T]:
             bar.advance(task)
 
 
-def new_table(title: str, *columns: str) -> Table:
+def new_table(title: str, *columns: str, rows: Iterable[Iterable[object]] = ()) -> Table:
     style = box.HEAVY_HEAD if sys.stdout.isatty() else box.SIMPLE
     table = Table(title=title, title_justify="left", caption_justify="left", box=style)
     for position, column in enumerate(columns):
         table.add_column(column, justify="left" if position == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*map(str, row))
     return table
 
 

@@ -65,23 +65,16 @@ def resolve(reference: str) -> Any:
 def loaded() -> Plugins:
     """All plugins of this environment, registered once in a process."""
     plugins = Plugins()
-    for reference, origin in _references().items():
-        _register(plugins, reference, origin)
-    return plugins
-
-
-def _references() -> dict[str, str]:
-    """Each register function, and what named it: the package, or the variable."""
     modules = filter(None, map(str.strip, os.environ.get(VARIABLE, "").split(",")))
-    named = {f"{module}:register": f"{VARIABLE}={module}" for module in modules}
-    return named | {point.value: f"plugin {point.name}" for point in metadata.entry_points(group=GROUP)}
-
-
-def _register(plugins: Plugins, reference: str, origin: str) -> None:
-    try:
-        resolve(reference)(plugins)
-    except Exception as error:
-        raise PluginError(f"{origin}: {error}; repair it or take it out") from error
+    # each register function, and what named it: the variable, or the package
+    origins = {f"{module}:register": f"{VARIABLE}={module}" for module in modules}
+    origins |= {point.value: f"plugin {point.name}" for point in metadata.entry_points(group=GROUP)}
+    for reference, origin in origins.items():
+        try:
+            resolve(reference)(plugins)
+        except Exception as error:
+            raise PluginError(f"{origin}: {error}; repair it or take it out") from error
+    return plugins
 
 
 def trainer(parallel: str) -> Callable[..., Any]:

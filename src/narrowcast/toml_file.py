@@ -6,6 +6,7 @@ them: words and brackets are then known to be in order.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import tomllib
@@ -80,7 +81,10 @@ def parse_toml(text: str, name: str = "<text>") -> Document:
     except FileError:
         raise
     except tomllib.TOMLDecodeError as error:
-        raise _syntax_error(text, name, str(error)) from None
+        place, rows = PLACE.search(str(error)), text.rstrip("\n").split("\n")
+        line = min(int(place[1]) if place and place[1] else len(rows), len(rows))
+        what = f"no TOML: {PLACE.sub('', str(error))}, in {brief(rows[line - 1].strip())}"
+        raise error_at(name, line, what) from None
     except RecursionError:
         raise error_at(name, _deepest_line(text), "too many arrays or tables lie in one another") from None
     except ValueError as error:
@@ -89,19 +93,9 @@ def parse_toml(text: str, name: str = "<text>") -> Document:
     return document
 
 
-def _syntax_error(text: str, name: str, message: str) -> FileError:
-    place, rows = PLACE.search(message), text.rstrip("\n").split("\n")
-    line = min(int(place[1]) if place and place[1] else len(rows), len(rows))
-    return error_at(name, line, f"no TOML: {PLACE.sub('', message)}, in {brief(rows[line - 1].strip())}")
-
-
 def _deepest_line(text: str) -> int:
-    depth, deepest, place = 0, 0, 0
-    for at, letter in enumerate(text):
-        depth += (letter in "[{") - (letter in "]}")
-        if depth > deepest:
-            deepest, place = depth, at
-    return text.count("\n", 0, place) + 1
+    depths = list(itertools.accumulate((letter in "[{") - (letter in "]}") for letter in text))
+    return text.count("\n", 0, depths.index(max(depths))) + 1
 
 
 def _check_numbers(document: Document, value: object, path: str) -> None:

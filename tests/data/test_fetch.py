@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from data.server import Server, serving
 
-from narrowcast.data import registries
-from narrowcast.data.fetch import DataError, fetch
+from narrowcast.data.fetch import DataError, debian, fetch, npm
 
 CONTENT = bytes(range(256)) * 5000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -77,10 +76,10 @@ def test_a_file_may_be_given_instead_of_an_address(tmp_path: Path) -> None:
 def test_a_tool_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DataError, match=r"npm is not installed.*--from"):
-        registries.npm("some-package", "1.0.0")
+        npm("some-package", "1.0.0")
 
 
-@pytest.mark.parametrize("tool, ask", [("npm", registries.npm), ("apt-get", registries.debian)])
+@pytest.mark.parametrize("tool, ask", [("npm", npm), ("apt-get", debian)])
 def test_a_tool_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tool: str, ask: object) -> None:
     script = tmp_path / tool
     script.write_text("#!/bin/sh\necho 'could not resolve the host' >&2\nexit 1\n")
@@ -96,5 +95,5 @@ def test_addresses_are_read_from_what_the_tools_say(monkeypatch: pytest.MonkeyPa
         script.write_text(f'#!/bin/sh\necho "{said}"\n')
         script.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert registries.npm("p", "1") == "http://here/p-1.tgz"
-    assert registries.debian("p", "1") == "http://here/p_1.deb"
+    assert npm("p", "1") == "http://here/p-1.tgz"
+    assert debian("p", "1") == "http://here/p_1.deb"

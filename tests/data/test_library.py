@@ -19,9 +19,8 @@ from typer.testing import CliRunner
 
 from narrowcast import data
 from narrowcast.cli import app
-from narrowcast.data import archives, cache, library
+from narrowcast.data import SOURCES, dataset, library, readers
 from narrowcast.data.fetch import DataError, checksum
-from narrowcast.data.sources import SOURCES
 
 
 def test_digits_are_the_published_ones() -> None:
@@ -69,7 +68,7 @@ def small_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
     content = package()
     path = tmp_path / "package.tgz"
     path.write_bytes(content)
-    digest = archives.cifar10(path).digest()
+    digest = readers.cifar10(path).digest()
     small = dataclasses.replace(SOURCES["cifar10"], sha256=checksum(path), digest=digest)
     monkeypatch.setitem(SOURCES, "cifar10", small)
     return content
@@ -110,7 +109,7 @@ def deb(content: bytes) -> bytes:
     """A Debian package with one file: an `ar` archive with a tar in it."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:xz") as tar:
-        for name in archives.IDX.values():
+        for name in readers.IDX.values():
             entry = tarfile.TarInfo(f"./usr/share/datasets/fashion-mnist/{name}.gz")
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
@@ -126,17 +125,17 @@ def deb(content: bytes) -> bytes:
 def test_a_debian_package_is_read_without_dpkg(tmp_path: Path) -> None:
     one = struct.pack(">HBBI", 0, 8, 1, 4) + bytes([1, 2, 3, 4])
     (tmp_path / "p.deb").write_bytes(deb(one))
-    assert archives.fashion_mnist(tmp_path / "p.deb").y_train.tolist() == [1, 2, 3, 4]
+    assert readers.fashion_mnist(tmp_path / "p.deb").y_train.tolist() == [1, 2, 3, 4]
     (tmp_path / "p.deb").write_bytes(b"something else")
     with pytest.raises(DataError, match="no Debian package"):
-        archives.fashion_mnist(tmp_path / "p.deb")
+        readers.fashion_mnist(tmp_path / "p.deb")
 
 
 def test_the_place_is_an_argument_or_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "there"))
+    monkeypatch.setenv(dataset.VARIABLE, str(tmp_path / "there"))
     assert data.folder() == tmp_path / "there"
     assert data.folder(tmp_path / "here") == tmp_path / "here"
-    monkeypatch.delenv(cache.VARIABLE)
+    monkeypatch.delenv(dataset.VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert data.folder() == tmp_path / "narrowcast" / "data"
 
@@ -146,7 +145,7 @@ def test_a_file_that_is_not_complete_is_never_seen(tmp_path: Path) -> None:
     target.write_text("old")
 
     def interrupted() -> None:
-        with cache.replacing(target) as part:
+        with dataset.replacing(target) as part:
             part.write_text("half")
             raise KeyboardInterrupt
 
@@ -203,14 +202,14 @@ def flip_two_bytes(path: Path) -> None:
 @pytest.mark.parametrize("harm", [cut_short, flip_two_bytes], ids=["cut short", "two bytes flipped"])
 def test_get_mends_what_is_broken_in_the_cache(harm: Any, tmp_path: Path) -> None:
     path = tmp_path / "digits.pt"
-    cache.store(data.load("digits"), path)
+    dataset.store(data.load("digits"), path)
     harm(path)
     assert data.get("digits", tmp_path).digest() == SOURCES["digits"].digest
     assert data.load("digits", tmp_path).digest() == SOURCES["digits"].digest
 
 
 def test_load_names_a_file_that_is_cut_short(tmp_path: Path) -> None:
-    cache.store(data.load("digits"), tmp_path / "digits.pt")
+    dataset.store(data.load("digits"), tmp_path / "digits.pt")
     cut_short(tmp_path / "digits.pt")
     with pytest.raises(DataError, match=r"digits\.pt: this is no whole data set .* run: narrowcast data get digits"):
         data.load("digits", tmp_path)

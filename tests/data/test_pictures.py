@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from narrowcast import data
-from narrowcast.data import Dataset, packing, png
-from narrowcast.data.archives import IDX
+from narrowcast.data import Dataset, pictures
 from narrowcast.data.fetch import DataError
+from narrowcast.data.readers import IDX
 
 
 def random_bytes(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -36,7 +36,7 @@ def written(x: torch.Tensor, filters: list[int]) -> bytes:
             lines.append((value - (0, a, b, (a + b) // 2, nearest)[kind]) % 256)
         above = row
     colour = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
-    body = png.SIGNATURE
+    body = pictures.SIGNATURE
     for name, part in (
         (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0)),
         (b"IDAT", zlib.compress(bytes(lines))),
@@ -49,16 +49,16 @@ def written(x: torch.Tensor, filters: list[int]) -> bytes:
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_png_undoes_every_filter(channels: int) -> None:
     x = random_bytes(10, 7, channels)
-    assert torch.equal(png.decode(written(x, [1, 0, 2, 3, 4, 1, 4, 3, 2, 1])), x)
-    assert torch.equal(png.decode(written(x, [4, 3, 2, 1, 0, 4, 4, 3, 3, 2])), x)
+    assert torch.equal(pictures.decode_png(written(x, [1, 0, 2, 3, 4, 1, 4, 3, 2, 1])), x)
+    assert torch.equal(pictures.decode_png(written(x, [4, 3, 2, 1, 0, 4, 4, 3, 3, 2])), x)
 
 
 def test_png_that_is_broken_says_so() -> None:
     good = written(random_bytes(3, 3, 3), [0, 0, 0])
     with pytest.raises(ValueError, match="checksum of a IDAT chunk"):
-        png.decode(good[:-20] + b"x" + good[-19:])
+        pictures.decode_png(good[:-20] + b"x" + good[-19:])
     with pytest.raises(ValueError, match="no PNG"):
-        png.decode(b"GIF89a")
+        pictures.decode_png(b"GIF89a")
 
 
 def made(channels: int = 3, count: int = 30) -> Dataset:
@@ -70,32 +70,32 @@ def made(channels: int = 3, count: int = 30) -> Dataset:
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_packing_loses_nothing(channels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "STEP", 4)
+    monkeypatch.setattr(pictures, "STEP", 4)
     whole = made(channels)
-    paths = packing.pack(whole, tmp_path, limit=1500)
+    paths = pictures.pack(whole, tmp_path, limit=1500)
     assert len(paths) > 1
     assert all(path.stat().st_size <= 1500 for path in paths)
-    assert packing.unpack(tmp_path, "made").digest() == whole.digest()
+    assert pictures.unpack(tmp_path, "made").digest() == whole.digest()
 
 
 def test_pictures_take_fewer_bytes_than_random_ones(tmp_path: Path) -> None:
     digits = data.load("digits")
-    (path,) = packing.pack(digits, tmp_path, 1 << 20)
+    (path,) = pictures.pack(digits, tmp_path, 1 << 20)
     assert path.stat().st_size < 0.55 * (digits.x_train.numel() + digits.x_test.numel())
 
 
 def test_a_missing_or_cut_piece_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "STEP", 4)
-    *_, last = packing.pack(made(), tmp_path, limit=1500)
+    monkeypatch.setattr(pictures, "STEP", 4)
+    *_, last = pictures.pack(made(), tmp_path, limit=1500)
     whole = last.read_bytes()
     last.write_bytes(whole[:-1])
     with pytest.raises(DataError, match="cut short"):
-        packing.unpack(tmp_path, "made")
+        pictures.unpack(tmp_path, "made")
     last.unlink()
     with pytest.raises(DataError, match="bring the others too"):
-        packing.unpack(tmp_path, "made")
+        pictures.unpack(tmp_path, "made")
     with pytest.raises(ValueError, match="raise the limit"):
-        packing.pack(made(), tmp_path, limit=100)
+        pictures.pack(made(), tmp_path, limit=100)
 
 
 def same(one: Dataset, other: Dataset) -> bool:

@@ -17,6 +17,15 @@ app = typer.Typer(
     help="Speed, as a ratio to a copy or a plain all-reduce measured in the same run.", no_args_is_help=True
 )
 
+LabRate = Annotated[str, typer.Option("--lab", help="Rate of every link of the lab.")]
+Hosts = Annotated[int, typer.Option(help="Hosts, one rank each.")]
+KEPT = {True: "yes", False: "NO", None: ""}
+"""Whether a promise was."""
+
+
+def _plain_first(wires: list[str]) -> list[str]:
+    return ["plain", *(wire for wire in wires if wire != "plain")]
+
 
 @app.command("codecs")
 def codecs_command(
@@ -40,8 +49,7 @@ def codecs_command(
         native.set_isa(isa)
     specs = [str(codec_named(s)) for s in spec] if spec else list(codecs.TARGETS)
     sizes, counts = size or list(codecs.SIZES), threads or [1, 2]
-    unknown = sorted(set(sizes) - set(codecs.SIZES))
-    if unknown:
+    if unknown := sorted(set(sizes) - set(codecs.SIZES)):
         raise ValueError(f"bench codecs --size: unknown size {unknown[0]!r}; take {', '.join(codecs.SIZES)}")
     results = codecs.CodecResults()
     total = len(sizes) * len(counts) * (len(specs) + (0 if spec else len(codecs.ROUND_TARGETS)))
@@ -58,8 +66,8 @@ def codecs_command(
 @app.command("collectives")
 def collectives_command(
     spec: Annotated[list[str] | None, typer.Argument(help="Codecs; by default those with a promised speedup.")] = None,
-    rate: Annotated[str, typer.Option("--lab", help="Rate of every link of the lab.")] = "1gbit",
-    hosts: Annotated[int, typer.Option(help="Hosts, one rank each.")] = 4,
+    rate: LabRate = "1gbit",
+    hosts: Hosts = 4,
     values: Annotated[int, typer.Option(help="Float32 values to reduce.")] = collectives.VALUES,
     rounds: Annotated[int, typer.Option(help="Rounds a median is taken over.")] = collectives.ROUNDS,
     json_path: JsonPath = None,
@@ -71,21 +79,20 @@ def collectives_command(
     shown = new_table(title, "codec", "float32 s", "ours s", "speedup", "promised", "bytes allow", "error", "kept")
     for row in rows:
         times = f"{row.plain_seconds:.3f}", f"{row.seconds:.3f}", f"{row.speedup:.2f}x"
-        kept = {True: "yes", False: "NO", None: ""}[row.met]
-        shown.add_row(row.spec, *times, number(row.target), f"{row.limit:.2f}x", f"{row.error:.3g}", kept)
+        shown.add_row(row.spec, *times, number(row.target), f"{row.limit:.2f}x", f"{row.error:.3g}", KEPT[row.met])
     emit({"machine": codecs.describe_machine(), "rows": [row.as_dict() for row in rows]}, shown, json_path)
 
 
 @app.command("ddp")
 def ddp_command(
     wire: Annotated[list[str] | None, typer.Argument(help="Specs, plain, fp16-hook or powersgd-RANK.")] = None,
-    rate: Annotated[str, typer.Option("--lab", help="Rate of every link of the lab.")] = "1gbit",
-    hosts: Annotated[int, typer.Option(help="Hosts, one rank each.")] = 4,
+    rate: LabRate = "1gbit",
+    hosts: Hosts = 4,
     steps: Annotated[int, typer.Option(help="Steps a median is taken over.")] = ddp.STEPS,
     json_path: JsonPath = None,
 ) -> None:
     """Training steps of a 24-million-parameter MLP under DDP on rate-limited links. Needs root."""
-    wires = ["plain", *(w for w in wire if w != "plain")] if wire else list(ddp.WIRES)
+    wires = _plain_first(wire) if wire else list(ddp.WIRES)
     rows = list(progress(ddp.run(hosts, rate, wires, steps), len(wires), "wires"))
     shown = new_table(
         f"DDP step of an MLP on {hosts} hosts at {rate}, batch 16 and one thread a rank",
@@ -100,23 +107,22 @@ def ddp_command(
 @app.command("fsdp")
 def fsdp_command(
     wire: Annotated[list[str] | None, typer.Argument(help="plain, or gradients=SPEC,parameters=SPEC.")] = None,
-    rate: Annotated[str, typer.Option("--lab", help="Rate of every link of the lab.")] = "200mbit",
-    hosts: Annotated[int, typer.Option(help="Hosts, one rank each.")] = 4,
+    rate: LabRate = "200mbit",
+    hosts: Hosts = 4,
     steps: Annotated[int | None, typer.Option(help="Steps a median is taken over; default 10.")] = None,
     json_path: JsonPath = None,
 ) -> None:
     """Training steps of a 10-million-parameter transformer under FSDP2 on rate-limited links. Needs root."""
     from narrowcast.bench import fsdp
 
-    wires = ["plain", *(w for w in wire if w != "plain")] if wire else list(fsdp.WIRES)
+    wires = _plain_first(wire) if wire else list(fsdp.WIRES)
     rows = list(progress(fsdp.run(hosts, rate, wires, steps or fsdp.STEPS), len(wires), "wires"))
     columns = ("wire", "step s", "fastest", "slowest", "MB sent a step", "fewer bytes", "speedup", "kept")
     shown = new_table(f"FSDP2 step of a transformer on {hosts} hosts at {rate}, one thread a rank", *columns)
     for row in rows:
         seconds = (f"{row[key]:.3f}" for key in ("step", "fastest", "slowest"))
         ratios = f"{row['fewer_bytes']:.2f}x", f"{row['speedup']:.2f}x"
-        kept = {True: "yes", False: "NO", None: ""}[row["met"]]
-        shown.add_row(row["wire"], *seconds, f"{row['link_bytes'] / 1e6:.2f}", *ratios, kept)
+        shown.add_row(row["wire"], *seconds, f"{row['link_bytes'] / 1e6:.2f}", *ratios, KEPT[row["met"]])
     emit({"machine": codecs.describe_machine(), "rows": rows}, shown, json_path)
 
 
@@ -149,20 +155,15 @@ def _speed_table(results: codecs.CodecResults) -> Table:
     title = f"Share of copy_ (bytes read + written per second) on {machine['cpu']}, {machine['isa']}"
     shown = new_table(title, "what", "size", "threads", "encode", "promised", "decode", "promised", "copy GB/s", "kept")
     for row in results.rows:
-        kept = f"FAILED: {row.failed}" if row.failed else {True: "yes", False: "NO", None: ""}[row.met]
-        encode, decode = percent(row.encode), percent(row.decode)
-        wanted = percent(row.target_encode), percent(row.target_decode)
-        shown.add_row(
-            row.what, row.size, str(row.threads), encode, wanted[0], decode, wanted[1], f"{row.copy_gbs:.1f}", kept
-        )
+        kept = f"FAILED: {row.failed}" if row.failed else KEPT[row.met]
+        shares = map(percent, (row.encode, row.target_encode, row.decode, row.target_decode))
+        shown.add_row(row.what, row.size, str(row.threads), *shares, f"{row.copy_gbs:.1f}", kept)
     return shown
 
 
 def _call_table(results: codecs.CodecResults) -> Table:
-    shown = new_table("One call on a 4 KiB tensor, microseconds", "codec", "encode", "decode")
-    for call in results.calls:
-        shown.add_row(call.what, f"{call.encode_us:.1f}", f"{call.decode_us:.1f}")
-    return shown
+    rows = ((call.what, f"{call.encode_us:.1f}", f"{call.decode_us:.1f}") for call in results.calls)
+    return new_table("One call on a 4 KiB tensor, microseconds", "codec", "encode", "decode", rows=rows)
 
 
 def _peer_table(results: codecs.CodecResults) -> Table:
@@ -173,8 +174,6 @@ def _peer_table(results: codecs.CodecResults) -> Table:
             shown.add_row(str(row["name"]), f"not installed: {row['missing']}")
             continue
         peer = peers.PeerRow(**row)  # type: ignore[arg-type]
-        speeds = percent(peer.encode), percent(peer.decode), f"{peer.relative_error:.3g}"
-        shown.add_row(
-            peer.name, f"{peer.bits:g}", *speeds, peer.nan_becomes, peer.inf_becomes, percent(peer.zeros_kept)
-        )
+        numbers = f"{peer.bits:g}", percent(peer.encode), percent(peer.decode), f"{peer.relative_error:.3g}"
+        shown.add_row(peer.name, *numbers, peer.nan_becomes, peer.inf_becomes, percent(peer.zeros_kept))
     return shown

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,8 +35,8 @@ def get(
     rows = []
     for name in names:
         with _download_bar(name) as (bar, task):
-            found = library.get(name, root, origin=origin, progress=lambda n, t: bar.update(task, completed=n, total=t))
-        rows.append(_row(found, root))
+            made = library.get(name, root, origin=origin, progress=lambda n, t: bar.update(task, completed=n, total=t))
+        rows.append(_row(made, root))
     table = new_table("Data sets", "name", "training", "test", "picture", "classes", "mean", "deviation", "where")
     for row in rows:
         numbers = [" ".join(f"{value:.4f}" for value in row[key]) for key in ("mean", "deviation")]
@@ -64,40 +66,27 @@ def pack(
     """Write a data set as small lossless pieces; on the other machine, --root FOLDER finds them."""
     paths = library.pack(name, into, int(limit * (1 << 20)), root)
     rows = [{"file": str(path), "bytes": path.stat().st_size} for path in paths]
-    table = new_table(f"{name}, lossless", "file", "MiB")
-    for path in paths:
-        table.add_row(str(path), f"{path.stat().st_size / (1 << 20):.1f}")
-    emit(rows, table, json_path)
+    shown = ((path, f"{path.stat().st_size / (1 << 20):.1f}") for path in paths)
+    emit(rows, new_table(f"{name}, lossless", "file", "MiB", rows=shown), json_path)
 
 
 def _row(data: Dataset, root: Path | None) -> dict[str, Any]:
     mean, deviation = data.statistics()
-    where = next(here.where for here in library.listing(root) if here.name == data.name)
-    shape = "x".join(str(size) for size in data.x_train.shape[1:])
     return {
         "name": data.name,
         "train": len(data.x_train),
         "test": len(data.x_test),
-        "shape": shape,
+        "shape": "x".join(str(size) for size in data.x_train.shape[1:]),
         "classes": data.classes,
         "mean": mean.tolist(),
         "deviation": deviation.tolist(),
-        "where": where,
+        "where": next(here.where for here in library.listing(root) if here.name == data.name),
     }
 
 
-class _download_bar:
+@contextmanager
+def _download_bar(name: str) -> Iterator[tuple[Progress, Any]]:
     """A bar on standard error, on a terminal only."""
-
-    def __init__(self, name: str) -> None:
-        columns = (TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn())
-        console = Console(stderr=True)
-        self._bar = Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True)
-        self._name = name
-
-    def __enter__(self) -> tuple[Progress, Any]:
-        self._bar.start()
-        return self._bar, self._bar.add_task(self._name, total=None)
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+    columns = (TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
+        yield bar, bar.add_task(name, total=None)

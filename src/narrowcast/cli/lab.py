@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from typing import Annotated, Literal
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from narrowcast.console import JsonPath, emit
+from narrowcast.console import JsonPath, emit, new_table
 from narrowcast.lab import TOLERANCE, Lab, LabError, RateCheck, check_rates, clean
 
 app = typer.Typer(
@@ -123,20 +122,19 @@ def check_command(
 
 
 def _check_table(rows: list[RateCheck]) -> Table:
-    style = box.HEAVY_HEAD if sys.stdout.isatty() else box.SIMPLE
     library = {"gloo": "Gloo", "nccl": "NCCL"}[rows[0].backend]
-    shown = Table(title=f"{library} float32 all-reduce, 2(W - 1)/W bytes a host", title_justify="left", box=style)
-    for column in (
+    columns = (
         "rate",
         "hosts",
         "MB",
         "expected s",
         "measured s",
         "ratio",
-        "of rate",
+        "share of the rate",
         f"within {TOLERANCE:.0%}",
-    ):
-        shown.add_column(column, justify="right")
+    )
+    shown = new_table(f"{library} float32 all-reduce, 2(W - 1)/W bytes a host", *columns)
+    shown.columns[0].justify = "right"
     for row in rows:
         numbers = (f"{row.nbytes / 1e6:.0f}", f"{row.expected:.3f}", f"{row.measured:.3f}", f"{row.ratio:.3f}")
         shown.add_row(row.rate, str(row.hosts), *numbers, f"{row.share:.1%}", "yes" if row.held else "NO")
@@ -147,6 +145,6 @@ def _check_table(rows: list[RateCheck]) -> Table:
 def clean_command(json_path: JsonPath = None) -> None:
     """Remove labs whose owner is gone. There should be none: a lab goes down with its owner, however that ends."""
     with _plain_errors():
-        found = [vars(leftover) for leftover in clean()]
-    lines = [f"removed a lab that process {each['owner']} left (guard {each['guard']})" for each in found]
-    emit(found, "\n".join(lines or ["nothing was left behind"]), json_path)
+        removed = [vars(leftover) for leftover in clean()]
+    lines = [f"removed a lab that process {each['owner']} left (guard {each['guard']})" for each in removed]
+    emit(removed, "\n".join(lines or ["nothing was left behind"]), json_path)

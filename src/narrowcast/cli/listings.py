@@ -1,55 +1,44 @@
-"""`narrowcast formats` and `codecs`."""
+"""`narrowcast formats`, `codecs` and `doctor`: what there is, and what of it runs on this machine."""
 
 from __future__ import annotations
 
+import importlib.util
+import platform
 from typing import Annotated, Any
 
 import torch
 import typer
+from rich.table import Table
 
+import narrowcast
 from narrowcast import plugins
+from narrowcast.bench import check
 from narrowcast.bench import codecs as bench_codecs
+from narrowcast.bench import cuda as bench_cuda
 from narrowcast.codecs import all_specs, error_report
 from narrowcast.codecs import codec as codec_named
 from narrowcast.console import JsonPath, emit, new_table, number, percent, progress
 from narrowcast.formats import Format, all_formats, families
+from narrowcast.kernels import explain, native, triton_loader
+from narrowcast.measure import cpu_name
 
 LIST_VALUES = 4 << 20
 SLOW_VALUES = 1 << 16
 """Without native kernels the listing takes fewer values."""
+EXTRAS = ("typer", "rich", "numpy", "ml_dtypes", "gfloat", "bitsandbytes", "torchao", "qtorch", "softposit")
 
 
 def _format_row(fmt: Format) -> dict[str, Any]:
-    return {
-        "name": fmt.name,
-        "bits": fmt.bits,
-        "max": fmt.max,
-        "min": fmt.min,
-        "smallest_normal": fmt.smallest_normal,
-        "smallest_subnormal": fmt.smallest_subnormal,
-        "smallest": fmt.smallest,
-        "values": len(fmt.grid),
-        "overflow_rules": list(fmt.overflows),
-        "rules": fmt.rules,
-    }
+    names = ("name", "bits", "max", "min", "smallest_normal", "smallest_subnormal", "smallest")
+    rules = {"values": len(fmt.grid), "overflow_rules": list(fmt.overflows), "rules": fmt.rules}
+    return {name: getattr(fmt, name) for name in names} | rules
 
 
 def formats(json_path: JsonPath = None) -> None:
     """List the number formats: bits, largest and smallest values, specials, corner rules."""
     rows = [_format_row(fmt) for fmt in all_formats()]
-    columns = (
-        "format",
-        "bits",
-        "max",
-        "smallest normal",
-        "subnormal",
-        "smallest",
-        "overflow",
-        "NaN ->",
-        "Inf ->",
-        "-0 ->",
-    )
-    table = new_table("Formats", *columns)
+    columns = ("format", "bits", "max", "smallest normal", "subnormal", "smallest", "overflow")
+    table = new_table("Formats", *columns, "NaN ->", "Inf ->", "-0 ->")
     for row in rows:
         limits = [number(row[key]) for key in ("max", "smallest_normal", "smallest_subnormal", "smallest")]
         rules = [row["rules"][key] for key in ("overflow", "nan", "inf", "-0")]
@@ -69,10 +58,7 @@ def _codec_row(spec: str, x: torch.Tensor) -> dict[str, Any]:
         "codec": spec,
         "bits_per_value": codec.bits_per_value,
         "block": codec.block,
-        "snr_db": report.snr_db,
-        "relative_error": report.relative_error,
-        "bias": report.bias,
-        "flushed": report.flushed,
+        **{name: getattr(report, name) for name in ("snr_db", "relative_error", "bias", "flushed")},
         "encode_share": speed.encode,
         "decode_share": speed.decode,
         "runs_on": runs,
@@ -112,3 +98,64 @@ def _print_table(name: str, json_path: str | None) -> None:
     if name in plugins.RESEARCH_TABLES:
         raise plugins.research_needed(f"codecs --table {name}")
     raise ValueError(f"codecs --table: unknown table {name!r}; there are {', '.join(tables) or 'none'}")
+
+
+def _slow_codecs() -> dict[str, str]:
+    """Codecs that do not run on the fastest path, and why."""
+    slow = {}
+    for spec in all_specs():
+        reasons = {choice.why for choice in codec_named(spec).explain() if choice.why}
+        if reasons:
+            slow[spec] = "; ".join(sorted(reasons))
+    return slow
+
+
+def _failures() -> dict[str, str]:
+    """What differs from the reference: every codec on the CPU; on a GPU, which compiles first, one of each kind."""
+    checks = {spec: check.failure(codec_named(spec)) for spec in all_specs()}
+    for spec in bench_cuda.TARGETS if torch.cuda.is_available() else ():
+        checks[f"{spec} on cuda"] = check.failure(codec_named(spec), torch.device("cuda"))
+    return {what: why for what, why in checks.items() if why}
+
+
+def doctor(json_path: JsonPath = None) -> None:
+    """What runs on this machine, what does not, and why. Ends with 1 where a kernel fails its check."""
+    library, where = native.load()
+    failures = _failures()
+    facts: dict[str, Any] = {
+        "narrowcast": narrowcast.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cpu": cpu_name(),
+        "threads": torch.get_num_threads(),
+        "native": library is not None,
+        "native_where": where,
+        "isa": native.isa() if library is not None else None,
+        "cuda": [torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())],
+        "triton": triton_loader.load()[1],
+        "ops": [vars(choice) for choice in explain()],
+        "slow": _slow_codecs(),
+        "failed_checks": failures,
+        "extras": {name: importlib.util.find_spec(name) is not None for name in EXTRAS},
+    }
+    emit(facts, _doctor_table(facts), json_path)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _doctor_table(facts: dict[str, Any]) -> Table:
+    state = f"yes, {facts['isa']}" if facts["native"] else f"NO: {facts['native_where']}"
+    here, absent = ([name for name, there in facts["extras"].items() if there is wanted] for wanted in (True, False))
+    rows = [
+        *((key, facts[key]) for key in ("narrowcast", "torch", "python", "cpu", "threads")),
+        ("native CPU kernels", state),
+        ("CUDA devices", ", ".join(facts["cuda"]) or "none here"),
+        ("Triton kernels", facts["triton"] + ("" if facts["cuda"] else "; no CUDA device uses them")),
+        *((f"{op['op']} on {op['device']}", f"{op['implementation']} {op['why']}".strip()) for op in facts["ops"]),
+        *((f"slow: {spec}", why) for spec, why in facts["slow"].items() if facts["native"]),
+        *((f"FAILED: {spec}", why) for spec, why in facts["failed_checks"].items()),
+        ("optional packages", f"here: {', '.join(here)}; not here: {', '.join(absent) or 'none'}"),
+    ]
+    shown = new_table("narrowcast doctor", "what", "finding", rows=rows)
+    shown.columns[1].justify = "left"
+    return shown

@@ -22,6 +22,7 @@ ModelName = Annotated[
 ]
 ClusterName = Annotated[str, typer.Option("--cluster", help="A preset, or a file made by `narrowcast probe`.")]
 Batch = Annotated[int, typer.Option(help="Samples a device and step; default the model's own.")]
+Bandwidth = Annotated[float, typer.Option(help="Another bandwidth for the outermost link, in Gb/s.")]
 Shape = Annotated[str, typer.Option("--input", help="What a real model takes: 3x224x224, or int:VOCABULARY:LENGTH.")]
 Flops = Annotated[
     float, typer.Option(help="The device's speed for descriptions, in flops a second as training reaches it.")
@@ -62,18 +63,17 @@ def out_file(option: str, path: str) -> Path:
 
 
 def specs_of(wires: str) -> list[str]:
-    found = [str(codec_named(wire.strip())) for wire in wires.split(",") if wire.strip()]
-    if not found:
+    specs = [str(codec_named(wire.strip())) for wire in wires.split(",") if wire.strip()]
+    if not specs:
         raise ValueError("wires: give at least one codec")
-    return found
+    return specs
 
 
 def workers_of(text: str) -> list[int]:
     try:
-        found = [int(part) for part in text.split(",")]
+        workers = [int(part) for part in text.split(",")]
     except ValueError:
         raise ValueError(f"--workers: give numbers separated by commas, got {text!r}") from None
-    wrong = [n for n in found if n < 1]
-    if wrong:
+    if wrong := [n for n in workers if n < 1]:
         raise ValueError(f"--workers: must be 1 or more, got {wrong[0]}")
-    return found
+    return workers

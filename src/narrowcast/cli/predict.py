@@ -1,36 +1,153 @@
-"""`narrowcast predict` and `advise`."""
+"""`narrowcast probe`, `profile`, `predict` and `advise`."""
 
 from __future__ import annotations
 
+import math
+import os
+import subprocess
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from narrowcast.cli.options import (
-    Batch,
-    ClusterName,
-    ComputeMs,
-    Flops,
-    ModelName,
-    Shape,
-    one_line,
-    out_file,
-    positive,
-    specs_of,
-    workers_of,
-)
+from narrowcast.cli import options
+from narrowcast.cli.options import Bandwidth, Batch, ClusterName, ComputeMs, Flops, ModelName, Shape, one_line, out_file
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives import ALGORITHMS
-from narrowcast.console import JsonPath, emit, new_table, progress
-from narrowcast.predict import Cluster, Prediction, Setup, Sweep, advice, parallelism, report, zoo
+from narrowcast.console import JsonPath, emit, make_console, new_table, progress
+from narrowcast.lab import Lab
+from narrowcast.predict import Cluster, Prediction, Profile, Setup, Sweep, advice, parallelism, report, zoo
 from narrowcast.predict import cluster as cluster_file
+from narrowcast.predict import model as model_file
+from narrowcast.predict import probe as probing
 from narrowcast.predict import profile as profiling
 
 WIRES = "fp32,bf16,int8/256,int4/128"
 WORKERS = (1, 2, 4, 8, 16)
+
+
+@one_line
+def probe(
+    out: Annotated[str, typer.Option("--out", "-o", help="Where to write the file.")] = "cluster.toml",
+    lab: Annotated[str, typer.Option(help="Probe a lab whose links have this rate (1gbit, none).")] = "",
+    hosts: Annotated[int, typer.Option(help="Hosts of the lab.")] = 2,
+    local: Annotated[int, typer.Option(help="Probe so many processes on this machine, over the loopback.")] = 0,
+    wires: Annotated[str, typer.Option(help="Codecs to time, separated by commas.")] = ",".join(probing.WIRES),
+    seconds: Annotated[float, typer.Option(help="About how long it may take.")] = 60.0,
+    name: Annotated[str, typer.Option(help="What the cluster is called.")] = "",
+) -> None:
+    """Measure a cluster: links, codecs and what overlap costs. Under torchrun, in the lab, or on this machine."""
+    specs, file = options.specs_of(wires), out_file("--out", out)
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"--seconds: must be above 0, got {seconds:g}")
+    if lab:
+        text = _probe_lab(lab, hosts, seconds, name, specs)
+    elif local:
+        text = _probe_local(local, seconds, name, specs)
+    elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        _probe_rank(file, seconds, name, specs)
+        return
+    else:
+        raise ValueError("probe: start it with torchrun on every node, or give --lab RATE or --local RANKS")
+    file.write_text(text)
+    _show_cluster(cluster_file.parse(text, out), file)
+
+
+def _worker(seconds: float, name: str, specs: list[str]) -> list[str]:
+    return [sys.executable, "-m", "narrowcast.predict.probe", str(seconds), name, *specs]
+
+
+def _probe_lab(rate: str, hosts: int, seconds: float, name: str, specs: list[str]) -> str:
+    words = _worker(seconds, name or f"lab of {hosts} hosts at {rate}", specs)
+    with Lab(hosts, None if rate == "none" else rate) as made:
+        done = made.run(words, capture=True, timeout=10 * seconds + 60).check()
+    return done.text(0).partition(probing.MARK + "\n")[2]
+
+
+def _probe_local(ranks: int, seconds: float, name: str, specs: list[str]) -> str:
+    if ranks < 2:
+        raise ValueError(f"probe --local: got {ranks}; communication begins with two")
+    words = _worker(seconds, name or f"{ranks} processes on one machine", specs)
+    launcher = f"-m torch.distributed.run --standalone --nproc-per-node={ranks} --no-python".split()
+    words = [sys.executable, *launcher, *words]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=10 * seconds + 60)
+    if done.returncode:
+        raise ValueError(f"probe --local: the ranks failed: {done.stderr.strip().splitlines()[-1:]}")
+    return done.stdout.partition(probing.MARK + "\n")[2]
+
+
+def _probe_rank(file: Path, seconds: float, name: str, specs: list[str]) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group()
+    first = dist.get_rank() == 0
+    say = (lambda text: typer.echo(text, err=True)) if first else lambda text: None
+    made = probing.probe(specs, seconds, name or "cluster", say)
+    if first:
+        file.write_text(cluster_file.dump(made))
+        _show_cluster(made, file)
+    dist.destroy_process_group()
+
+
+def _show_cluster(made: Cluster, out: Path) -> None:
+    rows = [(at.name, f"{at.bandwidth_gbit:.3g}", f"{at.latency_us:.3g}", len(at.tables)) for at in made.levels]
+    shown = new_table(f"{made.name} -> {out}", "link", "Gb/s", "latency us", "tables", rows=rows)
+    slow = made.overlap
+    shown.caption = (
+        f"compute is {slow.compute:.2f}x slower beside a collective, a collective {slow.collective:.2f}x beside "
+        f"compute, and a rank {slow.together:.2f}x while all compute"
+    )
+    make_console().print(shown)
+
+
+def _profile_ranks(model: str, batch: int, shape: str, steps: int) -> tuple[Profile, bool]:
+    """The mean over all ranks of the process group, and whether this rank shows it."""
+    import torch.distributed as dist
+
+    dist.init_process_group()
+    device = probing.local_device()
+    module = profiling.build(model).to(device)
+    examples = profiling.example_batch(module, shape, batch or profiling.DEFAULT_BATCH).to(device)
+    made = profiling.profile_together(module, examples, model, steps)
+    first = dist.get_rank() == 0
+    dist.destroy_process_group()
+    return made, first
+
+
+@one_line
+def profile(
+    model: Annotated[str, typer.Argument(help="module:name, file.py:name, or a built-in description.")],
+    out: Annotated[str, typer.Option("--out", "-o", help="Where to write the profile.")] = "model.toml",
+    batch: Batch = 0,
+    shape: Shape = "",
+    steps: Annotated[int, typer.Option(help="Steps a mean is taken over.")] = profiling.STEPS,
+    flops: Flops = 0.0,
+    compute_ms: ComputeMs = 0.0,
+    json_path: JsonPath = None,
+) -> None:
+    """When each gradient of a model is ready: from a few real steps, or from a description of its layers.
+
+    Under torchrun all ranks step at the same time, so that what they share shows.
+    """
+    file = out_file("--out", out)
+    profiling.check_numbers(batch=batch, flops=flops, compute_ms=compute_ms, steps=steps)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and ":" in model:
+        made, first = _profile_ranks(model, batch, shape, steps)
+        if not first:
+            return
+    else:
+        source = profiling.resolve(model, batch=batch, shape=shape, flops=flops, compute_ms=compute_ms, steps=steps)
+        made = source.profile
+    file.write_text(model_file.dump(made))
+    rows = [(part, f"{1e3 * getattr(made, part):.3f}") for part in ("forward", "backward", "update")]
+    shown = new_table(f"{made.name}: {made.numel} values, batch {made.batch} -> {out}", "part", "ms", rows=rows)
+    shown.caption = f"{len(made.tensors)} tensors; {made.source}; spread of the mean {100 * made.spread:.1f} %"
+    tensors = [{"name": t.name, "numel": t.numel, "ready": t.ready} for t in made.tensors]
+    emit({**{k: v for k, v in vars(made).items() if k != "tensors"}, "tensors": tensors}, shown, json_path)
 
 
 @one_line
@@ -45,7 +162,7 @@ def predict(
     algorithms: Annotated[str, typer.Option(help=f"auto, {', '.join(ALGORITHMS)}; separated by commas.")] = "auto",
     parallel: Annotated[str, typer.Option(help=", ".join(parallelism.MODES))] = "data",
     queues: Annotated[str, typer.Option(help="one: a call after the other; levels: a queue for each level.")] = "one",
-    bandwidth: Annotated[float, typer.Option(help="Another bandwidth for the outermost link, in Gb/s.")] = 0.0,
+    bandwidth: Bandwidth = 0.0,
     batch: Batch = 0,
     shape: Shape = "",
     flops: Flops = 0.0,
@@ -62,11 +179,11 @@ def predict(
         return
     if not model or not cluster:
         raise ValueError("predict: give --model and --cluster; --list shows the built-in ones")
-    positive("--samples", samples)
+    options.positive("--samples", samples)
     page = out_file("--html", html) if html else None
     made = _cluster(cluster, bandwidth, price)
-    counts = workers_of(workers) if workers else [world for world in WORKERS if _joins(made, world)]
-    setups = _setups(counts, specs_of(wires), algorithms, queues)
+    counts = options.workers_of(workers) if workers else [world for world in WORKERS if _joins(made, world)]
+    setups = _setups(counts, options.specs_of(wires), algorithms, queues)
     source = profiling.resolve(model, made, batch=batch, shape=shape, flops=flops, compute_ms=compute_ms)
     sweep = _sweep(source, made, parallel, samples)
     cells = list(progress((sweep.cell(setup) for setup in setups), len(setups), "cells"))
@@ -76,8 +193,8 @@ def predict(
 
 
 def _cluster(name: str, bandwidth: float, price: float) -> Cluster:
-    positive("--bandwidth", bandwidth)
-    positive("--price", price)
+    options.positive("--bandwidth", bandwidth)
+    options.positive("--price", price)
     made = cluster_file.load(name)
     made = made.with_bandwidth(bandwidth) if bandwidth else made
     return replace(made, price_per_hour=price) if price else made
@@ -113,41 +230,21 @@ def _gbit(value: float | None) -> str:
 def _prediction_table(sweep: Sweep, cells: Iterable[Prediction]) -> Table:
     made = sweep.cluster
     state = "measured" if made.measured else "NOT measured"
-    columns = (
-        "workers",
-        "wire",
-        "algorithm",
-        "step ms",
-        "5-95 %",
-        "bounds",
-        "speedup",
-        "/fp32",
-        "/16 bit",
-        "exposed ms",
-        "codec ms",
-    )
+    rows = []
+    for cell in cells:
+        times = (f"{1e3 * cell.step:.1f}", f"{1e3 * cell.low:.1f}-{1e3 * cell.high:.1f}")
+        bounds = f"{1e3 * cell.max_bound:.0f}-{1e3 * cell.sum_bound:.0f}"
+        ratios = (f"{ratio:.2f}x" for ratio in (cell.speedup, cell.over_fp32, cell.over_16bit))
+        parts = (f"{1e3 * cell.exposed:.1f}", f"{1e3 * cell.codec:.1f}", cell.bottleneck)
+        dollars = "" if cell.dollars_per_epoch is None else f"{cell.dollars_per_epoch:.2f}"
+        limits = (_gbit(cell.hide_gbit), _gbit(cell.break_even_gbit), dollars)
+        rows.append((cell.workers, cell.wire, cell.algorithm, *times, bounds, *ratios, *parts, *limits))
     shown = new_table(
         f"{sweep.profile.name} (batch {sweep.profile.batch}) on {made.name}, {state}",
-        *(*columns, "limit", "hidden from", "pays below", "$/epoch"),
+        *("workers", "wire", "algorithm", "step ms", "5-95 %", "bounds", "speedup", "/fp32", "/16 bit"),
+        *("exposed ms", "codec ms", "limit", "hidden from", "pays below", "$/epoch"),
+        rows=rows,
     )
-    for cell in cells:
-        dollars = "" if cell.dollars_per_epoch is None else f"{cell.dollars_per_epoch:.2f}"
-        shown.add_row(
-            *(
-                str(cell.workers),
-                cell.wire,
-                cell.algorithm,
-                f"{1e3 * cell.step:.1f}",
-                f"{1e3 * cell.low:.1f}-{1e3 * cell.high:.1f}",
-            ),
-            *(
-                f"{1e3 * cell.max_bound:.0f}-{1e3 * cell.sum_bound:.0f}",
-                f"{cell.speedup:.2f}x",
-                f"{cell.over_fp32:.2f}x",
-            ),
-            *(f"{cell.over_16bit:.2f}x", f"{1e3 * cell.exposed:.1f}", f"{1e3 * cell.codec:.1f}", cell.bottleneck),
-            *(_gbit(cell.hide_gbit), _gbit(cell.break_even_gbit), dollars),
-        )
     shown.caption = (
         "bounds: all overlapped, nothing overlapped. hidden from: Gb/s of the outermost link in use from which on "
         f"communication adds under 2 %. pays below: Gb/s under which the wire beats 16 bits. cluster: {made.source}"
@@ -160,11 +257,12 @@ def _list(json_path: str | None) -> None:
     clusters = {name: cluster_file.load(name) for name in cluster_file.presets()}
     shown = new_table("Built-in models and clusters", "name", "what", "source")
     shown.columns[1].justify = shown.columns[2].justify = "left"
-    for name, made in models.items():
-        shown.add_row(name, f"{made.numel:,} parameters, {made.macs / 1e9:.3g} G multiply-adds a sample", made.source)
-    for name, found in clusters.items():
-        links = "; ".join(f"{level.name}: {level.bandwidth_gbit:g} Gb/s" for level in found.levels)
-        shown.add_row(name, links, f"not measured; {found.source}")
+    for name, model in models.items():
+        size = f"{model.numel:,} parameters, {model.macs / 1e9:.3g} G multiply-adds a sample"
+        shown.add_row(name, size, model.source)
+    for name, made in clusters.items():
+        links = "; ".join(f"{level.name}: {level.bandwidth_gbit:g} Gb/s" for level in made.levels)
+        shown.add_row(name, links, f"not measured; {made.source}")
     data = {
         "models": {name: {"parameters": m.numel, "macs": m.macs, "source": m.source} for name, m in models.items()},
         "clusters": {name: {"source": c.source, "measured": c.measured} for name, c in clusters.items()},
@@ -180,7 +278,7 @@ def advise(
     wires: Annotated[str, typer.Option(help="Wires to choose from, beside float32 and 16 bits.")] = ",".join(
         advice.WIRES
     ),
-    bandwidth: Annotated[float, typer.Option(help="Another bandwidth for the outermost link, in Gb/s.")] = 0.0,
+    bandwidth: Bandwidth = 0.0,
     batch: Batch = 0,
     shape: Shape = "",
     flops: Flops = 0.0,
@@ -197,5 +295,5 @@ def advise(
         raise ValueError(f"advise: --workers: must be 2 or more, got {workers}")
     source = profiling.resolve(model, made, batch=batch, shape=shape, flops=flops, compute_ms=compute_ms)
     sweep = _sweep(source, made, "data")
-    found = advice.advise_model(sweep, world, source.module, source.batches, specs_of(wires))
-    emit(found.as_dict(), found.text, json_path)
+    advised = advice.advise_model(sweep, world, source.module, source.batches, options.specs_of(wires))
+    emit(advised.as_dict(), advised.text, json_path)

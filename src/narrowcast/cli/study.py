@@ -1,35 +1,23 @@
-"""`narrowcast study`: run a study, list those that there are, and look at what one has found."""
+"""`narrowcast study`: run a study, list those that there are, look at what one has found; and `narrowcast report`."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import signal
 import statistics
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
+from narrowcast import study as studies
 from narrowcast.console import JsonPath, emit, make_console, new_table
-from narrowcast.study import (
-    KINDS,
-    LAUNCHERS,
-    Finding,
-    Options,
-    Outcome,
-    StudyFile,
-    file,
-    grouped,
-    results,
-    runner,
-    sbatch,
-    torchrun,
-    usable_lines,
-)
+from narrowcast.study import KINDS, LAUNCHERS, Finding, Findings, Options, Outcome, formatting, grouped, results
 
 app = typer.Typer(
     help="Can few bits on the wire improve training with no loss of accuracy? Run a study and see.",
@@ -40,6 +28,7 @@ FOLDER = Path("studies")
 BUDGET = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 STOPPED, FAILED = 130, 1
+STANDARD_OUTPUT = Path("-")
 ORDERLY = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
 
 
@@ -67,10 +56,10 @@ def run(
     """
     # a study may name a package of the user's own, as python itself would find it
     sys.path.insert(0, "")
-    study = file.load(name)
+    study = studies.load(name)
     folder = out or FOLDER / study.name
     if sbatch_script:
-        print(sbatch.script(study, name, folder), end="")
+        print(studies.sbatch_script(study, name, folder), end="")
         return
     options = Options(folder, launcher, seconds_of(budget) if budget else None, _kinds(only), quiet=json_path == "-")
     # a scheduler that ends us, or a terminal that is closed, gets the same orderly end as Ctrl-C
@@ -78,14 +67,14 @@ def run(
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has us ignore the terminal
             signal.signal(number, signal.default_int_handler)
     try:
-        if launcher == "torchrun" and torchrun.rank() != 0:
-            torchrun.follow()
+        if launcher == "torchrun" and studies.torchrun.rank() != 0:
+            studies.torchrun.follow()
             return
-        outcome = runner.run(study, options)
+        outcome = studies.run(study, options)
     except KeyboardInterrupt:
         sys.stderr.write(f"stopped; what was found is in {folder}; run the same command again to go on\n")
         raise typer.Exit(STOPPED) from None
-    _tell(study, outcome, json_path)
+    _show_outcome(outcome, json_path)
     if outcome.failed:
         raise typer.Exit(FAILED)
 
@@ -98,54 +87,50 @@ def _kinds(only: str | None) -> tuple[str, ...]:
     return kinds
 
 
-def _tell(study: StudyFile, outcome: Outcome, json_path: str | None) -> None:
+def _show_outcome(outcome: Outcome, json_path: str | None) -> None:
     """The table, the verdict and where the report is."""
-    from narrowcast.study import verdict_text, write_report
-
-    lines = usable_lines(outcome.folder)
-    report, verdict = write_report(outcome.folder), verdict_text(outcome.folder)
+    report, verdict = studies.write_report(outcome.folder), studies.verdict_text(outcome.folder)
     facts = {**vars(outcome), "folder": str(outcome.folder), "report": str(report), "verdict": verdict}
     if json_path == "-":
         emit(facts, "", "-")
         return
-    for table in tables(lines):
+    for table in tables(studies.usable_lines(outcome.folder)):
         make_console().print(table)
     if outcome.failed:
         make_console().print(f"{outcome.failed} of {outcome.total} cases failed; study show {outcome.folder} says why")
     if outcome.left:
         make_console().print(f"{outcome.left} of {outcome.total} cases were not begun; run the same command again")
-    text = f"{verdict}\n\nThe report: {report}"
-    emit(facts, text, json_path)
+    emit(facts, f"{verdict}\n\nThe report: {report}", json_path)
 
 
 @app.command("ls")
 def ls(json_path: JsonPath = None) -> None:
     """The studies that come with narrowcast, and those in ./studies."""
-    rows = [*(_builtin(name) for name in file.builtins()), *_finished()]
-    table = new_table("Studies: narrowcast study run NAME", "name", "what", "cases", "done", "failed")
-    for row in rows:
-        table.add_row(row["name"], row["what"], *(str(row[key] or "") for key in ("cases", "done", "failed")))
+    rows = []
+    for name in studies.builtins():
+        study = studies.load(name)
+        rows.append(_study_row(name, study.about, len(list(studies.every_case(study, "lab")))))
+    rows += map(_row_of_results, sorted(FOLDER.glob(f"*/{results.FILE}")))
+    shown = [[value or "" for value in row.values()] for row in rows]
+    table = new_table("Studies: narrowcast study run NAME", "name", "what", "cases", "done", "failed", rows=shown)
     emit(rows, table, json_path)
 
 
-def _builtin(name: str) -> dict[str, Any]:
-    study = file.load(name)
-    count = sum(1 for _ in runner.every_case(study, "lab"))
-    return {"name": name, "what": study.about, "cases": count, "done": None, "failed": None}
+def _study_row(
+    name: str, what: str, cases: int | None = None, done: int | None = None, failed: int | None = None
+) -> dict[str, Any]:
+    return {"name": name, "what": what, "cases": cases, "done": done, "failed": failed}
 
 
-def _finished() -> Iterable[dict[str, Any]]:
-    for path in sorted(FOLDER.glob(f"*/{results.FILE}")):
-        try:
-            lines = usable_lines(path)
-        except results.ResultsError as error:
-            yield {"name": str(path.parent), "what": str(error), "cases": None, "done": None, "failed": None}
-            continue
-        found = [line["status"] for line in results.latest(lines).values()]
-        started = [line["started"] for line in lines if line["kind"] == "session"]
-        counts = {status: found.count(status) for status in ("done", "failed")}
-        what = f"begun {started[0]}" if started else ""
-        yield {"name": str(path.parent), "what": what, "cases": len(found), **counts}
+def _row_of_results(path: Path) -> dict[str, Any]:
+    try:
+        lines = studies.usable_lines(path)
+    except results.ResultsError as error:
+        return _study_row(str(path.parent), str(error))
+    ended = [line["status"] for line in results.latest(lines).values()]
+    started = [line["started"] for line in lines if line["kind"] == "session"]
+    what = f"begun {started[0]}" if started else ""
+    return _study_row(str(path.parent), what, len(ended), ended.count("done"), ended.count("failed"))
 
 
 @app.command("show")
@@ -154,7 +139,7 @@ def show(
 ) -> None:
     """What a study has found so far, as tables; --json: its lines."""
     folder = Path(name) if Path(name).is_dir() else FOLDER / name
-    lines = usable_lines(folder)
+    lines = studies.usable_lines(folder)
     if json_path is not None:
         emit(lines, f"written to {json_path}", json_path)
         return
@@ -169,58 +154,47 @@ def tables(lines: list[results.Line]) -> list[Table]:
     """Step times with speedups over the baseline, and accuracies with differences from it."""
     sessions = [line for line in lines if line["kind"] == "session"]
     baseline = sessions[-1]["baseline"] if sessions else "fp32"
-    found = [line for line in results.latest(lines).values() if line["status"] == "done"]
-    times = [line for line in found if line["kind"] == "time"]
-    trained = [line for line in found if line["kind"] == "accuracy"]
-    made = []
-    if times:
-        made.append(_times(times, baseline))
-    if trained:
-        made.append(_accuracies(trained, baseline))
-    return made
+    done = [line for line in results.latest(lines).values() if line["status"] == "done"]
+    by_kind = grouped(done, lambda line: line["kind"])
+    makers = {"time": _times, "accuracy": _accuracies}
+    return [make(by_kind[kind], baseline) for kind, make in makers.items() if kind in by_kind]
 
 
 def _step(line: results.Line) -> float:
     return line["step_ms"] if line["source"] == "predicted" else statistics.median(itertools.chain(*line["steps_ms"]))
 
 
-SETTING = ("model", "data", "layout", "rate_name", "transport", "parallel")
+def _texts(line: results.Line, *names: str) -> list[str]:
+    return [str(line.get(name) or "") for name in names]
 
 
 def _times(lines: list[results.Line], baseline: str) -> Table:
     columns = ("model", "data", "workers", "link", "transport", "parallel", "wire", "algorithm", "step ms", "predicted")
-    table = new_table(f"Steps, and how many times faster than {baseline}", *columns, "faster", "bytes a step")
     plain = {Finding(line).place: _step(line) for line in lines if line["wire"] == baseline}
+    rows = []
     for line in lines:
-        base = plain.get(Finding(line).place)
+        base, untouched = plain.get(Finding(line).place), Finding(line).untouched
         measured = f"{_step(line):.1f}" if line["source"] == "measured" else ""
         expected = line["step_ms"] if line["source"] == "predicted" else line.get("predicted_ms")
+        faster = "nothing compressed" if untouched else f"{base / _step(line):.2f}" if base else ""
         sent = (line.get("bytes") or {}).get("claimed")
-        table.add_row(
-            *(str(line.get(key) or "") for key in SETTING),
-            *(line["wire"], line["algorithm"], measured, f"{expected:.1f}" if expected else ""),
-            _faster(line, base),
-            f"{sent:,.0f}" if sent else "",
-        )
-    return table
-
-
-def _faster(line: results.Line, base: float | None) -> str:
-    if Finding(line).untouched:
-        return "nothing compressed"
-    return f"{base / _step(line):.2f}" if base else ""
+        axes = _texts(line, "model", "data", "layout", "rate_name", "transport", "parallel", "wire", "algorithm")
+        predicted, claimed = f"{expected:.1f}" if expected else "", f"{sent:,.0f}" if sent else ""
+        rows.append((*axes, measured, predicted, faster, claimed))
+    title = f"Steps, and how many times faster than {baseline}"
+    return new_table(title, *columns, "faster", "bytes a step", rows=rows)
 
 
 def _accuracies(lines: list[results.Line], baseline: str) -> Table:
     columns = ("model", "data", "workers", "wire", "algorithm", "seeds", "accuracy", f"minus {baseline}")
-    table = new_table("Accuracy on the test set, in points, means over seeds", *columns)
     wires = grouped(lines, lambda line: (Finding(line).place, line["wire"], line["algorithm"]))
+    rows = []
     for (place, _, _), runs in wires.items():
         plain = next((same for (where, wire, _), same in wires.items() if (where, wire) == (place, baseline)), [])
-        axes = (str(runs[0].get(key) or "") for key in ("model", "data", "layout", "wire", "algorithm"))
         mean = statistics.fmean(line["accuracy"] for line in runs)
-        table.add_row(*axes, str(len(runs)), f"{mean:.2f}", _difference(runs, plain))
-    return table
+        axes = _texts(runs[0], "model", "data", "layout", "wire", "algorithm")
+        rows.append((*axes, len(runs), f"{mean:.2f}", _difference(runs, plain)))
+    return new_table("Accuracy on the test set, in points, means over seeds", *columns, rows=rows)
 
 
 def _difference(runs: list[results.Line], plain: list[results.Line]) -> str:
@@ -229,3 +203,52 @@ def _difference(runs: list[results.Line], plain: list[results.Line]) -> str:
     base = {line["seed"]: line["accuracy"] for line in plain}
     pairs = [line["accuracy"] - base[line["seed"]] for line in runs if line["seed"] in base]
     return f"{statistics.fmean(pairs):+.2f}" if pairs else ""
+
+
+MAKERS: dict[str, Callable[[Findings], str]] = {
+    "--out": studies.page,
+    "--markdown": studies.as_markdown,
+    "--csv": studies.as_csv,
+    "--json": lambda findings: json.dumps(studies.summary(findings), indent=1) + "\n",
+}
+
+
+def _refuse_to_share(targets: dict[str, Path]) -> None:
+    """Of two texts in one file the first would be lost without a word."""
+    shared = grouped(
+        targets, lambda name: targets[name] if targets[name] == STANDARD_OUTPUT else targets[name].resolve()
+    )
+    for path, names in shared.items():
+        if len(names) > 1:
+            raise ValueError(f"{formatting.listed(names)} are all {path}; give each its own file")
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(help="A study's folder, as `narrowcast study run` wrote it.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write the page; report.html in the folder.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the report as Markdown, too; - prints it.")
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a row for each setting, too; - prints it.")
+    ] = None,
+    json_path: JsonPath = None,
+) -> None:
+    """Turn the results of a study into one HTML file: the verdict, figures with what they prove, tables."""
+    paths = {"--out": out or studies.default_path(folder), "--markdown": markdown, "--csv": csv}
+    paths |= {"--json": Path(json_path) if json_path else None}
+    targets = {option: path for option, path in paths.items() if path is not None}
+    _refuse_to_share({"the results": folder / results.FILE if folder.is_dir() else folder, **targets})
+    findings = Findings.of(folder)
+    texts = {targets[option]: MAKERS[option](findings) for option in targets}
+    printed = texts.pop(STANDARD_OUTPUT, None)
+    for path, text in texts.items():
+        studies.write(path, text)
+    if printed is not None:
+        typer.echo(printed, nl=False)
+        return
+    typer.echo(
+        "\n".join([*studies.verdict_lines(studies.judge(findings)), "", *(f"written: {path}" for path in texts)])
+    )

@@ -1,10 +1,15 @@
-"""Fetch one file: from where it stopped the last time, checked against its sha256 before anyone sees it."""
+"""Fetch one file: from where it stopped the last time, checked against its sha256 before anyone sees it.
+
+Where a package lies is asked of the tools that know: npm and apt, as they are set up on this machine.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import http.client
+import re
 import shutil
+import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -15,6 +20,7 @@ Progress = Callable[[int, int | None], None]
 
 CHUNK = 1 << 18
 TIMEOUT = 30.0
+TOOL_SECONDS = 120
 ATTEMPTS = 4
 TOO_FAR = 416
 """The server's word for a range that begins at or after the end: what we have is as long as the file or longer."""
@@ -32,8 +38,10 @@ def fetch(where: str | Path, to: Path, sha256: str, progress: Progress | None = 
     part = to.with_name(to.name + ".part")
     if "://" in str(where):
         _download(str(where), part, progress)
+    elif Path(where).is_file():
+        shutil.copyfile(where, part)
     else:
-        _copy(Path(where), part)
+        raise DataError(f"{where}: there is no such file")
     digest = checksum(part)
     if digest != sha256:
         part.unlink()
@@ -43,41 +51,27 @@ def fetch(where: str | Path, to: Path, sha256: str, progress: Progress | None = 
 
 
 def checksum(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _copy(source: Path, part: Path) -> None:
-    if not source.is_file():
-        raise DataError(f"{source}: there is no such file")
-    shutil.copyfile(source, part)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _download(address: str, part: Path, progress: Progress | None) -> None:
     """Try a few times where the connection breaks."""
     failure: Exception | None = None
     for _ in range(ATTEMPTS):
-        complete, failure = _attempt(address, part, progress)
-        if complete:
-            return
-        if isinstance(failure, urllib.error.HTTPError):
-            break
+        try:
+            failure = None
+            if _continue(address, part, progress):
+                return
+        except (OSError, http.client.HTTPException) as error:
+            failure = error
+            if isinstance(error, urllib.error.HTTPError):
+                break
     kept = part.stat().st_size if part.exists() else 0
     raise DataError(
         f"{address}: {failure or 'the connection ended early'}; {kept} bytes are kept, call again to go on from there, "
         "or fetch the file elsewhere and give it with --from FILE"
     )
-
-
-def _attempt(address: str, part: Path, progress: Progress | None) -> tuple[bool, Exception | None]:
-    """Whether the file is complete, and what went wrong."""
-    try:
-        return _continue(address, part, progress), None
-    except (OSError, http.client.HTTPException) as error:
-        return False, error
 
 
 def _continue(address: str, part: Path, progress: Progress | None) -> bool:
@@ -102,3 +96,38 @@ def _continue(address: str, part: Path, progress: Progress | None) -> bool:
                 if progress is not None:
                     progress(have, total)
     return total is None or have >= total
+
+
+def npm(package: str, version: str) -> str:
+    """The address of a package's archive in the registry that npm is configured for."""
+    answer = _ask("npm", "view", f"{package}@{version}", "dist.tarball")
+    return _first_match(r"\S+://\S+", answer, f"npm knows no {package}@{version}")
+
+
+def debian(package: str, version: str) -> str:
+    """The address of a Debian package on the mirror that apt is configured for."""
+    answer = _ask("apt-get", "download", "--print-uris", f"{package}={version}")
+    return _first_match(r"'([^']+://[^']+)'", answer, f"apt knows no {package} of version {version}")
+
+
+def _ask(tool: str, *arguments: str) -> str:
+    if shutil.which(tool) is None:
+        raise DataError(
+            f"{tool} is not installed: install it, or fetch the file elsewhere and give it with --from FILE"
+        )
+    try:
+        done = subprocess.run([tool, *arguments], capture_output=True, text=True, timeout=TOOL_SECONDS, check=True)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        said = str(getattr(error, "stderr", "") or error).strip().splitlines()
+        raise DataError(
+            f"{tool} {' '.join(arguments)}: {said[-1] if said else error}; is there a network? "
+            "A file fetched elsewhere can be given with --from FILE"
+        ) from error
+    return done.stdout
+
+
+def _first_match(pattern: str, text: str, otherwise: str) -> str:
+    match = re.search(pattern, text)
+    if match is None:
+        raise DataError(f"{otherwise}; fetch the file elsewhere and give it with --from FILE")
+    return match.group(match.lastindex or 0)

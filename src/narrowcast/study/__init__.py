@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from narrowcast.study.report import write as write
     from narrowcast.study.report import write_report as write_report
     from narrowcast.study.report.export import as_csv as as_csv
+    from narrowcast.study.report.export import as_markdown as as_markdown
     from narrowcast.study.report.export import summary as summary
-    from narrowcast.study.report.markdown import as_markdown as as_markdown
     from narrowcast.study.report.page import page as page
     from narrowcast.study.report.sections import Insight as Insight
     from narrowcast.study.report.sections import Statements as Statements
@@ -69,65 +69,35 @@ if TYPE_CHECKING:
     read_results = results.read
     sbatch_script = sbatch.script
 
+MODULES = {
+    "analysis.finding": "Finding grouped",
+    "analysis.findings": "Accuracy Findings Step Uncompared",
+    "analysis.statistics": "Conclusion Interval",
+    "analysis.verdict": "judge verdict_lines verdict_text",
+    "cases": "PLAIN Case expand",
+    "datasets": "Examples",
+    "execution.launch": "LAUNCHERS",
+    "execution.results": "Results ResultsError latest usable_lines",
+    "execution.runner": "Options Outcome every_case run",
+    "execution.trainers": "LR Counted counted_of plain_bytes",
+    "file": "KINDS Grid StudyFile builtins load parse",
+    "models": "linear_layers seeded",
+    "report": "default_path write write_report",
+    "report.export": "as_csv as_markdown summary",
+    "report.page": "page",
+    "report.sections": "Insight Statements Support",
+    "spec_bits": "Share code_bits message_share wire_bits",
+}
+"""Modules, and the public names that they hold."""
 HOMES = {
+    **{name: module for module, names in MODULES.items() for name in names.split()},
     "formatting": "analysis.formatting:",
     "results": "execution.results:",
     "runner": "execution.runner:",
     "sbatch": "execution.sbatch:",
     "torchrun": "execution.torchrun:",
-    "PLAIN": "cases",
-    "Examples": "datasets",
-    "Counted": "execution.trainers",
-    "LR": "execution.trainers",
-    "counted_of": "execution.trainers",
-    "plain_bytes": "execution.trainers",
-    "linear_layers": "models",
-    "seeded": "models",
-    "Insight": "report.sections",
-    "Statements": "report.sections",
-    "Support": "report.sections",
-    "Share": "spec_bits",
-    "message_share": "spec_bits",
-    "KINDS": "file",
-    "Grid": "file",
-    "StudyFile": "file",
-    "builtins": "file",
-    "load": "file",
-    "parse": "file",
-    "Case": "cases",
-    "expand": "cases",
-    "code_bits": "spec_bits",
-    "wire_bits": "spec_bits",
-    "LAUNCHERS": "execution.launch",
-    "Results": "execution.results",
-    "ResultsError": "execution.results",
-    "latest": "execution.results",
     "read_results": "execution.results:read",
-    "usable_lines": "execution.results",
-    "Options": "execution.runner",
-    "Outcome": "execution.runner",
-    "every_case": "execution.runner",
-    "run": "execution.runner",
     "sbatch_script": "execution.sbatch:script",
-    "Finding": "analysis.finding",
-    "grouped": "analysis.finding",
-    "Accuracy": "analysis.findings",
-    "Findings": "analysis.findings",
-    "Step": "analysis.findings",
-    "Uncompared": "analysis.findings",
-    "Conclusion": "analysis.statistics",
-    "Interval": "analysis.statistics",
-    "judge": "analysis.verdict",
-    "verdict_lines": "analysis.verdict",
-    "verdict_text": "analysis.verdict",
-    "default_path": "report",
-    "write": "report",
-    "write_report": "report",
-    "as_csv": "report.export",
-    "summary": "report.export",
-    "as_markdown": "report.markdown",
-    "page": "report.page",
 }
-"""Every public name and the module that holds it."""
 
 __getattr__, __dir__, __all__ = lazy_front(__name__, HOMES)

@@ -116,9 +116,7 @@ class Setting:
         assert grid is not None
         return SettingJob(
             *(first.kind, first.model, first.data, first.parallel),
-            batch=grid.batch,
-            steps=grid.steps,
-            repeats=grid.repeats,
+            *(grid.batch, grid.steps, grid.repeats),
             seconds=grid.seconds,
             examples=grid.examples,
             min_values=grid.min_values,
@@ -149,14 +147,8 @@ def expand(study: StudyFile, launcher: str) -> list[list[Case]]:
 def _differing(first: Case, second: Case) -> list[str]:
     """The numbers in which two grids would run a case in different ways."""
     assert first.grid is not None
-    assert second.grid is not None
-    mine, other = first.grid, second.grid
-    names = [name for name in USED[mine.kind].split() if name in HOW]
-    return [
-        f"{name} {getattr(mine, name)} and {getattr(other, name)}"
-        for name in names
-        if getattr(mine, name) != getattr(other, name)
-    ]
+    pairs = [(name, getattr(first.grid, name), getattr(second.grid, name)) for name in USED[first.grid.kind].split()]
+    return [f"{name} {mine} and {other}" for name, mine, other in pairs if name in HOW and mine != other]
 
 
 def _clash(case: Case, differing: Sequence[str], launcher: str) -> str:
@@ -170,16 +162,13 @@ def _clash(case: Case, differing: Sequence[str], launcher: str) -> str:
 
 def settings(cases: Sequence[Case]) -> list[Setting]:
     """Measured cases, put together by what they share; settings of one place follow one another."""
-    grouped: dict[tuple[Any, ...], list[Case]] = {}
+    alike: dict[tuple[Any, ...], list[Case]] = {}
     for case in cases:
         where = (case.layout, case.rate_name, case.transport, case.parallel)
-        key = (case.kind, case.model, case.data, *where, case.min_values)
-        grouped.setdefault(key, []).append(case)
-    by_place: dict[Place, list[Setting]] = {}
-    for members in grouped.values():
-        made = Setting(tuple(members))
-        by_place.setdefault(made.place, []).append(made)
-    return [setting for listed in by_place.values() for setting in listed]
+        alike.setdefault((case.kind, case.model, case.data, *where, case.min_values), []).append(case)
+    every = [Setting(tuple(members)) for members in alike.values()]
+    places = list(dict.fromkeys(setting.place for setting in every))
+    return sorted(every, key=lambda setting: places.index(setting.place))
 
 
 def _rates(grid: Grid, launcher: str) -> Sequence[str]:
@@ -223,11 +212,8 @@ def _accuracy(grid: Grid, study: StudyFile, launcher: str) -> Iterator[Case]:
     for wires in (question, *[[wire] for wire in others]):
         for layout, model, data, seed in itertools.product(grid.workers, grid.models, grid.data, grid.seeds):
             for wire, algorithm in [way for way in _ways(grid) if way[0] in wires]:
-                yield Case(
-                    *("accuracy", "simulated", model, data, wire, algorithm, layout, SIMULATED, "gloo"),
-                    seed=seed,
-                    grid=grid,
-                )
+                axes = ("accuracy", "simulated", model, data, wire, algorithm, layout, SIMULATED, "gloo")
+                yield Case(*axes, seed=seed, grid=grid)
 
 
 def _bus(grid: Grid, study: StudyFile, launcher: str) -> Iterator[Case]:

@@ -23,15 +23,8 @@ SPLIT_SEED = 20180326
 
 
 @dataclass(frozen=True)
-class Examples:
+class Examples(library.Dataset):
     """Float inputs and labels; a label may be a number, or a row with one for each position."""
-
-    name: str
-    x_train: Tensor
-    y_train: Tensor
-    x_test: Tensor
-    y_test: Tensor
-    classes: int
 
     @property
     def shape(self) -> Sequence[int]:
@@ -43,10 +36,10 @@ class Examples:
         """How many labels one example has."""
         return int(self.y_train[0].numel())
 
-    def head(self, train: int, test: int) -> Examples:
+    def head(self, train: int, test: int | None = None) -> Examples:
         """The first so many; 0: all."""
-        counts = {"x_train": train, "y_train": train, "x_test": test, "y_test": test}
-        return replace(self, **{key: getattr(self, key)[:count] for key, count in counts.items() if count})
+        counts = {"train": train or None, "test": test or None}
+        return replace(self, **{key: part[: counts[key[2:]]] for key, part in self.tensors().items()})
 
 
 def takes(name: str) -> str | None:
@@ -63,42 +56,28 @@ def load(name: str, train: int = 0, test: int = 0) -> Examples:
         return _own(name).head(train, test)
     if name == TEXT:
         return _text().head(train, test)
-    stored = _here(name).normalised()
-    made = Examples(name, stored.x_train, stored.y_train, stored.x_test, stored.y_test, stored.classes)
-    return made.head(train, test)
-
-
-def _here(name: str) -> library.Dataset:
-    """What is here needs no place to write to."""
     try:
-        return library.load(name)
+        stored = library.load(name)  # what is here needs no place to write to
     except library.DataError:
-        return library.get(name)
+        stored = library.get(name)
+    return Examples(**vars(stored.normalised())).head(train, test)
 
 
 def _own(name: str) -> Examples:
     named = profiling.find(name)
     made = named() if callable(named) else named
-    parts = {}
-    for key in ("x_train", "y_train", "x_test", "y_test"):
-        part = getattr(made, key, None)
-        if not isinstance(part, Tensor):
-            raise profiling.ModelError(
-                f"data: {name} has no tensor {key}; it needs x_train, y_train, x_test and y_test"
-            )
-        parts[key] = part
-    _check_rows(name, parts)
-    classes = int(getattr(made, "classes", 0) or parts["y_train"].max() + 1)
-    return Examples(name, classes=classes, **parts)
-
-
-def _check_rows(name: str, parts: dict[str, Tensor]) -> None:
+    parts = {key: getattr(made, key, None) for key in ("x_train", "y_train", "x_test", "y_test")}
+    tensors = {key: part for key, part in parts.items() if isinstance(part, Tensor)}
+    for key in (key for key in parts if key not in tensors):
+        raise profiling.ModelError(f"data: {name} has no tensor {key}; it needs x_train, y_train, x_test and y_test")
     for part in ("train", "test"):
-        x, y = (len(parts[f"{key}_{part}"]) for key in ("x", "y"))
+        x, y = (len(tensors[f"{key}_{part}"]) for key in ("x", "y"))
         if x != y or not x:
             raise profiling.ModelError(
                 f"data: {name} has {x} rows in x_{part}, {y} in y_{part}; give as many, one at least"
             )
+    classes = int(getattr(made, "classes", 0) or tensors["y_train"].max() + 1)
+    return Examples(name, classes=classes, **tensors)
 
 
 def _text() -> Examples:

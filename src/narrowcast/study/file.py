@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from narrowcast import plugins
 from narrowcast.codecs import codec as codec_named
@@ -165,17 +165,17 @@ class StudyReader:
     """Takes a document apart; whatever is missing, unknown or out of range fails with its line."""
 
     def __init__(self, document: Document) -> None:
-        self.document = document
+        self.document, self._fail = document, document.fail
 
     def study(self, text: str) -> StudyFile:
         values = self.document.values
         own = [f.name for f in fields(Grid) if f.name not in ("kind", "line")]
         self._known(values, "", (*HEAD, *own))
         common = {key: values[key] for key in own if key in values}
-        wires = (("primary", "int8/256"), ("baseline", "fp32"))
-        primary, baseline = (self._wire(values.get(key, default), key) for key, default in wires)
+        wires = {"primary": "int8/256", "baseline": "fp32"}
+        question = {key: self._wire(values.get(key, default), key) for key, default in wires.items()}
         grids = tuple(self._grids(values, common))
-        self._asks(grids, {"primary": primary, "baseline": baseline})
+        self._asks(grids, question)
         return StudyFile(
             name=self._name(values.get("name", Path(self.document.name).stem)),
             text=text,
@@ -183,9 +183,8 @@ class StudyReader:
             grids=grids,
             about=self._text("about", values.get("about", "")),
             margin=self._number("margin", values.get("margin", 1.0), 0.0, 100.0),
-            primary=primary,
-            baseline=baseline,
             targets=self._targets(values.get("targets", {}), grids),
+            **question,
         )
 
     def _asks(self, grids: Sequence[Grid], question: dict[str, str]) -> None:
@@ -198,12 +197,12 @@ class StudyReader:
                     f"no grid has the {key} wire {wire}; add it to wires, or give {key} = one of {', '.join(wires)}",
                 )
 
-    # -- grids
-
     def _grids(self, values: dict[str, Any], common: dict[str, Any]) -> Iterable[Grid]:
         tables = values.get("grid")
         if tables is None:
-            kinds = self._kinds(values.get("kinds", ["time", "accuracy"]), "kinds")
+            kinds = self._listed(values.get("kinds", ["time", "accuracy"]), "kinds").values()
+            for kind in kinds:
+                self._one_of(kind, KINDS, "kinds")
             return [self._grid(kind, common, {}, "") for kind in kinds]
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             self._fail("grid", "write [[grid]]: there may be several")
@@ -238,18 +237,15 @@ class StudyReader:
     def _few_enough(self, grid: Grid, used: Sequence[str], path: str) -> None:
         axes = [value for key in used if isinstance(value := getattr(grid, key), tuple)]
         if (cases := math.prod(map(len, axes))) > MOST_CASES:
-            self._fail(
-                path or "wires", f"a grid has at most {MOST_CASES:,} cases, this one {cases:,}; shorten its lists"
-            )
+            what = f"a grid has at most {MOST_CASES:,} cases, this one {cases:,}; shorten its lists"
+            self._fail(path or "wires", what)
 
     def _fits(self, grid: Grid, place: dict[str, str]) -> None:
         """What each value allows by itself and all of them together do not."""
         for model in grid.models if grid.kind != "predicted" else ():
-            for data in grid.data:
-                why = models.mismatch(model, data)
-                if why:
-                    self._fail(place["models"], why)
-            if "model" in grid.parallel and (why := models.cannot_split(model)):
+            faults = [models.mismatch(model, data) for data in grid.data]
+            faults += [models.cannot_split(model)] if "model" in grid.parallel else []
+            for why in filter(None, faults):
                 self._fail(place["models"], why)
         if grid.probe_at and grid.probe_at not in grid.rates:
             self._fail(place["probe_at"], f"must be one of the rates: {', '.join(grid.rates)}; got {grid.probe_at}")
@@ -259,41 +255,38 @@ class StudyReader:
         if grid.kind in ("time", "bus") and any(layout.workers < 2 for layout in grid.workers):
             self._fail(place["workers"], "one worker sends nothing: give 2 or more")
 
-    # -- values
-
     def _value(self, key: str, value: Any, path: str, kind: str) -> Any:
         if key in WHOLE:
             return self._whole(path, value, WHOLE[key])
         if key in REAL:
             return self._number(path, value, REAL[key])
         if key == "probe_at":
-            return self._rate(self._text(path, value), path)
+            return self._rate(value, path)
         if key == "seeds" and isinstance(value, int) and not isinstance(value, bool):
             return tuple(range(self._whole(path, value, 1, MOST_CASES)))
-        listed = value if isinstance(value, list) else [value]
-        if not listed:
-            self._fail(path, "is an empty list; leave it out, or give at least one")
-        at = [f"{path}.{number}" if isinstance(value, list) else path for number in range(len(listed))]
-        items = tuple(self._item(key, item, where, kind) for item, where in zip(listed, at, strict=True))
+        items = {where: self._item(key, item, where, kind) for where, item in self._listed(value, path).items()}
         seen = set()
-        for where, item in zip(at, items, strict=True):
+        for where, item in items.items():
             if item in seen:
                 self._fail(where, f"stands here a second time: {item}")
             seen.add(item)
-        return items
+        return tuple(items.values())
+
+    def _listed(self, value: Any, path: str) -> dict[str, Any]:
+        """Items by their place; a value alone is a list of one."""
+        if not isinstance(value, list):
+            return {path: value}
+        if not value:
+            self._fail(path, "is an empty list; leave it out, or give at least one")
+        return {f"{path}.{number}": item for number, item in enumerate(value)}
 
     def _item(self, key: str, item: Any, path: str, kind: str) -> Any:
-        if key == "workers":
-            return self._layout(item, path)
-        if key == "sizes":
-            return self._size(item, path)
         if key == "seeds":
             return self._whole(path, item, 0)
+        readers = {"workers": self._layout, "sizes": self._size, "wires": self._wire, "rates": self._rate}
+        if key in readers:
+            return readers[key](item, path)
         text = self._text(path, item)
-        if key == "wires":
-            return self._wire(text, path)
-        if key == "rates":
-            return self._rate(text, path)
         if (key in ("models", "data") and ":" in text) or (key == "clusters" and text.endswith(".toml")):
             return text
         self._one_of(text, self._allowed(key, kind), path)
@@ -301,11 +294,11 @@ class StudyReader:
 
     def _allowed(self, key: str, kind: str) -> Sequence[str]:
         return {
-            "models": list(zoo.MODELS) if kind == "predicted" else list(models.NETS),
-            "data": list(datasets.NAMES),
-            "algorithms": ["auto", *ALGORITHMS],
-            "transport": list(TRANSPORTS),
-            "parallel": list(PARALLEL),
+            "models": [*(zoo.MODELS if kind == "predicted" else models.NETS)],
+            "data": datasets.NAMES,
+            "algorithms": ("auto", *ALGORITHMS),
+            "transport": TRANSPORTS,
+            "parallel": PARALLEL,
             "clusters": cluster_file.presets(),
         }[key]
 
@@ -333,7 +326,8 @@ class StudyReader:
         except ValueError as error:
             self._fail(path, str(error))
 
-    def _rate(self, text: str, path: str) -> str:
+    def _rate(self, item: Any, path: str) -> str:
+        text = self._text(path, item)
         if text != UNLIMITED:
             try:
                 parse_rate(text)
@@ -352,19 +346,6 @@ class StudyReader:
         data = list(dict.fromkeys(name for grid in grids for name in grid.data))
         self._known(table, "targets", data, "among this study's data")
         return {key: self._number(f"targets.{key}", value, 0.0, 100.0) for key, value in table.items()}
-
-    def _kinds(self, value: Any, path: str) -> list[str]:
-        listed = value if isinstance(value, list) else [value]
-        if not listed:
-            self._fail(path, "is an empty list; leave it out, or give at least one")
-        for item in listed:
-            self._one_of(item, KINDS, path)
-        return listed
-
-    # -- checks
-
-    def _fail(self, path: str, what: str) -> NoReturn:
-        self.document.fail(path, what)
 
     def _known(self, table: dict[str, Any], path: str, allowed: Sequence[str], where: str = "") -> None:
         for key in table:

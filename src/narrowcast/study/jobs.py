@@ -44,8 +44,7 @@ def _read_object(kind: type[Any], values: object, path: str) -> Any:
     if not isinstance(values, dict):
         raise JobError(f"{path}: expected an object, got {values!r}")
     hints = get_type_hints(kind)
-    needed = {f.name for f in fields(kind) if f.default is MISSING}
-    if missing := needed - set(values):
+    if missing := {f.name for f in fields(kind) if f.default is MISSING} - set(values):
         raise JobError(f"{path}: {', '.join(sorted(missing))} is missing")
     if unknown := set(values) - set(hints):
         raise JobError(f"{path}: {', '.join(sorted(unknown))} is unknown; there are {', '.join(hints)}")

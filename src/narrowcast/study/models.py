@@ -6,6 +6,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -20,6 +21,7 @@ T = TypeVar("T")
 
 HIDDEN = 512
 WIDE = 768
+VGG_WIDTHS = ((16, 3), (32, 3), (64, 3), (64, 3))
 
 
 def _convolutions(
@@ -46,12 +48,6 @@ def linear_layers(sizes: Sequence[int] = (784, 1024, 1024, 10), dropout: Sequenc
     return nn.Sequential(*layers)
 
 
-def _features(part: nn.Module, shape: Sequence[int]) -> int:
-    """How many values come out for one example."""
-    with torch.no_grad():
-        return part(torch.zeros(1, *shape)).shape[1]
-
-
 @dataclass(frozen=True)
 class Halves:
     """Convolutions, and the sizes of the fully connected layers behind them: what Dettmers' scheme cuts apart."""
@@ -62,33 +58,22 @@ class Halves:
     def joined(self) -> nn.Module:
         return nn.Sequential(self.convolutions, linear_layers(self.sizes))
 
-
-def _halves(examples: Examples, convolutions: nn.Module, *hidden: int) -> Halves:
-    return Halves(convolutions, (_features(convolutions, examples.shape), *hidden, examples.classes))
-
-
-def alexnet(examples: Examples) -> Halves:
-    """As AlexNet: a few large kernels, and nearly all parameters in fully connected layers."""
-    parts = _convolutions(examples.shape[0], ((16, 5), (32, 5), (64, 3)), (True, True, True))
-    return _halves(examples, parts, HIDDEN, HIDDEN)
+    @classmethod
+    def of(cls, examples: Examples, convolutions: nn.Module, *hidden: int) -> Halves:
+        with torch.no_grad():
+            features = convolutions(torch.zeros(1, *examples.shape)).shape[1]
+        return cls(convolutions, (features, *hidden, examples.classes))
 
 
-def vgg(examples: Examples) -> Halves:
-    """As VGG-11 with batch norm: 3 x 3 convolutions only, and large fully connected layers."""
-    widths = ((16, 3), (32, 3), (64, 3), (64, 3))
-    parts = _convolutions(examples.shape[0], widths, (True, True, False, True), norm=True)
-    return _halves(examples, parts, HIDDEN, HIDDEN)
-
-
-def cnn(examples: Examples) -> Halves:
-    """Two convolutions and two linear layers, for what must train in seconds."""
-    return _halves(examples, _convolutions(examples.shape[0], ((32, 3), (64, 3)), (True, True)), HIDDEN)
-
-
-def mlp(examples: Examples) -> Halves:
-    """Three linear layers: many parameters for each operation."""
-    flat = nn.Flatten()
-    return _halves(examples, flat, WIDE, WIDE)
+def _stack(
+    examples: Examples,
+    widths: Sequence[tuple[int, int]] = (),
+    pool_after: Sequence[bool] = (),
+    hidden: Sequence[int] = (HIDDEN, HIDDEN),
+    norm: bool = False,
+) -> Halves:
+    parts = _convolutions(examples.shape[0], widths, pool_after, norm)
+    return Halves.of(examples, parts, *hidden)
 
 
 class _Block(nn.Module):
@@ -130,10 +115,6 @@ class CharacterLSTM(nn.Module):
         return self.head(hidden).transpose(1, 2)
 
 
-def lstm(examples: Examples) -> nn.Module:
-    return CharacterLSTM(examples.classes)
-
-
 @dataclass(frozen=True)
 class Net:
     """A network by name: what makes it, and what goes in."""
@@ -144,12 +125,16 @@ class Net:
 
 
 NETS = {
-    "mlp": Net(mlp, splits=True),
-    "cnn": Net(cnn, splits=True),
-    "alexnet": Net(alexnet, splits=True),
-    "vgg": Net(vgg, splits=True),
+    # three linear layers: many parameters for each operation
+    "mlp": Net(partial(_stack, hidden=(WIDE, WIDE)), splits=True),
+    # for what must train in seconds
+    "cnn": Net(partial(_stack, widths=((32, 3), (64, 3)), pool_after=(True, True), hidden=(HIDDEN,)), splits=True),
+    # a few large kernels, and nearly all parameters in fully connected layers
+    "alexnet": Net(partial(_stack, widths=((16, 5), (32, 5), (64, 3)), pool_after=(True, True, True)), splits=True),
+    # as VGG-11 with batch norm: 3 x 3 convolutions only, and large fully connected layers
+    "vgg": Net(partial(_stack, widths=VGG_WIDTHS, pool_after=(True, True, False, True), norm=True), splits=True),
     "resnet": Net(resnet),
-    "lstm": Net(lstm, takes="text"),
+    "lstm": Net(lambda examples: CharacterLSTM(examples.classes), takes="text"),
 }
 
 
@@ -178,7 +163,7 @@ def seeded(make: Callable[[], T], seed: int) -> T:
 def build(name: str, examples: Examples, seed: int = 0) -> nn.Module:
     """A built-in network, or the user's own: a function (of the examples, or of nothing), a class or a module."""
     if name in NETS:
-        return seeded(lambda: _whole(NETS[name].make(examples)), seed)
+        return seeded(lambda: _joined(NETS[name].make(examples)), seed)
     return seeded(lambda: _own(name, examples), seed)
 
 
@@ -189,16 +174,16 @@ def halves(name: str, examples: Examples, seed: int = 0) -> Halves:
     return parts
 
 
-def _whole(made: nn.Module | Halves) -> nn.Module:
+def _joined(made: nn.Module | Halves) -> nn.Module:
     return made.joined() if isinstance(made, Halves) else made
 
 
 def _own(name: str, examples: Examples) -> nn.Module:
-    found = profiling.find(name)
-    if isinstance(found, nn.Module):
-        return found
+    make = profiling.find(name)
+    if isinstance(make, nn.Module):
+        return make
     try:
-        made = found(examples) if _wants_one(found) else found()
+        made = make(examples) if _wants_one(make) else make()
     except Exception as error:
         raise profiling.ModelError(f"model: {name} failed: {type(error).__name__}: {error}") from error
     if not isinstance(made, nn.Module):
@@ -217,4 +202,4 @@ def _wants_one(function: Any) -> bool:
 
 
 def parameters_of(model: nn.Module) -> int:
-    return sum(p.numel() for p in itertools.chain(model.parameters()))
+    return sum(p.numel() for p in model.parameters())

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from narrowcast.toml_file import brief
+
 LEAST, MOST = 1e-9, 1e12
 """Milliseconds, dollars and the like: far beyond what is measured, and quotients of two are still numbers."""
 MOST_COUNT = 10**15
@@ -133,11 +135,11 @@ KINDS: dict[str, dict[str, Check]] = {
 """The fields of each kind of line."""
 
 
-def wrong(line: Mapping[str, Any]) -> tuple[str, str] | None:
+def fault_of(line: Mapping[str, Any]) -> str | None:
     """The first field that cannot be right, and what may stand there."""
     kind = line.get("kind")
     known = isinstance(kind, str) and kind in KINDS
     for name, check in (KINDS[str(kind)] if known else {**EVERY, "kind": one_of(*KINDS)}).items():
         if line.get(name) is not None and not check.holds(line[name]):
-            return name, check.words
+            return f"{name} must be {check.words}, got {brief(line[name])}"
     return None

@@ -27,16 +27,15 @@ def wire_bits(wire: str) -> float:
     try:
         return codec_named(wire).bits_per_value
     except ValueError:
-        return 32.0
+        return FLOAT32_BITS
 
 
 def code_bits(wire: str) -> float:
     """Bits of a code, scales apart: 1 for onebit/16, whose wire has 5. Infinite for an unknown spec."""
     try:
-        codec = codec_named(wire)
+        return codec_named(wire).code_bits
     except ValueError:
         return math.inf
-    return codec.code_bits
 
 
 def bits_name(wire: str) -> str:
@@ -52,16 +51,9 @@ def compressed_share(rows: Sequence[TensorRow]) -> Share:
     packed = [row for row in rows if is_lossy(row.wire)]
     if not packed:
         return NONE
-    values, sent = ([sum(map(size, some)) for some in (packed, rows)] for size in (_values, _bits))
-    return {"values": values[0] / values[1], "bytes": sent[0] / sent[1]}
-
-
-def _values(row: TensorRow) -> float:
-    return row.numel
-
-
-def _bits(row: TensorRow) -> float:
-    return row.numel * row.bits_per_value
+    values, every = (sum(row.numel for row in some) for some in (packed, rows))
+    sent, all_sent = (sum(row.numel * row.bits_per_value for row in some) for some in (packed, rows))
+    return {"values": values / every, "bytes": sent / all_sent}
 
 
 def message_share(wire: str) -> Share:

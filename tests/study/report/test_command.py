@@ -15,8 +15,7 @@ from study.report.made_up import Line, Truth
 
 from narrowcast.study.analysis.findings import Findings
 from narrowcast.study.execution.results import ResultsError
-from narrowcast.study.report.export import summary
-from narrowcast.study.report.markdown import as_markdown
+from narrowcast.study.report.export import as_markdown, summary
 from narrowcast.study.report.page import page
 
 SMALL = Truth(nets=("mlp",), wires=("fp32", "int8/256"), rates=("100mbit",), workers=(2,), seeds=2)

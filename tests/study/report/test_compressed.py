@@ -14,8 +14,7 @@ from narrowcast.codecs import all_specs
 from narrowcast.study.analysis.findings import Findings
 from narrowcast.study.analysis.verdict import Answer, judge, verdict_text
 from narrowcast.study.execution.results import usable_lines
-from narrowcast.study.report.export import as_csv, rows, summary
-from narrowcast.study.report.markdown import as_markdown
+from narrowcast.study.report.export import as_csv, as_markdown, rows, summary
 from narrowcast.study.report.page import page
 from narrowcast.study.report.sections import Support, insights
 from narrowcast.study.spec_bits import is_lossy

@@ -18,12 +18,11 @@ from study.report.made_up import Line, Truth
 from narrowcast.study.analysis.findings import Findings
 from narrowcast.study.analysis.verdict import headline, judge
 from narrowcast.study.report import write_report
-from narrowcast.study.report.export import COLUMNS, as_csv, rows
-from narrowcast.study.report.markdown import as_markdown
+from narrowcast.study.report.export import COLUMNS, as_csv, as_markdown, rows
 from narrowcast.study.report.page import LARGEST, SECTIONS
 
 VOID = {"meta", "input", "line", "rect", "circle", "polygon", "polyline", "path"}
-FIGURES = [make.__name__ for _, _, makers in SECTIONS for make in makers]
+FIGURES = [make.__name__ for makers in SECTIONS.values() for *_, make in makers]
 SMALL = Truth(nets=("mlp",), wires=("fp32", "int8/256"), rates=("100mbit",), workers=(2,), seeds=2)
 
 

@@ -14,15 +14,11 @@ from study.report.made_up import Line, Truth
 
 from narrowcast.study.analysis.findings import Findings
 from narrowcast.study.analysis.verdict import headline, judge
-from narrowcast.study.report.context import Context
-from narrowcast.study.report.figures.accuracy_vs_speed import accuracy_sentence, trade
-from narrowcast.study.report.figures.breakdown import breakdown
-from narrowcast.study.report.figures.bus import bus
-from narrowcast.study.report.figures.heat import speedups
-from narrowcast.study.report.figures.scaling import scaling
-from narrowcast.study.report.figures.time_to_accuracy import time_to_accuracy
-from narrowcast.study.report.markup import Figure
+from narrowcast.study.report.accuracy import accuracy_sentence, time_to_accuracy, trade
+from narrowcast.study.report.figure import Context, Figure
 from narrowcast.study.report.page import page
+from narrowcast.study.report.speedups import speedups
+from narrowcast.study.report.steps import breakdown, bus, scaling
 from narrowcast.study.spec_bits import bits_name, code_bits
 
 SMALL = Truth(nets=("mlp",), wires=("fp32", "int8/256"), rates=("100mbit", "1gbit"), workers=(2, 4))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -46,7 +46,7 @@ class Step(Finding):
         if self.base is None or "steps_ms" not in self.base or "steps_ms" not in self.line:
             # the errors of predictions are shared and not chance: there is nothing to correct
             return self.faster is True
-        return _measured_speedup(self.base, self.line, 1 - (1 - stats.CONFIDENCE) / settings).low > 1
+        return _speedup(self.base, self.line, 1 - (1 - stats.CONFIDENCE) / settings).low > 1
 
     @property
     def apart(self) -> bool:
@@ -115,32 +115,27 @@ def _interleaved(base: Line, line: Line) -> bool:
     return bool(base.get("start") == line.get("start"))
 
 
-def _measured_speedup(base: Line, line: Line, confidence: float = stats.CONFIDENCE) -> Interval:
-    together = _interleaved(base, line)
-    return stats.speedup(base["steps_ms"], line["steps_ms"], interleaved=together, confidence=confidence)
-
-
-def _speedup(base: Line, line: Line, base_time: Interval, time: Interval) -> Interval:
+def _speedup(base: Line, line: Line, confidence: float = stats.CONFIDENCE) -> Interval:
     if "steps_ms" in base and "steps_ms" in line:
-        return _measured_speedup(base, line)
+        together = _interleaved(base, line)
+        return stats.speedup(base["steps_ms"], line["steps_ms"], interleaved=together, confidence=confidence)
     # two predictions share their errors in part, nobody knows how far: the widest interval
-    return Interval(base_time.value / time.value, base_time.low / time.high, base_time.high / time.low)
+    slow, quick = _time(base), _time(line)
+    return Interval(slow.value / quick.value, slow.low / quick.high, slow.high / quick.low)
 
 
 def _steps_of(place: list[Line], baseline: str) -> list[Step]:
     times = [_time(line) for line in place]
-    plain = [i for i, line in enumerate(place) if line["wire"] == baseline]
+    plain = [(time.value, line) for time, line in zip(times, place, strict=True) if line["wire"] == baseline]
     # of several algorithms for the baseline the fastest counts: nobody would train with another
-    base = min(plain, key=lambda i: times[i].value, default=None)
+    _, fastest = min(plain, key=lambda pair: pair[0], default=(None, None))
     steps = []
     for line, time in zip(place, times, strict=True):
         # where nothing was compressed a ratio would be noise that looks like a finding
-        beside = None if base is None or _untouched(line, place[base]) else base
-        gain = None if beside is None else _speedup(place[beside], line, times[beside], time)
-        if beside is not None and line is place[beside]:
-            gain = Interval(1.0, 1.0, 1.0)
+        base = None if fastest is None or _untouched(line, fastest) else fastest
+        gain = None if base is None else Interval(1.0, 1.0, 1.0) if line is base else _speedup(base, line)
         p95 = stats.p95(stats.flat(line["steps_ms"])) if "steps_ms" in line else None
-        steps.append(Step(line, time, p95, gain, None if beside is None else place[beside]))
+        steps.append(Step(line, time, p95, gain, base))
     return steps
 
 
@@ -278,14 +273,10 @@ class Findings:
     @cached_property
     def here(self) -> list[Step]:
         """Measured steps, and predicted ones of what was trained or timed here and at rates that were not measured."""
-        models = {(s.model, s.data) for s in self.measured} | {(a.model, a.data) for a in self.accuracies}
+        models = {(s.model, s.data) for s in (*self.measured, *self.accuracies)}
         rates = {(s.model, s.data, s.workers, s.rate_name) for s in self.measured}
-        forecast = [
-            s
-            for s in self.steps
-            if s.predicted and (s.model, s.data) in models and (s.model, s.data, s.workers, s.rate_name) not in rates
-        ]
-        return [*self.measured, *forecast]
+        forecast = [s for s in self.steps if s.predicted and (s.model, s.data) in models]
+        return [*self.measured, *(s for s in forecast if (s.model, s.data, s.workers, s.rate_name) not in rates)]
 
     @cached_property
     def elsewhere(self) -> list[Step]:
@@ -319,18 +310,11 @@ class Findings:
         return sorted(specs, key=lambda wire: (wire != self.baseline, -wire_bits(wire), wire))
 
     @cached_property
-    def _algorithms(self) -> dict[str, set[str]]:
-        algorithms: dict[str, set[str]] = defaultdict(set)
-        for line in self.cases:
-            if line["kind"] != "bus":
-                algorithms[line["wire"]].add(str(line["algorithm"]))
-        return algorithms
+    def _ways(self) -> Counter[str]:
+        """With how many algorithms each wire was run."""
+        return Counter(wire for wire, _ in _by_wire(line for line in self.cases if line["kind"] != "bus"))
 
     def label(self, case: Finding) -> str:
         """The wire; with its algorithm where it is not the usual one and the study ran several."""
-        plain = len(self._algorithms[case.wire]) < 2 or case.algorithm == DEFAULT_ALGORITHM
+        plain = self._ways[case.wire] < 2 or case.algorithm == DEFAULT_ALGORITHM
         return str(case.wire) if plain else f"{case.wire} · {case.algorithm}"
-
-    def gaps(self) -> list[Step]:
-        """Steps whose counted bytes are further than `WITHIN` from the claimed ones."""
-        return [s for s in self.measured if s.bytes_off is not None and abs(s.bytes_off) > WITHIN]

@@ -76,23 +76,23 @@ def points(x: Interval) -> str:
     return f"{signed(x.value, places)} points ({signed(x.low, places)} to {signed(x.high, places)})"
 
 
+def difference(x: Interval) -> str:
+    """Of points, where the head of a column names them."""
+    return points(x).replace(" points", "")
+
+
 def margin(points_: float) -> str:
     return f"{points_:g} point{'s' * (points_ != 1)}"
 
 
-def between(x: Interval, unit: str = "", least: int = 0) -> str:
-    """`12.3 (11.9–12.8) ms`, with places after the point by its width, but at least so many."""
-    places = (
-        max(least, decimals(_half(x)))
-        if x.high > x.low
-        else max(0, 2 - math.floor(math.log10(max(abs(x.value), 1e-9))))
-    )
-    tail = f"{NARROW}{unit}" if unit else ""
+def between(x: Interval, least: int = 0) -> str:
+    """`12.3 (11.9–12.8)`, with places after the point by its width, but at least so many."""
     if not math.isfinite(x.low):
-        return f"{x.value:.1f}{tail}"
+        return f"{x.value:.1f}"
     if x.low == x.high:
-        return f"{significant(x.value)}{tail}"
-    return f"{x.value:,.{places}f} ({x.low:,.{places}f}–{x.high:,.{places}f}){tail}"
+        return significant(x.value)
+    places = max(least, decimals(_half(x)))
+    return f"{x.value:,.{places}f} ({x.low:,.{places}f}–{x.high:,.{places}f})"
 
 
 def rate(name: str | None) -> str:
@@ -109,16 +109,6 @@ def at_rate(name: str | None) -> str:
 def primitive(transport: str) -> str:
     """`Gloo`, `MPI`, `NCCL`."""
     return "Gloo" if transport == "gloo" else str(transport).upper()
-
-
-def bit_rate(bits: float) -> str:
-    """`2.3 Gb/s`."""
-    if not math.isfinite(bits):
-        return "no limit"
-    for size, unit in ((1e9, "Gb/s"), (1e6, "Mb/s"), (1e3, "kb/s")):
-        if bits >= size:
-            return f"{bits / size:.2g}{NARROW}{unit}" if bits < 100 * size else f"{bits / size:.0f}{NARROW}{unit}"
-    return f"{bits:.0f}{NARROW}b/s"
 
 
 def byte_size(count: float) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -52,19 +53,11 @@ def flat(repeats: Repeats) -> list[float]:
     return [value for repeat in repeats for value in repeat]
 
 
-def median(values: Sequence[float]) -> float:
-    return statistics.median(values)
-
-
 def p95(values: Sequence[float]) -> float:
     """The 95 % quantile, between two values where it falls there."""
     if len(values) == 1:
         return values[0]
     return statistics.quantiles(values, n=20, method="inclusive")[-1]
-
-
-def _chosen_repeats(count: int, draws: int, source: torch.Generator) -> Tensor:
-    return torch.randint(count, (draws, count), generator=source)
 
 
 def _medians(repeats: Repeats, chosen_DR: Tensor, source: torch.Generator) -> Tensor:
@@ -107,7 +100,7 @@ def median_interval(repeats: Repeats, *, draws: int | None = None, confidence: f
     repeats = _checked(repeats)
     draws = draws or _enough(confidence)
     source = torch.Generator().manual_seed(SEED)
-    medians = _medians(repeats, _chosen_repeats(len(repeats), draws, source), source)
+    medians = _medians(repeats, torch.randint(len(repeats), (draws, len(repeats)), generator=source), source)
     return _between(median(flat(repeats)), medians, confidence)
 
 
@@ -126,9 +119,9 @@ def speedup(
     baseline, other = _checked(baseline), _checked(other)
     draws = draws or _enough(confidence)
     source = torch.Generator().manual_seed(SEED)
-    chosen = _chosen_repeats(len(baseline), draws, source)
+    chosen = torch.randint(len(baseline), (draws, len(baseline)), generator=source)
     paired = interleaved and len(other) == len(baseline)
-    theirs = chosen if paired else _chosen_repeats(len(other), draws, source)
+    theirs = chosen if paired else torch.randint(len(other), (draws, len(other)), generator=source)
     ratios = _medians(baseline, chosen, source) / _medians(other, theirs, source)
     return _between(median(flat(baseline)) / median(flat(other)), ratios, confidence)
 

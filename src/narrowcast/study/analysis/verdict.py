@@ -11,7 +11,7 @@ from typing import Any
 
 from narrowcast.measure import torch_threads
 from narrowcast.study.analysis import formatting
-from narrowcast.study.analysis.finding import NOTHING, Finding, grouped, one_each, percent, share_words
+from narrowcast.study.analysis.finding import NOTHING, F, Finding, grouped, one_each, percent, share_words
 from narrowcast.study.analysis.findings import Accuracy, Findings, Step, Uncompared
 from narrowcast.study.analysis.statistics import Conclusion, Interval
 from narrowcast.study.spec_bits import bits_name
@@ -98,13 +98,9 @@ class Verdict:
     @property
     def accuracy(self) -> Conclusion | None:
         """Over all data sets: one that lost is a loss, and each must be kept for EQUAL. None: nothing was trained."""
-        conclusions = {row.conclusion for row in self.accuracies} | {Conclusion.UNKNOWN for _ in self.uncompared}
-        if not conclusions:
-            return None
-        for conclusion in (Conclusion.LOST, Conclusion.UNKNOWN):
-            if conclusion in conclusions:
-                return conclusion
-        return Conclusion.EQUAL
+        conclusions = [*(row.conclusion for row in self.accuracies), *(Conclusion.UNKNOWN for _ in self.uncompared)]
+        bad = (kind for kind in (Conclusion.LOST, Conclusion.UNKNOWN) if kind in conclusions)
+        return next(bad, Conclusion.EQUAL) if conclusions else None
 
     @property
     def faster(self) -> list[RateFinding]:
@@ -147,46 +143,27 @@ class Verdict:
             "margin": self.findings.margin,
             "speed": [_rate_data(rate) for rate in self.rates],
             "accuracy": [_accuracy_data(row) for row in self.accuracies],
-            "uncompared": [_uncompared_data(row) for row in self.uncompared],
+            "uncompared": [_facts(row, "why") for row in self.uncompared],
             "nothing_compressed": [row.line["case"] for row in self.untouched],
             "sentences": [*speed_sentences(self), *accuracy_sentences(self)],
             "how_sure": how_sure(self),
         }
 
 
+def _facts(row: Finding, *names: str) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in ("model", "data", "workers", *names)}
+
+
 def _rate_data(rate: RateFinding) -> dict[str, Any]:
-    places = [
-        {
-            "model": s.model,
-            "data": s.data,
-            "workers": s.workers,
-            "transport": s.transport,
-            "speedup": vars(s.speedup),
-            "compressed": s.compressed,
-        }
-        for s in rate.steps
-    ]
+    places = [{**_facts(s, "transport"), "speedup": vars(s.speedup), "compressed": s.compressed} for s in rate.steps]
     return {"rate": rate.rate_name, "speed": rate.speed.value, "predicted": rate.predicted, "places": places}
 
 
 def _accuracy_data(row: Accuracy) -> dict[str, Any]:
     tested = row.difference
     assert tested is not None
-    return {
-        "model": row.model,
-        "data": row.data,
-        "workers": row.workers,
-        "seeds": tested.seeds,
-        "difference": vars(tested.interval),
-        "p": tested.p,
-        "failed": len(row.failed),
-        "compressed": row.compressed,
-        "conclusion": _conclusion(row).value,
-    }
-
-
-def _uncompared_data(row: Uncompared) -> dict[str, Any]:
-    return {"model": row.model, "data": row.data, "workers": row.workers, "why": row.why}
+    numbers = {"seeds": tested.seeds, "difference": vars(tested.interval), "p": tested.p, "failed": len(row.failed)}
+    return {**_facts(row), **numbers, "compressed": row.compressed, "conclusion": _conclusion(row).value}
 
 
 def _conclusion(row: Accuracy) -> Conclusion:
@@ -198,20 +175,20 @@ def _rates(findings: Findings) -> list[RateFinding]:
     steps = [step for step in findings.here if step.parallel == "data" and step.speedup is not None]
     ordered = sorted(one_each(steps, findings.primary), key=lambda step: (step.rate_bits, step.predicted))
     by_rate = grouped(ordered, lambda step: step.rate_name)
-    rates = []
-    for name, same in by_rate.items():
-        measured = [step for step in same if not step.predicted]
-        rates.append(RateFinding(name, measured or same))
-    return rates
+    measured = {name: [step for step in same if not step.predicted] for name, same in by_rate.items()}
+    return [RateFinding(name, measured[name] or same) for name, same in by_rate.items()]
+
+
+def _data_parallel(rows: Sequence[F], wire: str) -> list[F]:
+    return [row for row in rows if row.wire == wire and row.parallel == "data"]
 
 
 def judge(findings: Findings) -> Verdict:
     """Answer the study's question."""
-    ours = [row for row in findings.accuracies if row.wire == findings.primary and row.parallel == "data"]
-    uncompared = [row for row in findings.uncompared if row.wire == findings.primary and row.parallel == "data"]
-    untouched = [row for row in findings.untouched if row.wire == findings.primary and row.parallel == "data"]
-    compared = [row for row in ours if row.difference is not None]
-    return Verdict(findings, _rates(findings), compared, uncompared, untouched)
+    primary = findings.primary
+    compared = [row for row in _data_parallel(findings.accuracies, primary) if row.difference is not None]
+    uncompared = _data_parallel(findings.uncompared, primary)
+    return Verdict(findings, _rates(findings), compared, uncompared, _data_parallel(findings.untouched, primary))
 
 
 def _where(rates: Sequence[RateFinding]) -> str:
@@ -239,12 +216,8 @@ def _rows_with(verdict: Verdict, conclusion: Conclusion) -> list[Accuracy]:
 
 
 def _lost(verdict: Verdict) -> str:
-    lost = [
-        f"{formatting.signed(row.difference.mean, 1)} points on {row.data}"
-        for row in _rows_with(verdict, Conclusion.LOST)
-        if row.difference is not None
-    ]
-    return formatting.listed(lost)
+    lost = [(row.difference, row.data) for row in _rows_with(verdict, Conclusion.LOST)]
+    return formatting.listed([f"{formatting.signed(d.mean, 1)} points on {data}" for d, data in lost if d is not None])
 
 
 def _unsure_accuracy(verdict: Verdict) -> str:
@@ -321,6 +294,10 @@ def failed_words(row: Accuracy) -> list[str]:
     return [f"{formatting.count(len(row.failed), 'training')} failed"] if row.failed else []
 
 
+def _asides(row: Accuracy) -> list[str]:
+    return [*share_words(row), *failed_words(row)]
+
+
 def _trained(row: Finding) -> str:
     return f"{row.model} on {row.data}, {formatting.count(row.workers, 'worker')}"
 
@@ -328,13 +305,13 @@ def _trained(row: Finding) -> str:
 def accuracy_words(row: Accuracy) -> str:
     tested = row.difference
     assert tested is not None
-    facts = [
-        formatting.points(tested.interval),
-        formatting.count(tested.seeds, "seed"),
-        *share_words(row),
-        *failed_words(row),
-    ]
+    facts = [formatting.points(tested.interval), formatting.count(tested.seeds, "seed"), *_asides(row)]
     return f"{_trained(row)}: {', '.join(facts)}; {MEANING[_conclusion(row)]}."
+
+
+def conclusion_words(row: Accuracy) -> str:
+    """For a cell of a table."""
+    return ", ".join([MEANING[_conclusion(row)], *_asides(row)])
 
 
 def unknown_words(row: Uncompared) -> str:
@@ -382,11 +359,13 @@ def how_sure(verdict: Verdict) -> list[str]:
 
 def verdict_lines(verdict: Verdict) -> list[str]:
     lines = [headline(verdict), ""]
-    lines += [f"Speed of {verdict.findings.primary} over {verdict.findings.baseline}:"] * bool(verdict.rates)
-    lines += [f"  {sentence}" for sentence in speed_sentences(verdict)]
-    lines += ["Accuracy:"] * bool(accuracy_sentences(verdict))
-    lines += [f"  {sentence}" for sentence in accuracy_sentences(verdict)]
-    return [*lines, *(["How sure:"] if how_sure(verdict) else []), *(f"  {sentence}" for sentence in how_sure(verdict))]
+    for title, sentences in {
+        f"Speed of {verdict.findings.primary} over {verdict.findings.baseline}": speed_sentences(verdict),
+        "Accuracy": accuracy_sentences(verdict),
+        "How sure": how_sure(verdict),
+    }.items():
+        lines += [f"{title}:", *(f"  {sentence}" for sentence in sentences)] if sentences else []
+    return lines
 
 
 def verdict_text(folder: Path | str) -> str:

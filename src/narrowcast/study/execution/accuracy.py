@@ -70,7 +70,10 @@ def run_job(job: TrainingJob) -> dict[str, Any]:
 
 
 def _facts(run: Run, positions: int) -> dict[str, Any]:
-    curve = [_point(record, positions) for record in run.history]
+    curve = [
+        {"epoch": record["epoch"], "accuracy": 100 * record["accuracy"] / positions, "loss": record["loss"]}
+        for record in run.history
+    ]
     return {
         "accuracy": curve[-1]["accuracy"],
         "loss": curve[-1]["loss"],
@@ -80,10 +83,6 @@ def _facts(run: Run, positions: int) -> dict[str, Any]:
         "layers": _layers(run),
         "compressed": compressed_share(run.exchange.rows()),
     }
-
-
-def _point(record: Record, positions: int) -> dict[str, Any]:
-    return {"epoch": record["epoch"], "accuracy": 100 * record["accuracy"] / positions, "loss": record["loss"]}
 
 
 def _layers(run: Run) -> list[dict[str, Any]]:
@@ -97,11 +96,9 @@ def _layers(run: Run) -> list[dict[str, Any]]:
 
 
 def _mean(looks: list[Record]) -> dict[str, float | None]:
-    means: dict[str, float | None] = {}
-    for key in ("bias", "snr_db", "flushed", "saturated"):
-        known = [look[key] for look in looks if look[key] is not None]
-        means[key] = statistics.fmean(known) if known else None
-    return means
+    keys = ("bias", "snr_db", "flushed", "saturated")
+    known = {key: [look[key] for look in looks if look[key] is not None] for key in keys}
+    return {key: statistics.fmean(values) if values else None for key, values in known.items()}
 
 
 @dataclass(eq=False)

@@ -14,23 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
-from narrowcast.lab import (
-    DEFAULTS,
-    INTERFACE,
-    MOST_HOSTS,
-    Job,
-    Lab,
-    LabError,
-    Line,
-    Policy,
-    Process,
-    Result,
-    check_machine,
-    find_mpirun,
-    syscalls,
-)
+from narrowcast import lab as labs
+from narrowcast.lab import Job, Lab, LabError, Line, Process, Result, check_machine, syscalls
 from narrowcast.study.cases import Case, Place
 from narrowcast.study.execution.worker import MARK, PARENT, Tell
 from narrowcast.study.file import UNLIMITED
@@ -49,32 +35,22 @@ class LaunchError(RuntimeError):
     """Ranks failed: says why, in a line."""
 
 
-class Launcher(Protocol):
+class Launcher:
     """Starts ranks for a job and passes on what rank 0 tells, as it comes; LaunchError where a rank failed."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def waits(self) -> bool:
-        """Whether ranks stand by while nothing is measured."""
+    name: str
+    waits = False
+    """Whether ranks stand by while nothing is measured."""
 
     def fits(self, case: Case) -> bool:
         """Whether it can start the ranks that a measured case wants."""
-
-    def run(self, place: Place, job: RankJob, tell: Tell) -> None: ...
-    def end(self) -> None: ...
-
-
-class Starts:
-    """What is common to launchers that start ranks when they need them."""
-
-    waits = False
-
-    def fits(self, case: Case) -> bool:
         return True
 
+    def run(self, place: Place, job: RankJob, tell: Tell) -> None:
+        raise NotImplementedError
+
     def end(self) -> None:
-        pass
+        """Let ranks go that stand by."""
 
 
 def choose(name: str) -> Launcher:
@@ -85,30 +61,29 @@ def choose(name: str) -> Launcher:
         return TorchrunLauncher()
     if name not in LAUNCHERS:
         raise ValueError(f"launcher: unknown {name!r}; take {', '.join(LAUNCHERS)}")
-    if name == "auto":
-        try:
-            check_machine()
-        except LabError:
-            return LocalLauncher()
-        return LabLauncher()
-    if name == "lab":
+    if name == "local":
+        return LocalLauncher()
+    try:
         check_machine()
-        return LabLauncher()
-    return LocalLauncher()
+    except LabError:
+        if name == "lab":
+            raise
+        return LocalLauncher()
+    return LabLauncher()
 
 
-class LabLauncher(Starts):
+class LabLauncher(Launcher):
     """Hosts in network namespaces, on links that hold a rate."""
 
     name = "lab"
 
     def fits(self, case: Case) -> bool:
-        return case.layout.hosts <= MOST_HOSTS
+        return case.layout.hosts <= labs.MOST_HOSTS
 
     def run(self, place: Place, job: RankJob, tell: Tell) -> None:
         rate = None if place.rate_name == UNLIMITED else place.rate_name
         # hosts with several ranks share an interface: nobody can tell whose bytes those are
-        interface = INTERFACE if place.layout.per_host == 1 else None
+        interface = labs.INTERFACE if place.layout.per_host == 1 else None
         try:
             with job_file(replace(job, interface=interface)) as file, Lab(place.layout.hosts, rate) as lab:
                 listen(lambda output: self._start(lab, place, file, output), tell)
@@ -126,7 +101,7 @@ class LabLauncher(Starts):
         )
 
 
-class LocalLauncher(Starts):
+class LocalLauncher(Launcher):
     """Processes on this machine, over the loopback. They end with us, whatever ends us."""
 
     name = "local"
@@ -153,19 +128,15 @@ def _environment(place: Place) -> dict[str, str]:
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": world}
     name = "lo0" if sys.platform == "darwin" else "lo"
     own = {"LOCAL_WORLD_SIZE": world, "GLOO_SOCKET_IFNAME": name, PARENT: str(os.getpid())}
-    return {**DEFAULTS, **os.environ, **meeting, **own}
+    return {**labs.DEFAULTS, **os.environ, **meeting, **own}
 
 
 def _mpirun(place: Place, file: Path) -> list[str]:
-    options = ("--oversubscribe", "--bind-to", "none", "--allow-run-as-root", "--mca", "mpi_yield_when_idle", "1")
-    return _leashed([find_mpirun(), "-n", str(place.layout.workers), *options, *WORKER, str(file)])
-
-
-def _leashed(words: list[str]) -> list[str]:
     """A command that ends with us, whatever ends us; our own ranks see to that by themselves."""
-    if not sys.platform.startswith("linux"):
-        return words
-    return [sys.executable, "-I", "-S", syscalls.__file__, str(os.getpid()), *words]
+    options = ("--oversubscribe", "--bind-to", "none", "--allow-run-as-root", "--mca", "mpi_yield_when_idle", "1")
+    words = [labs.find_mpirun(), "-n", str(place.layout.workers), *options, *WORKER, str(file)]
+    linux = sys.platform.startswith("linux")
+    return [sys.executable, "-I", "-S", syscalls.__file__, str(os.getpid()), *words] if linux else words
 
 
 def free_port() -> int:
@@ -188,7 +159,7 @@ class Processes:
         self._sweep()
 
     def job(self, output: Output, longest: float = LONGEST) -> Job:
-        return Job(self._listed, self._send, self._sweep, Policy(longest, GRACE), output)
+        return Job(self._listed, self._send, self._sweep, labs.Policy(longest, GRACE), output)
 
     def add(self, rank: int, words: list[str], env: Mapping[str, str]) -> None:
         pairs = [os.pipe() for _ in range(3)]
@@ -241,10 +212,11 @@ def listen(start: Callable[[Output], Job], tell: Tell) -> None:
     last_words: list[Line] = []
     running = start(heard.put)
     for line in _lines(running, heard):
-        message = _message(line)
-        if message is None:
+        if line.stream != "stdout" or not line.text.startswith(MARK):
             last_words = [*last_words[-20:], line]
-        elif isinstance(message, RankFailed):
+            continue
+        message = RankMessage.from_json(line.text.removeprefix(MARK))
+        if isinstance(message, RankFailed):
             errors.append(message.error)
         else:
             tell(message)
@@ -261,12 +233,6 @@ def _lines(running: Job, heard: queue.SimpleQueue[Line]) -> Iterator[Line]:
         except queue.Empty:
             if ended:
                 return
-
-
-def _message(line: Line) -> RankMessage | None:
-    if line.stream != "stdout" or not line.text.startswith(MARK):
-        return None
-    return RankMessage.from_json(line.text.removeprefix(MARK))
 
 
 CONSEQUENCES = ("Connection reset", "Connection closed", "gave up", "an earlier collective failed", "Broken pipe")

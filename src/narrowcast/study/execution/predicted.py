@@ -17,15 +17,11 @@ PROBED = ("fp32", "bf16", "int8/256", "int4/128")
 """Wires that a link is measured with; others run like the one with the nearest number of bits."""
 
 
-def algorithm_of(case: Case) -> str:
-    """On hosts with several ranks `attach` is told nothing about them unless the case says so: it stays flat."""
-    if case.algorithm == "auto" and case.layout.per_host > 1 and case.wire != PLAIN:
-        return "two_shot"
-    return case.algorithm
-
-
 def _setup(case: Case) -> Setup:
-    return Setup(case.layout.workers, case.wire, algorithm_of(case), min_values=case.min_values)
+    # on hosts with several ranks `attach` knows nothing about them unless the case says so: it stays flat
+    flat = case.algorithm == "auto" and case.layout.per_host > 1 and case.wire != PLAIN
+    algorithm = "two_shot" if flat else case.algorithm
+    return Setup(case.layout.workers, case.wire, algorithm, min_values=case.min_values)
 
 
 def beside(case: Case, profile: Profile | None, cluster: Cluster | None) -> dict[str, Any]:
@@ -37,11 +33,6 @@ def beside(case: Case, profile: Profile | None, cluster: Cluster | None) -> dict
     except ValueError:  # an algorithm that the predictor does not know
         return {}
     return {"predicted_ms": 1e3 * made.step, "predicted_interval_ms": [1e3 * made.low, 1e3 * made.high]}
-
-
-def with_share_of_bandwidth(cluster: Cluster, share: float) -> Cluster:
-    """The same cluster with so much of its outermost link's measured bandwidth."""
-    return cluster.with_bandwidth(share * cluster.levels[-1].bandwidth_gbit)
 
 
 def at_rate(case: Case, profile: Profile, loopback: Cluster) -> dict[str, Any]:
@@ -120,8 +111,6 @@ def _facts(case: Case, made: Prediction, profile: Profile) -> dict[str, Any]:
     scale = made.compute / profile.compute if profile.compute else 1.0
     parts = {key: 1e3 * scale * getattr(profile, key) for key in ("forward", "backward", "update")}
     codec = min(made.codec, made.exposed)
-    both = {"encode": 1e3 * codec / 2, "decode": 1e3 * codec / 2, "wire": 1e3 * max(0.0, made.exposed - codec)}
-    interval = [1e3 * made.low, 1e3 * made.high]
-    share = profile_share(profile, case.wire, case.min_values)
-    times = {"step_ms": 1e3 * made.step, "interval_ms": interval, "breakdown_ms": {**parts, **both}}
-    return {**times, "compressed": share}
+    parts |= {"encode": 1e3 * codec / 2, "decode": 1e3 * codec / 2, "wire": 1e3 * max(0.0, made.exposed - codec)}
+    times = {"step_ms": 1e3 * made.step, "interval_ms": [1e3 * made.low, 1e3 * made.high], "breakdown_ms": parts}
+    return {**times, "compressed": profile_share(profile, case.wire, case.min_values)}

@@ -6,7 +6,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 from narrowcast.study.cases import Case
@@ -21,8 +20,7 @@ def kind_of(case: Case) -> str:
 
 def clock_time(seconds: float) -> str:
     """`75` -> "1:15"."""
-    whole = round(seconds)
-    hours, rest = divmod(whole, 3600)
+    hours, rest = divmod(round(seconds), 3600)
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
 
@@ -86,9 +84,7 @@ class Progress:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from narrowcast.study import schema
@@ -46,9 +45,8 @@ def _line(path: Path, number: int, text: bytes) -> Line:
     if not isinstance(line, dict) or line.get("schema") != SCHEMA:
         got = line.get("schema") if isinstance(line, dict) else line
         raise ResultsError(f"{path}:{number}: schema {brief(got)}; this version reads schema {SCHEMA}")
-    if (what := schema.wrong(line)) is not None:
-        name, words = what
-        raise ResultsError(f"{path}:{number}: {name} must be {words}, got {brief(line[name])}; {REMOVE}")
+    if (fault := schema.fault_of(line)) is not None:
+        raise ResultsError(f"{path}:{number}: {fault}; {REMOVE}")
     return line
 
 
@@ -68,37 +66,34 @@ def _needed(line: Line) -> Sequence[str]:
     return (*CASE_FIELDS, *(times if kind == "time" else RESULT_FIELDS.get(str(kind), ())))
 
 
-def _check(folder: Path | str, number: int, line: Line) -> Line:
-    missing = [name for name in ("kind", *_needed(line)) if line.get(name) is None]
-    if missing:
-        raise ResultsError(f"{folder}: line {number} has no {' or '.join(missing)}; {REMOVE}")
-    return line
-
-
-def _printable(value: Any) -> Any:
-    """JSON can hold half of a surrogate pair, which no file and no terminal takes."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
+def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same lists and objects, with every name, string and number in them changed."""
     if isinstance(value, dict):
-        return {_printable(key): _printable(inner) for key, inner in value.items()}
-    return [_printable(inner) for inner in value] if isinstance(value, list) else value
+        return {map_leaves(key, change): map_leaves(inner, change) for key, inner in value.items()}
+    return [map_leaves(inner, change) for inner in value] if isinstance(value, (list, tuple)) else change(value)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+def _printable(value: object) -> object:
+    """JSON can hold half of a surrogate pair, which no file and no terminal takes."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
-def _judge(line: Line) -> Line:
-    """A training that ended without an accuracy has failed, whatever its status says."""
-    if line["kind"] != "accuracy" or line["status"] != "done" or _is_number(line.get("accuracy")):
-        return line
-    return {**line, "status": "failed", "error": "the training ended without an accuracy"}
+def _finite(value: object) -> object:
+    """JSON knows neither NaN nor Infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def usable_lines(folder: Path | str) -> list[Line]:
     """Every line of a study's folder; ResultsError where one says nothing."""
-    lines = [_check(folder, number, line) for number, line in enumerate(read(folder), 1)]
-    return [_judge(_printable(line)) for line in lines]
+    lines = []
+    for number, raw in enumerate(read(folder), 1):
+        if missing := [name for name in ("kind", *_needed(raw)) if raw.get(name) is None]:
+            raise ResultsError(f"{folder}: line {number} has no {' or '.join(missing)}; {REMOVE}")
+        line = map_leaves(raw, _printable)
+        if line["kind"] == "accuracy" and line["status"] == "done" and line.get("accuracy") is None:
+            line |= {"status": "failed", "error": "the training ended without an accuracy"}
+        lines.append(line)
+    return lines
 
 
 def owners(lines: Sequence[Line]) -> dict[str, int]:
@@ -128,13 +123,13 @@ class Results:
             cause = f"{self.folder}: {error.strerror}, so it cannot be the folder of a study"
             raise ResultsError(f"{cause}; give --out another one") from error
         self._lock()
-        self._cut_torn_line()
+        # a process that was killed may have left half a line
+        self._file.seek(0)
+        self._file.truncate(self._file.read().rfind(b"\n") + 1)
         self.lines = read(self.folder)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def _lock(self) -> None:
@@ -149,19 +144,12 @@ class Results:
             self._file.close()
             raise ResultsError(f"{self.path}: another study is writing here; wait for it, or give --out") from None
 
-    def _cut_torn_line(self) -> None:
-        """A process that was killed may have left half a line."""
-        self._file.seek(0)
-        whole = self._file.read().rfind(b"\n") + 1
-        self._file.truncate(whole)
-
     def append(self, **facts: Any) -> Line:
         """Write one line; it is on the disk when this returns."""
         line: Line = {"schema": SCHEMA, **facts}
-        plain = _plain(line)
-        if (wrong := schema.wrong(plain)) is not None:  # a line that cannot be read would take all others with it
-            name, words = wrong
-            raise ResultsError(f"{self.path}: {name} must be {words}, got {brief(plain[name])}; nothing was written")
+        plain = map_leaves(line, _finite)
+        if (fault := schema.fault_of(plain)) is not None:  # a line that cannot be read would take all others with it
+            raise ResultsError(f"{self.path}: {fault}; nothing was written")
         self._file.write(json.dumps(plain, allow_nan=False).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -174,12 +162,3 @@ class Results:
 
     def sessions(self) -> list[Line]:
         return [line for line in self.lines if line.get("kind") == "session"]
-
-
-def _plain(value: Any) -> Any:
-    """JSON knows neither NaN nor Infinity."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value

@@ -7,7 +7,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
@@ -82,6 +82,8 @@ def check_same(study: StudyFile, results: Results) -> None:
 
 
 def session(study: StudyFile, launcher: str) -> dict[str, Any]:
+    own = {name: getattr(study, name) for name in ("margin", "primary", "baseline", "targets")}
+    versions = {"narrowcast": narrowcast.__version__, "torch": torch.__version__, "python": platform.python_version()}
     return {
         "kind": "session",
         "study": study.name,
@@ -89,17 +91,10 @@ def session(study: StudyFile, launcher: str) -> dict[str, Any]:
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "launcher": launcher,
         "machine": describe_machine(),
-        "versions": versions(),
+        "versions": versions,
         "commit": commit(),
-        "margin": study.margin,
-        "primary": study.primary,
-        "baseline": study.baseline,
-        "targets": study.targets,
+        **own,
     }
-
-
-def versions() -> dict[str, str]:
-    return {"narrowcast": narrowcast.__version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def commit() -> str | None:
@@ -120,11 +115,12 @@ def _git(root: Path, *words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
 
+@dataclass(frozen=True)
 class Recorder:
     """Writes what a case gave, and tells the progress."""
 
-    def __init__(self, results: Results, progress: Progress) -> None:
-        self.results, self.progress = results, progress
+    results: Results
+    progress: Progress
 
     def done(self, case: Case, facts: dict[str, Any]) -> None:
         self.results.append(**case.axes(), status="done", **{"seconds": 0.0, **facts})
@@ -147,7 +143,8 @@ class _Runner:
         return self.deadline is None or time.time() < self.deadline
 
     def run(self, every_grid: Sequence[Sequence[Case]]) -> Outcome:
-        grids = [[case for case in grid if self._is_asked_for(case)] for grid in every_grid]
+        kinds = self.options.only or KINDS
+        grids = [[case for case in grid if kind_of(case) in kinds] for grid in every_grid]
         every = [case for grid in grids for case in grid]
         with Progress(self.study.name, every, self.results.done(), self.options.quiet) as progress:
             self.record = Recorder(self.results, progress)
@@ -158,9 +155,6 @@ class _Runner:
         ended = [known.get(case.id) for case in every]
         done, failed, left = (sum(status == name for status in ended) for name in ("done", "failed", None))
         return Outcome(self.results.folder, len(every), done, failed, left, time.time() - self.began)
-
-    def _is_asked_for(self, case: Case) -> bool:
-        return kind_of(case) in (self.options.only or KINDS)
 
     def _all(self, grids: Sequence[Sequence[Case]]) -> None:
         """Grid by grid; ranks that are there already measure everything first, and then need not wait."""
@@ -189,8 +183,6 @@ class _Runner:
             if self.in_time():
                 self._launch(place, list(group))
 
-    # -- measured
-
     def _launch(self, place: Place, waiting: list[Setting]) -> None:
         """Settings of one place in one start of ranks; what fails is tried again by itself, and the rest goes on."""
         probe = self._probe_seconds(place, waiting)
@@ -214,7 +206,14 @@ class _Runner:
         return f"{self.results.sessions()[-1]['started']} {self.starts}"
 
     def _start(self, place: Place, start: _RankStart, probe: float) -> None:
-        job = self._job(place, start.settings, probe)
+        job = RankJob(
+            name=f"{self.launcher.name} of {place.layout} workers at {place.rate_name}",
+            transport=place.transport,
+            deadline=self.deadline,
+            probe_seconds=probe,
+            probe_wires=predicted.PROBED,
+            settings=tuple(setting.job() for setting in start.settings),
+        )
         self.launcher.run(place, job, lambda message: self._take(place, start, message))
 
     def _after_failure(self, place: Place, start: _RankStart, waiting: list[Setting], error: str) -> list[Setting]:
@@ -253,14 +252,12 @@ class _Runner:
             setting = start.settings[message.setting]
             case = next(case for case in setting.cases if case.id == message.case)
             start.measured.add(case.id)
-            self._record_measured(case, setting, {**message.result, "start": start.name}, message.profile)
-
-    def _record_measured(self, case: Case, setting: Setting, facts: dict[str, Any], profile: str | None) -> None:
-        if profile:
-            self.kept.write(setting.slug, profile)
-        if case.kind == "time":
-            facts |= predicted.beside(case, self.kept.profile(setting.slug), self._link(case))
-        self.record.done(case, facts)
+            facts = {**message.result, "start": start.name}
+            if message.profile:
+                self.kept.write(setting.slug, message.profile)
+            if case.kind == "time":
+                facts |= predicted.beside(case, self.kept.profile(setting.slug), self._link(case))
+            self.record.done(case, facts)
 
     def _link(self, case: Case) -> Cluster | None:
         """As it was measured, or as it follows from a measurement at another rate."""
@@ -269,7 +266,7 @@ class _Runner:
             return own
         base = self.kept.cluster(Place(case.layout, case.grid.probe_at, case.transport).slug)
         share = case.rate / parse_rate(case.grid.probe_at).bits_per_second
-        return None if base is None else predicted.with_share_of_bandwidth(base, share)
+        return None if base is None else base.with_bandwidth(share * base.levels[-1].bandwidth_gbit)
 
     def _probe_seconds(self, place: Place, waiting: Sequence[Setting]) -> float:
         """0 where the link is known already, or nobody asks."""
@@ -279,18 +276,6 @@ class _Runner:
         named = (place.rate_name, "") if self.launcher.name == "lab" else None
         asking = [grid for grid in grids if grid is not None and (named is None or grid.probe_at in named)]
         return max([grid.probe_seconds for grid in asking], default=0.0)
-
-    def _job(self, place: Place, settings: Sequence[Setting], probe: float) -> RankJob:
-        return RankJob(
-            name=f"{self.launcher.name} of {place.layout} workers at {place.rate_name}",
-            transport=place.transport,
-            deadline=self.deadline,
-            probe_seconds=probe,
-            probe_wires=predicted.PROBED,
-            settings=tuple(setting.job() for setting in settings),
-        )
-
-    # -- predicted and simulated
 
     def _predict(self, cases: Sequence[Case]) -> None:
         if cases:
@@ -328,19 +313,19 @@ class _Runner:
                 self.record.failed(by_id[trained.case], trained.error)
 
 
+@dataclass
 class _RankStart:
     """Where a start of ranks is."""
 
-    def __init__(self, settings: Sequence[Setting], name: str) -> None:
-        self.settings = list(settings)
-        self.name = name
-        self.at: int | None = None
-        self.measured: set[str] = set()
-        self._began = time.monotonic()
+    settings: Sequence[Setting]
+    name: str
+    at: int | None = None
+    measured: set[str] = field(default_factory=set)
+    began: float = field(default_factory=time.monotonic)
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self._began
+        return time.monotonic() - self.began
 
 
 class Kept:
@@ -349,19 +334,20 @@ class Kept:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "measured"
 
+    def _file(self, slug: str) -> Path:
+        return self._folder / f"{slug}.toml"
+
     def write(self, slug: str, text: str) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         part = self._folder / f".{slug}.{os.getpid()}"
         part.write_text(text)
-        part.replace(self._folder / f"{slug}.toml")
+        part.replace(self._file(slug))
 
     def cluster(self, slug: str) -> Cluster | None:
-        path = self._folder / f"{slug}.toml"
-        return load_cluster(path) if path.is_file() else None
+        return load_cluster(self._file(slug)) if self._file(slug).is_file() else None
 
     def profile(self, slug: str) -> Profile | None:
-        path = self._folder / f"{slug}.toml"
-        return load_profile(path) if path.is_file() else None
+        return load_profile(self._file(slug)) if self._file(slug).is_file() else None
 
 
 def every_case(study: StudyFile, launcher: str) -> Iterator[Case]:

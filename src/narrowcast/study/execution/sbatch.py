@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from narrowcast.study.file import Grid, HostLayout, StudyFile
+from narrowcast.study.file import StudyFile
 
 HEAD = """\
 #!/bin/bash
@@ -45,19 +45,10 @@ exit $failed
 def script(study: StudyFile, name: str, out: Path) -> str:
     """The script's text. `name`: as the study was named on the command line."""
     command = shlex.join(["narrowcast", "study", "run", name, "--out", str(out)])
-    layouts = sorted(_layouts(study), key=lambda layout: (layout.workers, layout.per_host))
+    measured = [grid for grid in study.grids if grid.kind in ("time", "bus")]
+    every = {layout for grid in measured if set(grid.transport) - {"mpi"} for layout in grid.workers}
+    layouts = sorted(every, key=lambda layout: (layout.workers, layout.per_host))
     nodes = max([layout.hosts for layout in layouts], default=1)
-    steps = [
-        STEP.format(workers=layout.workers, hosts=layout.hosts, per_host=layout.per_host, command=command)
-        for layout in layouts
-    ]
-    left_out = [MPI] * any("mpi" in grid.transport for grid in _measured(study))
+    steps = [STEP.format(workers=layout.workers, **vars(layout), command=command) for layout in layouts]
+    left_out = [MPI] * any("mpi" in grid.transport for grid in measured)
     return "".join([HEAD.format(name=study.name, nodes=nodes), *steps, *left_out, TAIL.format(command=command)])
-
-
-def _measured(study: StudyFile) -> list[Grid]:
-    return [grid for grid in study.grids if grid.kind in ("time", "bus")]
-
-
-def _layouts(study: StudyFile) -> set[HostLayout]:
-    return {layout for grid in _measured(study) if set(grid.transport) - {"mpi"} for layout in grid.workers}

@@ -20,16 +20,8 @@ import torch.distributed as dist
 
 from narrowcast.lab import Job
 from narrowcast.study.cases import Case, Place
-from narrowcast.study.execution.launch import (
-    GRACE,
-    WORKER,
-    LaunchError,
-    Processes,
-    first_cause,
-    free_port,
-    job_file,
-    listen,
-)
+from narrowcast.study.execution import launch
+from narrowcast.study.execution.launch import GRACE, Launcher, LaunchError, Processes
 from narrowcast.study.execution.worker import PARENT, Tell
 from narrowcast.study.jobs import RankJob, TorchrunJob
 
@@ -40,6 +32,9 @@ LONG = timedelta(days=365)
 LOOK_SECONDS = 0.5
 POLL_SECONDS = 0.1
 HURRIED = 1.0
+JOB, FAILED, ENDED = "job {}", "job {} has failed", "job {}, rank {}"
+LEFT = "rank {} has left"
+"""Keys of the store."""
 NO_MORE = "no more jobs"
 GAVE_UP = "gave up: another rank has failed"
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -66,7 +61,7 @@ def join() -> Store:
     return dist.PrefixStore("narrowcast study", store)  # type: ignore[attr-defined]
 
 
-class TorchrunLauncher:
+class TorchrunLauncher(Launcher):
     """Rank 0's side."""
 
     name = "torchrun"
@@ -83,12 +78,12 @@ class TorchrunLauncher:
         return there and _can_travel(case.transport)
 
     def run(self, place: Place, job: RankJob, tell: Tell) -> None:
-        shared = TorchrunJob(job, free_port())
+        shared = TorchrunJob(job, launch.free_port())
         self._say(shared.to_json())
         _take_part(self._store, self._jobs, shared, tell)
-        endings = [_wait_for(self._store, _ended_key(self._jobs, each)).decode() for each in range(world())]
+        endings = [_wait_for(self._store, ENDED.format(self._jobs, each)).decode() for each in range(world())]
         if errors := [text for text in endings if text]:
-            raise LaunchError(first_cause(errors))
+            raise LaunchError(launch.first_cause(errors))
 
     def end(self) -> None:
         """Let the other processes go. They hear it while our store is there, which may end with us."""
@@ -98,23 +93,23 @@ class TorchrunLauncher:
             seconds = HURRIED if sys.exc_info()[0] is not None else 2 * GRACE
             with suppress(dist.DistError):  # somebody is gone already
                 self._say(NO_MORE)
-                self._store.wait([_left_key(each) for each in range(1, world())], timedelta(seconds=seconds))
+                self._store.wait([LEFT.format(each) for each in range(1, world())], timedelta(seconds=seconds))
 
     def _say(self, text: str) -> None:
         self._jobs += 1
-        self._store.set(_job_key(self._jobs), text)
+        self._store.set(JOB.format(self._jobs), text)
 
 
 def follow() -> None:
     """The other processes: one job after the other, until there is none."""
     store, number = join(), 1
     try:
-        while (text := _wait_for(store, _job_key(number)).decode()) != NO_MORE:
+        while (text := _wait_for(store, JOB.format(number)).decode()) != NO_MORE:
             _take_part(store, number, TorchrunJob.from_json(text), lambda message: None)
             number += 1
     finally:
         with suppress(dist.DistError):  # the store may be gone
-            store.set(_left_key(rank()), "")
+            store.set(LEFT.format(rank()), "")
 
 
 def _wait_for(store: Store, key: str) -> bytes:
@@ -132,40 +127,21 @@ def _can_travel(transport: str) -> bool:
     return transport != "nccl" or torch.cuda.is_available()
 
 
-def _job_key(number: int) -> str:
-    return f"job {number}"
-
-
-def _left_key(rank: int) -> str:
-    return f"rank {rank} has left"
-
-
-def _failed_key(number: int) -> str:
-    return f"job {number} has failed"
-
-
-def _ended_key(number: int, rank: int) -> str:
-    return f"job {number}, rank {rank}"
-
-
 def _take_part(store: Store, number: int, shared: TorchrunJob, tell: Tell) -> None:
     """This rank of a job, from beginning to end; all processes are told how it went."""
     error, watch = "", _FailureWatch(store, number)
-    with job_file(shared.job) as file, Processes() as processes:
-        processes.add(rank(), [*WORKER, str(file)], _environment(shared.port))
+    with launch.job_file(shared.job) as file, Processes() as processes:
+        env = {name: value for name, value in os.environ.items() if name != AGENT_STORE}
+        env |= {"MASTER_PORT": str(shared.port), PARENT: str(os.getpid())}
+        processes.add(rank(), [*launch.WORKER, str(file)], env)
         try:
-            listen(lambda output: watch.over(processes.job(output, LONG.total_seconds())), tell)
+            launch.listen(lambda output: watch.over(processes.job(output, LONG.total_seconds())), tell)
         except LaunchError as failure:
             error = GAVE_UP if watch.gave_up else str(failure)
-            store.set(_failed_key(number), error)
+            store.set(FAILED.format(number), error)
         finally:
             watch.end()
-    store.set(_ended_key(number, rank()), error)
-
-
-def _environment(port: int) -> dict[str, str]:
-    shared = {name: value for name, value in os.environ.items() if name != AGENT_STORE}
-    return {**shared, "MASTER_PORT": str(port), PARENT: str(os.getpid())}
+    store.set(ENDED.format(number, rank()), error)
 
 
 class _FailureWatch:
@@ -189,7 +165,7 @@ class _FailureWatch:
 
     def _look(self, job: Job) -> None:
         while not self._over.wait(LOOK_SECONDS):
-            if self._store.check([_failed_key(self._number)]):
+            if self._store.check([FAILED.format(self._number)]):
                 # who was told by the lost connection has something to say about it
                 self.gave_up = not self._over.wait(GRACE)
                 if self.gave_up:

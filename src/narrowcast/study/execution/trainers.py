@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -54,35 +53,20 @@ def plain_bytes(values: int) -> float:
     return 2 * (world - 1) / world * 4 * values
 
 
-def buffer_bytes(model: DistributedDataParallel) -> float:
-    """What DDP broadcasts before each forward pass (the statistics of batch norms), for each rank."""
-    size = sum(buffer.numel() * buffer.element_size() for buffer in model.module.buffers())
-    return size * (dist.get_world_size() - 1) / dist.get_world_size() if model.broadcast_buffers else 0.0
+def counted_of(stats: dict[str, float], beside: float = 0.0) -> Counted:
+    """`beside`: what travels as it is, whatever the wire."""
+    seconds = (stats["encode_ms"] / 1e3, stats["decode_ms"] / 1e3)
+    return Counted(stats["sent_bytes"] + beside, stats["plain_bytes"] + beside, *seconds)
 
 
-class DataParallel:
-    """DDP: as it is for fp32, with `attach` for every other wire."""
+class _DDPTrainer:
+    """Steps of a network under DDP."""
 
-    def __init__(
-        self,
-        name: str,
-        examples: Examples,
-        wire: str,
-        algorithm: str,
-        nodes: Sequence[Sequence[int]] | None,
-        device: torch.device,
-        min_values: int,
-    ) -> None:
+    def __init__(self, name: str, examples: Examples, device: torch.device) -> None:
         self.device = device
-        self.model = wrap_ddp(models.build(name, examples).to(self.device), self.device)
+        ids = [device.index] if device.type == "cuda" else None
+        self.model = DistributedDataParallel(models.build(name, examples).to(device), device_ids=ids)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LR)
-        self._values, self._steps = models.parameters_of(self.model), 0
-        self._buffers = buffer_bytes(self.model)
-        if wire == PLAIN:
-            self._handle = None
-        else:
-            chosen = nodes if algorithm == "hierarchical" else None
-            self._handle = attach(self.model, wire, algorithm=algorithm, nodes=chosen, min_values=min_values)
 
     def step(self, x: Tensor, y: Tensor) -> None:
         self.optimizer.zero_grad()
@@ -90,6 +74,26 @@ class DataParallel:
         self.optimizer.step()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+class DataParallel(_DDPTrainer):
+    """DDP: as it is for fp32, with `attach` for every other wire."""
+
+    def __init__(self, setting: SettingJob, examples: Examples, case: WireJob, device: torch.device) -> None:
+        super().__init__(setting.model, examples, device)
+        self._values, self._steps = models.parameters_of(self.model), 0
+        # what DDP broadcasts before each forward pass (the statistics of batch norms), for each rank
+        size = sum(buffer.numel() * buffer.element_size() for buffer in self.model.module.buffers())
+        world = dist.get_world_size()
+        self._buffers = size * (world - 1) / world if self.model.broadcast_buffers else 0.0
+        self._handle = None
+        if case.wire != PLAIN:
+            nodes = setting.nodes if case.algorithm == "hierarchical" else None
+            least = setting.min_values
+            self._handle = attach(self.model, case.wire, algorithm=case.algorithm, nodes=nodes, min_values=least)
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        super().step(x, y)
         self._steps += 1
 
     def counted(self) -> Counted:
@@ -107,12 +111,6 @@ class DataParallel:
             self._handle.detach()
 
 
-def counted_of(stats: dict[str, float], beside: float = 0.0) -> Counted:
-    """`beside`: what travels as it is, whatever the wire."""
-    seconds = (stats["encode_ms"] / 1e3, stats["decode_ms"] / 1e3)
-    return Counted(stats["sent_bytes"] + beside, stats["plain_bytes"] + beside, *seconds)
-
-
 class _MpiState(DDPState):
     """`attach`'s state with MPI underneath: one channel, since MPI is entered by one thread at a time."""
 
@@ -122,20 +120,15 @@ class _MpiState(DDPState):
         return self
 
 
-class MpiDataParallel:
+class MpiDataParallel(_DDPTrainer):
     """DDP whose gradients travel over MPI; fp32 is MPI's own Allreduce."""
 
-    def __init__(self, name: str, examples: Examples, wire: str, algorithm: str, min_values: int) -> None:
-        self.model = wrap_ddp(models.build(name, examples), torch.device("cpu"))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LR)
-        chosen = "native" if wire == PLAIN else algorithm
-        self._state = _MpiState(self.model, wire, algorithm=chosen, min_values=min_values).over(mpi_ranks())
+    def __init__(self, setting: SettingJob, examples: Examples, case: WireJob) -> None:
+        super().__init__(setting.model, examples, torch.device("cpu"))
+        chosen = "native" if case.wire == PLAIN else case.algorithm
+        state = _MpiState(self.model, case.wire, algorithm=chosen, min_values=setting.min_values)
+        self._state = state.over(mpi_ranks())
         self.model.register_comm_hook(self._state, ddp_hook)
-
-    def step(self, x: Tensor, y: Tensor) -> None:
-        self.optimizer.zero_grad()
-        cross_entropy(self.model(x), y).backward()
-        self.optimizer.step()
 
     def counted(self) -> Counted:
         return counted_of(self._state.stats.as_dict())
@@ -152,11 +145,8 @@ def make(setting: SettingJob, examples: Examples, case: WireJob, transport: str)
     if setting.parallel != "data":
         return plugins.trainer(setting.parallel)(setting.model, examples, case.wire, case.algorithm)
     if transport == "mpi":
-        return MpiDataParallel(setting.model, examples, case.wire, case.algorithm, setting.min_values)
-    device = device_of_rank(transport)
-    return DataParallel(
-        *(setting.model, examples, case.wire, case.algorithm, setting.nodes, device, setting.min_values)
-    )
+        return MpiDataParallel(setting, examples, case)
+    return DataParallel(setting, examples, case, device_of_rank(transport))
 
 
 def device_of_rank(transport: str) -> torch.device:
@@ -177,7 +167,3 @@ def mpi_ranks() -> Channel:
             f"transport mpi: MPI knows {channel.world} rank(s) of {dist.get_world_size()}; start them with mpirun"
         )
     return channel
-
-
-def wrap_ddp(model: nn.Module, device: torch.device) -> DistributedDataParallel:
-    return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)

@@ -21,34 +21,15 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
-from narrowcast.measure import (
-    DeviceClock,
-    InterfaceCount,
-    WireSum,
-    count_interface,
-    first_decides,
-    from_barrier,
-    mean,
-    process_group,
-    slowest,
-)
+from narrowcast import measure as measuring
+from narrowcast.measure import InterfaceCount, count_interface, first_decides, from_barrier, mean, slowest
 from narrowcast.predict import Profile, Profiler, dump_cluster, dump_profile, mean_over_ranks, measure_cluster
 from narrowcast.simulate import Batches
-from narrowcast.study import datasets, models
+from narrowcast.study import datasets, jobs, models
 from narrowcast.study.cases import PLAIN
 from narrowcast.study.execution import trainers
 from narrowcast.study.execution.trainers import Counted, Trainer
-from narrowcast.study.jobs import (
-    CaseMeasured,
-    LinkMeasured,
-    Nodes,
-    RankFailed,
-    RankJob,
-    RankMessage,
-    SettingBegins,
-    SettingJob,
-    WireJob,
-)
+from narrowcast.study.jobs import CaseMeasured, Nodes, RankJob, RankMessage, SettingJob, WireJob
 from narrowcast.study.spec_bits import message_share
 
 MARK = "@narrowcast "
@@ -69,11 +50,11 @@ def run(job: RankJob, tell: Tell) -> None:
     """Every setting of a job, on all ranks of the process group. Collective."""
     if job.probe_seconds:
         made = measure_cluster(job.probe_wires, job.probe_seconds, job.name)
-        tell(LinkMeasured(dump_cluster(made)))
+        tell(jobs.LinkMeasured(dump_cluster(made)))
     for number, setting in enumerate(job.settings):
         if first_decides(job.deadline is not None and time.time() >= job.deadline):
             return
-        tell(SettingBegins(number))
+        tell(jobs.SettingBegins(number))
         measure = _time if setting.kind == "time" else _bus
         for message in measure(setting, number, job):
             tell(message)
@@ -192,18 +173,13 @@ def _facts(turns: _Turns, number: int, profile: Profile | None) -> dict[str, Any
         for c, s, n in zip(turns.counted[number], turns.sent[number], counts, strict=True)
     ]
     columns = [statistics.median(column) for column in zip(*each, strict=True)]
-    claimed, plain, encode, decode, counted, headers = mean(columns)
-    whole = turns.interface is not None
+    claimed, plain, encode, decode, *counted = mean(columns)
+    sent, headers = counted if turns.interface is not None else (None, None)
     return {
         "steps_ms": steps_ms,
         "compressed": turns.trainers[number].compressed(),
         "breakdown_ms": _breakdown(statistics.median(itertools.chain(*steps_ms)), encode, decode, profile),
-        "bytes": {
-            "claimed": claimed,
-            "counted": counted if whole else None,
-            "protocol": headers if whole else None,
-            "plain": plain,
-        },
+        "bytes": {"claimed": claimed, "counted": sent, "protocol": headers, "plain": plain},
     }
 
 
@@ -229,7 +205,7 @@ def _bus(setting: SettingJob, number: int, job: RankJob) -> list[CaseMeasured]:
     for _ in range(setting.repeats):
         for which, call in enumerate(calls):
             if spent[which] < setting.seconds or len(seconds[which]) < LEAST:
-                seconds[which] += slowest([from_barrier(call, DeviceClock(device))])
+                seconds[which] += slowest([from_barrier(call, measuring.DeviceClock(device))])
                 spent[which] += seconds[which][-1]
     if channel is not None:
         channel.close()
@@ -255,7 +231,7 @@ def _call(case: WireJob, channel: Any, nodes: Nodes | None, device: torch.device
         return lambda: _plain_mean(x)
     algorithm = "native" if case.wire == PLAIN else case.algorithm
     hosts = nodes if case.algorithm == "hierarchical" else None
-    return WireSum(x, case.wire, op=dist.ReduceOp.AVG, algorithm=algorithm, nodes=hosts, channel=channel)
+    return measuring.WireSum(x, case.wire, op=dist.ReduceOp.AVG, algorithm=algorithm, nodes=hosts, channel=channel)
 
 
 def _plain_mean(x: torch.Tensor) -> None:
@@ -272,7 +248,7 @@ def _group(transport: str) -> AbstractContextManager[None]:
         from mpi4py import MPI  # noqa: F401  before Gloo begins threads of its own
     if transport == "nccl":
         torch.cuda.set_device(trainers.device_of_rank("nccl"))
-    return process_group("cpu:gloo,cuda:nccl" if transport == "nccl" else "gloo", TIMEOUT)
+    return measuring.process_group("cpu:gloo,cuda:nccl" if transport == "nccl" else "gloo", TIMEOUT)
 
 
 def _print(message: RankMessage) -> None:
@@ -310,7 +286,7 @@ def main() -> None:
             run(job, _tell_first)
     except Exception as error:
         # one line on every rank: the study shows that of the rank that failed first
-        _print(RankFailed(f"{type(error).__name__}: {error}".replace("\n", " ")))
+        _print(jobs.RankFailed(f"{type(error).__name__}: {error}".replace("\n", " ")))
         raise
 
 

@@ -1,17 +1,24 @@
-"""The findings as rows for programs: CSV and JSON."""
+"""The report for programs, as CSV and JSON, and as Markdown."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
+import re
+from collections.abc import Sequence
 from typing import Any
 
+from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import Finding, grouped
 from narrowcast.study.analysis.findings import Accuracy, Findings, Step
 from narrowcast.study.analysis.statistics import Interval
-from narrowcast.study.analysis.verdict import judge
-from narrowcast.study.report.sections import insights
+from narrowcast.study.analysis.verdict import headline, how_sure, judge, speed_sentences
+from narrowcast.study.execution.results import map_leaves
+from narrowcast.study.report.accuracy import accuracy_table
+from narrowcast.study.report.figure import Context, Table
+from narrowcast.study.report.sections import all_statements, insights, provenance
+from narrowcast.study.report.speedups import elsewhere_table, step_table
 
 AXES = (
     *("kind", "source", "status", "model", "data", "wire", "algorithm", "workers", "layout"),
@@ -25,6 +32,8 @@ COLUMNS = (
     *("p_equal", "conclusion", "message_bytes", "bus_gbps", "compressed_values", "compressed_bytes", "error"),
 )
 """Of the CSV: one row a setting; what a kind does not have stays empty."""
+SPECIAL = re.compile(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)")
+"""What Markdown would take for its own."""
 
 
 def _axes(finding: Finding) -> dict[str, Any]:
@@ -53,29 +62,22 @@ def _step_row(step: Step) -> dict[str, Any]:
 
 
 def _accuracy_row(row: Accuracy) -> dict[str, Any]:
-    tested = row.difference
     cells = {**_axes(row), "seeds": row.seeds, **_spread("accuracy", row.mean)}
-    if tested is None:
+    if row.difference is None or row.conclusion is None:
         return cells
-    return {
-        **cells,
-        **_spread("difference", tested.interval),
-        "p_equal": tested.p,
-        "conclusion": row.conclusion and row.conclusion.value,
-    }
+    tested = {"p_equal": row.difference.p, "conclusion": row.conclusion.value}
+    return {**cells, **_spread("difference", row.difference.interval), **tested}
 
 
 def _bus_row(finding: Finding) -> dict[str, Any]:
     return {**_axes(finding), "message_bytes": finding.line["bytes"], "bus_gbps": finding.line["bus_gbps"]}
 
 
-def _tidy(value: Any) -> Any:
+def _tidy(value: object) -> object:
     """Five digits are more than anything here has; what is not finite is not known."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _tidy(inner) for key, inner in value.items()}
-    return [_tidy(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
 def rows(findings: Findings) -> list[dict[str, Any]]:
@@ -86,7 +88,7 @@ def rows(findings: Findings) -> list[dict[str, Any]]:
         *map(_bus_row, findings.buses),
         *({**_axes(failed), "error": failed.error} for failed in findings.failures),
     ]
-    return [_tidy(row) for row in listed]
+    return [map_leaves(row, _tidy) for row in listed]
 
 
 def as_csv(findings: Findings) -> str:
@@ -117,7 +119,7 @@ def summary(findings: Findings, *, with_rows: bool = True) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "study": findings.name,
         "sessions": _sessions(findings),
-        "verdict": _tidy(judge(findings).as_dict()),
+        "verdict": map_leaves(judge(findings).as_dict(), _tidy),
         "insights": [insight.as_dict() for insight in insights(findings)],
     }
     if with_rows:
@@ -127,3 +129,38 @@ def summary(findings: Findings, *, with_rows: bool = True) -> dict[str, Any]:
 
 def _kind(row: dict[str, Any]) -> str:
     return "failed" if row["status"] == "failed" else str(row["kind"])
+
+
+def _cell(value: object) -> str:
+    one_line = " ".join(str(value).splitlines())
+    return SPECIAL.sub(r"\\\g<0>", one_line.replace("&", "&amp;").replace("<", "&lt;"))
+
+
+def _row(cells: Sequence[object]) -> str:
+    return f"| {' | '.join(map(_cell, cells))} |"
+
+
+def _table(table: Table) -> list[str]:
+    rule = ["---" if column < table.left else "---:" for column in range(len(table.columns))]
+    head = [f"## {_cell(table.caption)}", "", _row(table.columns), _row(rule)]
+    return [*head, *(_row(row.cells) for row in table.rows), ""]
+
+
+def as_markdown(findings: Findings) -> str:
+    context, verdict = Context(findings), judge(findings)
+    lines = [f"# narrowcast study: {_cell(findings.name)}", "", f"**{_cell(headline(verdict))}**", ""]
+    lines += [f"- {_cell(sentence)}" for sentence in [*speed_sentences(verdict), *how_sure(verdict)]]
+    lines += ["", "Set-up:", ""]
+    lines += [f"- {name}: {_cell(value)}" for name, value in provenance(findings).items()]
+    lines += [""]
+    lines += _table(accuracy_table(context, findings.accuracies)) if findings.accuracies else []
+    lines += _table(step_table(context)) if findings.here else []
+    lines += _table(elsewhere_table(context)) if findings.elsewhere else []
+    for group in all_statements():
+        lines += [f"## Insights of {group.source}", "", "| statement | these data | because |", "|---|---|---|"]
+        lines += [_row((one.statement, one.support.value, one.because)) for one in group.judge(findings)]
+    if findings.failures:
+        lines += ["", f"## {formatting.count(len(findings.failures), 'case')} failed", ""]
+        lines += ["| case | error |", "|---|---|"]
+        lines += [_row((failed.line["case"], failed.error)) for failed in findings.failures]
+    return "\n".join(lines) + "\n"

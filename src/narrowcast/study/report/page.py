@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from importlib.resources import files
@@ -9,35 +10,34 @@ from importlib.resources import files
 from narrowcast.figures import Markup, lone, tag
 from narrowcast.study.analysis.findings import Findings
 from narrowcast.study.analysis.verdict import judge
-from narrowcast.study.report.context import Context
+from narrowcast.study.report import sections
+from narrowcast.study.report.accuracy import accuracy_sentence, accuracy_table, time_to_accuracy, trade
+from narrowcast.study.report.errors import layers, predictions
 from narrowcast.study.report.export import summary
-from narrowcast.study.report.figures.accuracy_vs_speed import accuracy_sentence, accuracy_table, trade
-from narrowcast.study.report.figures.breakdown import breakdown
-from narrowcast.study.report.figures.bus import bus
-from narrowcast.study.report.figures.heat import elsewhere, speedups
-from narrowcast.study.report.figures.layers import layers
-from narrowcast.study.report.figures.prediction import predictions
-from narrowcast.study.report.figures.scaling import scaling
-from narrowcast.study.report.figures.time_to_accuracy import time_to_accuracy
-from narrowcast.study.report.markup import FILTERS, Absent, Figure, Limits, figure_markup
-from narrowcast.study.report.sections import (
-    all_statements,
-    bytes_section,
-    failures_section,
-    insights_section,
-    methods_section,
-)
-from narrowcast.study.report.summary import opening
+from narrowcast.study.report.figure import FILTERS, Context, Figure, Limits
+from narrowcast.study.report.speedups import elsewhere, speedups
+from narrowcast.study.report.steps import breakdown, bus, scaling
 
-Section = tuple[str, str, Sequence[Callable[[Context], Figure | Absent]]]
-
-SECTIONS: tuple[Section, ...] = (
-    ("speed", "Speed", (speedups, scaling, breakdown, bus)),
-    ("accuracy", "Accuracy", (trade, time_to_accuracy, layers)),
-    ("trust", "Predictions", (predictions, elsewhere)),
-)
-
-
+Maker = Callable[[Context], Figure | str]
+"""Gives a figure, or why these data cannot fill it."""
+SECTIONS: dict[tuple[str, str], Sequence[tuple[str, str, Maker]]] = {
+    ("speed", "Speed"): (
+        ("heat", "Speedup by wire and link rate", speedups),
+        ("scaling", "Scaling with the number of workers", scaling),
+        ("breakdown", "What a step is made of", breakdown),
+        ("bus", "Bus bandwidth against message size", bus),
+    ),
+    ("accuracy", "Accuracy"): (
+        ("trade", "Accuracy against speed", trade),
+        ("when", "Time to accuracy", time_to_accuracy),
+        ("layers", "Error by layer", layers),
+    ),
+    ("trust", "Predictions"): (
+        ("predicted", "Predicted against measured", predictions),
+        ("elsewhere", "Predicted: speedup on other machines", elsewhere),
+    ),
+}
+"""Sections and figures, in their order, with their anchors and titles."""
 LARGEST = 1_000_000
 """Bytes of the file."""
 LIMITS = (Limits(), Limits(data=False), Limits(24, 300, False), Limits(12, 60, False), Limits(6, 12, False))
@@ -58,8 +58,7 @@ def _filters(findings: Findings) -> Markup:
             tag("label", lone("input", type="checkbox", name=name, value=value, checked=True), tag("span", value))
             for value in ordered
         ]
-        legend = {"model": "Models", "wire": "Wires", "workers": "Workers"}[name]
-        sets.append(tag("fieldset", tag("legend", legend), *boxes))
+        sets.append(tag("fieldset", tag("legend", name.capitalize().removesuffix("s") + "s"), *boxes))
     reset = tag("button", "Show all", type="reset")
     status = tag("output", "", id="shown", aria_live="polite")
     return tag("form", *sets, tag("p", reset, " ", status), id="filters", hidden=True, aria_label="Filters")
@@ -73,23 +72,27 @@ def _hatch() -> Markup:
 
 
 def _figures(context: Context, limits: Limits) -> list[Markup]:
-    parts, number = [], 0
-    for key, title, makers in SECTIONS:
+    parts, numbers = [], itertools.count(1)
+    for (key, title), makers in SECTIONS.items():
         parts.append(tag("h2", title, id=key))
         if key == "accuracy" and context.findings.accuracies:
             rows = context.by_wire(context.findings.accuracies)
             ordered = sorted(rows, key=lambda row: (str(row.data), str(row.model), row.workers))
             parts.append(tag("p", accuracy_sentence(context), class_="proves"))
             parts.append(accuracy_table(context, ordered).markup(limits.rows))
-        for make in makers:
-            number += 1
-            parts.append(figure_markup(make(context), number, limits))
+        parts += [_figure(make(context), next(numbers), name, head, limits) for name, head, make in makers]
     return parts
 
 
+def _figure(figure: Figure | str, number: int, key: str, title: str, limits: Limits) -> Markup:
+    head = tag("h3", tag("span", f"Figure {number}", class_="number"), " ", title, id=f"{key}-title")
+    absent = [tag("p", f"Left out: {figure}.", class_="absent")]
+    parts = absent if isinstance(figure, str) else figure.markup(limits)
+    return tag("section", head, *parts, class_="figure", id=key, aria_labelledby=f"{key}-title")
+
+
 def _contents() -> Markup:
-    places = [(key, title) for key, title, _ in SECTIONS]
-    places += [("bytes", "Bytes"), *([("insights", "Insights")] if all_statements() else [])]
+    places = [*SECTIONS, ("bytes", "Bytes"), *([("insights", "Insights")] if sections.all_statements() else [])]
     places += [("failed", "Failures"), ("methods", "Methods")]
     links = [tag("li", tag("a", title, href=f"#{key}")) for key, title in places]
     toggle = tag("button", "Light or dark", type="button", id="theme", hidden=True)
@@ -101,8 +104,9 @@ def _page(findings: Findings, limits: Limits) -> str:
     title = f"{findings.name}: {verdict.answer.value}"
     text = json.dumps(summary(findings, with_rows=limits.data), separators=(",", ":"), allow_nan=False)
     main = [
-        *(_filters(findings), *_figures(context, limits), bytes_section(context, limits), insights_section(findings)),
-        *(failures_section(findings, limits), methods_section(findings)),
+        *(_filters(findings), *_figures(context, limits), sections.bytes_section(context, limits)),
+        *(sections.insights_section(findings), sections.failures_section(findings, limits)),
+        sections.methods_section(findings),
     ]
     head = [
         lone("meta", charset="utf-8"),
@@ -113,8 +117,8 @@ def _page(findings: Findings, limits: Limits) -> str:
     ]
     maker = f"Made by narrowcast {findings.session['versions'].get('narrowcast', '')} from results.jsonl."
     body = [
-        *(tag("a", "Skip to the figures", href="#speed", class_="skip"), _hatch(), opening(verdict), _contents()),
-        *(tag("main", *main), tag("footer", tag("p", maker))),
+        *(tag("a", "Skip to the figures", href="#speed", class_="skip"), _hatch(), sections.opening(verdict)),
+        *(_contents(), tag("main", *main), tag("footer", tag("p", maker))),
         # a closing tag inside of a string would end the script
         tag("script", Markup(text.replace("<", "\\u003c")), type="application/json", id="data"),
         tag("script", Markup(_resource("report.js"))),
@@ -124,7 +128,6 @@ def _page(findings: Findings, limits: Limits) -> str:
 
 def page(findings: Findings) -> str:
     """The whole file; of a study that is too large for it, the first of all panels and rows."""
-    text = ""
     for limits in LIMITS:
         text = _page(findings, limits)
         if len(text.encode()) < LARGEST:

@@ -1,4 +1,4 @@
-"""What stands behind the figures: bytes, insights, failures, methods."""
+"""What stands around the figures: the first screen, then bytes, insights, failures, methods."""
 
 from __future__ import annotations
 
@@ -8,12 +8,26 @@ from enum import Enum
 from typing import Any
 
 from narrowcast import plugins
-from narrowcast.figures import Markup, tag
+from narrowcast.figures import Markup, join, tag
 from narrowcast.study.analysis import formatting
-from narrowcast.study.analysis.findings import WITHIN, Findings, Step
-from narrowcast.study.report.context import Context
-from narrowcast.study.report.markup import Limits, Table, TableRow
+from narrowcast.study.analysis.findings import WITHIN, Findings
+from narrowcast.study.analysis.statistics import Conclusion
+from narrowcast.study.analysis.verdict import (
+    Answer,
+    RateFinding,
+    Verdict,
+    conclusion_words,
+    headline,
+    how_sure,
+    speed_sentences,
+    unknown_words,
+)
+from narrowcast.study.execution.results import Line
+from narrowcast.study.report.figure import Context, Limits, Table, TableRow
 
+ANSWERS = {Answer.YES: "yes", Answer.DEPENDS: "depends", Answer.NO: "no", Answer.LOST: "no", Answer.UNKNOWN: "unknown"}
+QUESTION = "Can low-precision communication speed up training with no loss of accuracy?"
+SIGNS = {"YES": "✓", "NO": "✗", "UNKNOWN": "?"}
 METHODS = (
     """Step times: the repeats of all wires of a setting are interleaved and warm-up is dropped. Medians over all steps;
     95 % intervals from a bootstrap that draws repeats, then steps within them, the same repeats for both sides of a
@@ -67,40 +81,144 @@ def insights(findings: Findings) -> list[Insight]:
     return [insight for statements in all_statements() for insight in statements.judge(findings)]
 
 
-SIGNS = {Support.YES: "✓", Support.NO: "✗", Support.UNKNOWN: "?"}
+def _tile(number: str, what: str, small: str) -> Markup:
+    return tag("li", tag("strong", number), tag("span", what), tag("small", small))
 
 
-def _byte_row(context: Context, step: Step) -> TableRow:
-    sent, off = step.line["bytes"], step.bytes_off
-    assert off is not None
-    numbers = [f"{sent[name]:,.0f}" for name in ("claimed", "protocol", "counted", "plain")]
-    verdict = formatting.percent(off, 2) + ("" if abs(off) <= WITHIN else " — too far")
-    head = (step.model, context.label(step), step.transport, formatting.rate(step.rate_name), step.workers)
-    return TableRow((*head, *numbers, verdict), step)
+def _rate_tile(rate: RateFinding) -> Markup:
+    source = "predicted" if rate.predicted else "measured"
+    where = formatting.at_rate(rate.rate_name)
+    if len(rate.steps) == 1:
+        low, high = rate.speedups[0].low, rate.speedups[0].high
+        return _tile(rate.gain, f"as fast {where}", f"{source}, 95 %: {low:.2f}–{high:.2f}")
+    faster = sum(step.faster is True for step in rate.steps)
+    small = f"{source}; faster in {faster} of {formatting.count(len(rate.steps), 'setting')}"
+    return _tile(rate.gain.replace("× to ", "–"), f"as fast {where}", small)
+
+
+def _accuracy_tile(verdict: Verdict) -> list[Markup]:
+    differences = [row.difference for row in verdict.accuracies if row.difference is not None]
+    if not differences:
+        return []
+    worst = min(differences, key=lambda e: e.mean)
+    conclusions = [row.conclusion for row in verdict.accuracies]
+    kept = sum(conclusion in (Conclusion.EQUAL, Conclusion.BETTER) for conclusion in conclusions)
+    how = "not lost" if Conclusion.BETTER in conclusions else f"within ±{worst.margin:g}"
+    among = formatting.count(len(conclusions) + len(verdict.uncompared), "comparison")
+    return [_tile(formatting.signed(worst.mean, 2), "points", f"of accuracy at worst; {how} in {kept} of {among}")]
+
+
+def _bytes_tile(verdict: Verdict) -> list[Markup]:
+    """Of the settings that the verdict counts."""
+    sent = [step.line.get("bytes") or {} for step in verdict.settings]
+    shares = [100 * each["claimed"] / each["plain"] for each in sent if each.get("claimed") and each.get("plain")]
+    if not shares:
+        return []
+    ends = dict.fromkeys(f"{share:.0f}" for share in (min(shares), max(shares)))
+    return [_tile(f"{'–'.join(ends)} %", "of the bytes", f"of {verdict.findings.baseline} on the wire")]
+
+
+def _tiles(verdict: Verdict) -> Markup:
+    tiles = [*(_rate_tile(rate) for rate in verdict.rates[:3]), *_accuracy_tile(verdict), *_bytes_tile(verdict)]
+    return tag("ul", *tiles, class_="tiles") if tiles else Markup("")
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    size = (formatting.count(machine.get("cores") or 0, "core"), f"{machine.get('memory_gib')} GiB")
+    parts = (machine.get("cpu"), *size, machine.get("gpu"), machine.get("system"))
+    return ", ".join(str(part) for part in parts if part)
+
+
+def _versions(session: Line) -> str:
+    return ", ".join(f"{name} {version}" for name, version in session["versions"].items())
+
+
+def provenance(findings: Findings) -> dict[str, str]:
+    """What the results come from. A study that was resumed may come from several; each has its cases."""
+    more = len(findings.sessions) - 1
+    again = "once" if more == 1 else f"{more} times"
+    return {
+        "Machine": formatting.shares(findings.cases_by(lambda session: _machine(session["machine"]))),
+        "Run": formatting.moment(findings.sessions[0]["started"]) + (f", resumed {again}" if more else ""),
+        "Launcher": formatting.shares(findings.cases_by(lambda session: str(session["launcher"]))),
+        "Versions": formatting.shares(findings.cases_by(_versions)),
+        "Commit": formatting.shares(findings.cases_by(lambda session: str(session.get("commit") or "unknown"))),
+    }
+
+
+def _distinct(findings: Findings, name: str, kinds: tuple[str, ...] = ("time", "accuracy")) -> list[str]:
+    lines = [line for line in findings.cases if line["kind"] in kinds and line["source"] != "predicted"]
+    return list(dict.fromkeys(str(line[name]) for line in lines if line.get(name) not in (None, "")))
+
+
+def _setup(findings: Findings) -> Markup:
+    steps = sum(len(repeat) for s in findings.measured for repeat in s.line["steps_ms"])
+    rates = sorted({(s.rate_bits, formatting.rate(s.rate_name)) for s in findings.measured})
+    facts = {
+        **provenance(findings),
+        "Models": ", ".join(_distinct(findings, "model")),
+        "Data": ", ".join(_distinct(findings, "data")),
+        "Wires": ", ".join(wire for wire in findings.wires if wire in _distinct(findings, "wire")),
+        "Links": ", ".join(name for _, name in rates),
+        "Workers": ", ".join(sorted(_distinct(findings, "workers", ("time",)), key=int)),
+        "Measured": f"{formatting.count(len(findings.measured), 'setting')}, {steps:,} steps; "
+        f"{formatting.count(sum(row.seeds for row in findings.accuracies), 'training')}",
+    }
+    pairs = [join([tag("dt", key), tag("dd", value)]) for key, value in facts.items() if value]
+    return tag("aside", tag("h2", "Set-up"), tag("dl", *pairs), class_="setup", aria_label="Set-up")
+
+
+def _primary_table(verdict: Verdict) -> Markup:
+    if not verdict.accuracies and not verdict.uncompared:
+        return tag("p", "Accuracy was not compared: nothing was trained with both wires.", class_="absent")
+    rows = []
+    for row in verdict.accuracies:
+        assert row.difference is not None
+        shown = formatting.difference(row.difference.interval)
+        rows.append(TableRow((row.data, row.model, row.difference.seeds, shown, conclusion_words(row)), row))
+    rows += [TableRow((row.data, row.model, 0, "", unknown_words(row)), row) for row in verdict.uncompared]
+    caption = f"Accuracy of {verdict.findings.primary} beside {verdict.findings.baseline}, points"
+    return Table(caption, "data | model | seeds | difference (95 %) | finding", rows, left=2, tail=1).markup()
+
+
+def opening(verdict: Verdict) -> Markup:
+    findings = verdict.findings
+    answer, _, rest = headline(verdict).partition(". ")
+    badge = tag("span", f"{answer}.", class_=f"answer {ANSWERS[verdict.answer]}")
+    left = [
+        tag("p", f"narrowcast study · {findings.name}", class_="kicker"),
+        tag("h1", badge, " ", rest),
+        tag("p", f"{QUESTION} Here: {findings.primary} against {findings.baseline}.", class_="question"),
+        _tiles(verdict),
+    ]
+    sure = [tag("li", sentence) for sentence in [*speed_sentences(verdict), *how_sure(verdict)]]
+    below = tag("div", tag("h2", "How sure"), tag("ul", *sure), _primary_table(verdict), class_="sure")
+    return tag("header", *left, tag("div", below, _setup(findings), class_="two"))
 
 
 def bytes_section(context: Context, limits: Limits) -> Markup:
     measured = context.findings.measured
-    steps = [step for step in measured if step.bytes_off is not None]
+    steps = [(step, off) for step in measured if (off := step.bytes_off) is not None]
     head = tag("h2", "Bytes on the wire", id="bytes")
     if not steps:
         why = "Left out: bytes are counted at the interface in the lab only, and this study did not run there."
         return tag("section", head, tag("p", why, class_="absent"))
-    off = [abs(step.bytes_off or 0.0) for step in steps]
-    within = len(steps) - len(context.findings.gaps())
+    within = sum(abs(off) <= WITHIN for _, off in steps)
     sentence = (
         f"In {within} of {formatting.count(len(steps), 'setting')} the bytes counted at the interface agree within "
         f"{100 * WITHIN:.0f} % with what the codec claims plus the protocol's headers; the largest difference is "
-        f"{100 * max(off):.1f} %."
+        f"{100 * max(abs(off) for _, off in steps):.1f} %."
     )
     if uncounted := len(measured) - len(steps):
         sentence += f" In {formatting.count(uncounted, 'more setting')} nothing could be counted."
-    heads = ("model", "wire", "over", "link", "workers", "claimed", "protocol", "counted", "float32", "difference")
-    table = Table("Bytes sent by a rank in a step", heads, [_byte_row(context, s) for s in steps], left=4)
-    details = tag(
-        "details", tag("summary", f"The numbers ({len(steps)} rows)"), table.markup(limits.rows), class_="numbers"
-    )
-    return tag("section", head, tag("p", sentence, class_="proves"), details)
+    heads = "model | wire | over | link | workers | claimed | protocol | counted | float32 | difference"
+    rows = []
+    for step, off in steps:
+        numbers = [f"{step.line['bytes'][name]:,.0f}" for name in ("claimed", "protocol", "counted", "plain")]
+        difference = formatting.percent(off, 2) + ("" if abs(off) <= WITHIN else " — too far")
+        rows.append((step, (*numbers, difference)))
+    table = context.table("Bytes sent by a rank in a step", heads, rows)
+    return tag("section", head, tag("p", sentence, class_="proves"), table.details(limits))
 
 
 def insights_section(findings: Findings) -> Markup:
@@ -113,18 +231,12 @@ def insights_section(findings: Findings) -> Markup:
 def _judged(statements: Statements, findings: Findings) -> list[Markup]:
     rows = []
     for insight in statements.judge(findings):
-        sign = tag("span", f"{SIGNS[insight.support]} ", aria_hidden="true")
-        kind = insight.support.name.lower()
-        rows.append(
-            TableRow((insight.statement, tag("span", sign, insight.support.value, class_=f"s-{kind}"), insight.because))
-        )
-    table = Table(
-        "Statements, and what these data say about them",
-        ("statement", "these data", "because"),
-        rows,
-        left=3,
-        prose=True,
-    )
+        kind = insight.support.name
+        sign = tag("span", f"{SIGNS[kind]} ", aria_hidden="true")
+        answer = tag("span", sign, insight.support.value, class_=f"s-{kind.lower()}")
+        rows.append(TableRow((insight.statement, answer, insight.because)))
+    caption = "Statements, and what these data say about them"
+    table = Table(caption, "statement | these data | because", rows, left=3, prose=True)
     return [tag("p", statements.note), table.markup()]
 
 
@@ -133,15 +245,9 @@ def failures_section(findings: Findings, limits: Limits) -> Markup:
     if not findings.failures:
         return tag("section", head, tag("p", "Nothing: every case that was started ended with a result."))
     rows = [TableRow((failed.line["case"], failed.error or "no message"), failed) for failed in findings.failures]
-    sentence = (
-        f"{formatting.count(len(rows), 'case')} of {len(findings.cases)} failed; they are missing from all figures."
-    )
-    return tag(
-        "section",
-        head,
-        tag("p", sentence),
-        Table("Failed cases", ("case", "error"), rows, left=2, prose=True).markup(limits.rows),
-    )
+    failed = f"{formatting.count(len(rows), 'case')} of {len(findings.cases)} failed"
+    table = Table("Failed cases", "case | error", rows, left=2, prose=True)
+    return tag("section", head, tag("p", f"{failed}; they are missing from all figures."), table.markup(limits.rows))
 
 
 def methods_section(findings: Findings) -> Markup:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from narrowcast.figures import Markup, drawing, line, lone, tag, text, text_width
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import Finding, grouped, one_each, share_words
 from narrowcast.study.analysis.findings import Step
-from narrowcast.study.report.context import Context
-from narrowcast.study.report.markup import Absent, Figure, Panel, Table, TableRow
+from narrowcast.study.analysis.statistics import Interval
+from narrowcast.study.report.figure import Context, Figure, Panel, Table
 
 WIDE, SLIM, CELL_H, TOP, FULL = 62, 46, 26, 24, 8.0
 """Width of a cell by rate and by workers, its height; the speedup (and slowdown) at which the colour is full."""
@@ -61,64 +62,64 @@ class Map:
         if step is None or step.speedup is None:
             return text(*middle, "–", class_="none")
         box = {"x": x + 1.0, "y": y + 1.0, "width": float(self.cell - 2), "height": float(CELL_H - 2)}
-        parts = [lone("rect", **box, class_="up" if step.speedup.value >= 1 else "down", fill_opacity=_depth(step))]
+        gain = step.speedup.value
+        parts = [lone("rect", **box, class_="up" if gain >= 1 else "down", fill_opacity=_depth(gain))]
         if step.predicted and not self.by_workers:
             parts.append(lone("rect", **box, class_="ht"))
         parts.append(text(*middle, formatting.times(step.speedup), class_="h" if step.faster is not None else "h q"))
-        return tag("g", tag("title", _tip(step)), *parts, data_workers=step.workers if self.by_workers else None)
-
-    def _ends(self) -> list[int]:
-        """For each row, how many columns from the left are not told to be slower."""
-        columns = range(len(self.columns))
-        return [next((c for c in columns if self._slower(row, c)), len(columns)) for row in range(len(self.rows))]
-
-    def _slower(self, row: int, column: int) -> bool:
-        step = self.cells.get((row, column))
-        return step is not None and step.faster is False
+        tip = f"{formatting.times_between(step.speedup)}, {'predicted' if step.predicted else 'measured'}"
+        return tag("g", tag("title", tip), *parts, data_workers=step.workers if self.by_workers else None)
 
     def _break_even(self) -> list[Markup]:
-        ends = self._ends()
-        if all(end == len(self.columns) for end in ends):
+        """Behind the columns from the left that are not told to be slower."""
+        slower = [place for place, step in self.cells.items() if step.faster is False]
+        if not slower:
             return []
+        ends = [min((c for r, c in slower if r == row), default=len(self.columns)) for row in range(len(self.rows))]
         places = [self.left + self.cell * end for end in ends]
         parts = [line(x, TOP + CELL_H * i, x, TOP + CELL_H * (i + 1), class_="even") for i, x in enumerate(places)]
         turns = [(i, pair) for i, pair in enumerate(itertools.pairwise(places), 1) if pair[0] != pair[1]]
         return [*parts, *(line(a, TOP + CELL_H * i, b, TOP + CELL_H * i, class_="even") for i, (a, b) in turns)]
 
 
-def _depth(step: Step) -> str:
-    assert step.speedup is not None
-    share = min(1.0, abs(math.log(step.speedup.value)) / math.log(FULL))
+def _depth(speedup: float) -> str:
+    share = min(1.0, abs(math.log(speedup)) / math.log(FULL))
     return f"{FAINTEST + (DEEPEST - FAINTEST) * share**0.7:.2f}"
 
 
-def _tip(step: Step) -> str:
-    assert step.speedup is not None
-    kind = "predicted" if step.predicted else "measured"
-    return f"{formatting.times_between(step.speedup)}, {kind}"
-
-
-def _compared(context: Context) -> list[Step]:
-    return [s for s in context.findings.here if s.speedup is not None and s.wire != context.findings.baseline]
+def _compared(context: Context, steps: Sequence[Step]) -> list[Step]:
+    return [s for s in steps if s.speedup is not None and s.wire != context.findings.baseline]
 
 
 def _panel_key(step: Step) -> tuple[object, ...]:
     return (step.model, step.data, step.workers, step.hosts, step.transport, step.parallel, step.min_values)
 
 
-def _map_of(context: Context, steps: Sequence[Step]) -> Map:
+def _map_of(
+    context: Context, steps: Sequence[Step], columns: dict[Any, str], column: Callable[[Step], Any], by_workers: bool
+) -> Map:
+    """`columns` has their names in their order; of several steps for one cell the last counts."""
     rows = list({context.label(step): step for step in context.by_wire(steps)}.items())
-    rates = sorted({(step.rate_bits, str(step.rate_name)) for step in steps})
-    names = [name for name, _ in rows]
-    columns = [name for _, name in rates]
-    cells = {(names.index(context.label(s)), columns.index(str(s.rate_name))): s for s in reversed(steps)}
-    return Map(rows, [formatting.rate(name) for name in columns], cells)
+    names, places = [name for name, _ in rows], list(columns)
+    cells = {(names.index(context.label(s)), places.index(column(s))): s for s in steps}
+    return Map(rows, list(columns.values()), cells, by_workers)
 
 
 def _panel(context: Context, steps: Sequence[Step]) -> Panel:
+    rates = sorted({(step.rate_bits, str(step.rate_name)) for step in steps})
+    columns = {name: formatting.rate(name) for _, name in rates}
+    made = _map_of(context, steps[::-1], columns, lambda s: str(s.rate_name), by_workers=False)
     title = context.setting(steps[0], "model", "data", "workers", "hosts")
     hidden = {"data_model": steps[0].model, "data_workers": steps[0].workers}
-    return Panel(title, _map_of(context, steps).markup(f"Speedup over float32 by wire and link rate: {title}"), hidden)
+    return Panel(title, made.markup(f"Speedup over float32 by wire and link rate: {title}"), hidden)
+
+
+def _panel_elsewhere(context: Context, steps: Sequence[Step]) -> Panel:
+    columns = {workers: str(workers) for workers in sorted({step.workers for step in steps})}
+    made = _map_of(context, steps, columns, lambda s: s.workers, by_workers=True)
+    title = f"{context.setting(steps[0], 'model', 'cluster')} · {formatting.primitive(steps[0].transport)}"
+    drawing = made.markup(f"Predicted speedup by wire and workers: {title}")
+    return Panel(title, drawing, {"data_model": steps[0].model})
 
 
 def _end(ordered: Sequence[Step]) -> tuple[str, str] | None:
@@ -143,91 +144,78 @@ def _end_of_gain(primary: Sequence[Step]) -> str:
     return f" Its gain {formatting.listed(parts)}." if parts else ""
 
 
+def _best(steps: Sequence[Step]) -> tuple[Step, Interval]:
+    """With the largest speedup."""
+    return max(((s, s.speedup) for s in steps if s.speedup is not None), key=lambda pair: pair[1].value)
+
+
 def _sentence(context: Context, steps: Sequence[Step]) -> str:
     primary = one_each(steps, context.findings.primary)
     if not primary:
         return f"Cannot tell for {context.findings.primary}: it has no step times beside {context.findings.baseline}."
     faster = sum(step.faster is True for step in primary)
-    best = max(primary, key=lambda s: s.speedup.value if s.speedup else 0.0)
-    assert best.speedup is not None
+    best, speedup = _best(primary)
     return (
         f"{context.findings.primary} is faster than {context.findings.baseline} in {faster} of "
         f"{formatting.count(len(primary), 'cell')}, most with {context.where(best)}: "
-        f"{formatting.times_between(best.speedup)}." + _end_of_gain(primary)
+        f"{formatting.times_between(speedup)}." + _end_of_gain(primary)
     )
 
 
-def step_table(context: Context, steps: Sequence[Step], caption: str = "Step times and speedups") -> Table:
+def _gain(step: Step) -> str:
+    return formatting.times_between(step.speedup) if step.speedup else ""
+
+
+def step_table(context: Context) -> Table:
+    heads = "model | data | wire | over | link | workers | step ms (95 %) | p95 ms | speedup (95 %) | source"
     rows = []
-    for s in steps:
-        head = (s.model, s.data, context.label(s), s.transport, formatting.rate(s.rate_name), s.workers)
-        times = (formatting.between(s.time), formatting.significant(s.p95) if s.p95 else "")
-        gain = formatting.times_between(s.speedup) if s.speedup else ""
+    for s in context.findings.here:
         source = ", ".join([s.source, *(["not interleaved"] if s.apart else []), *share_words(s)])
-        rows.append(TableRow((*head, *times, gain, source), s))
-    heads = ("model", "data", "wire", "over", "link", "workers", "step ms (95 %)", "p95 ms", "speedup (95 %)", "source")
-    return Table(caption, heads, rows, left=5, tail=1)
-
-
-def _dollars(step: Step) -> str:
-    cost = step.line.get("dollars_per_epoch")
-    return "" if cost is None else formatting.significant(cost)
+        p95 = formatting.significant(s.p95) if s.p95 else ""
+        rows.append((s, (formatting.between(s.time), p95, _gain(s), source)))
+    return context.table("Step times and speedups", heads, rows, left=5, tail=1)
 
 
 def elsewhere_table(context: Context) -> Table:
+    heads = "model | wire | machine | over | workers | step ms (5–95 %) | speedup | $ an epoch"
     rows = []
     for s in context.findings.elsewhere:
-        head = (s.model, context.label(s), s.cluster or s.rate_name, s.transport, s.workers)
-        gain = formatting.times_between(s.speedup) if s.speedup else ""
-        rows.append(TableRow((*head, formatting.between(s.time), gain, _dollars(s)), s))
-    heads = ("model", "wire", "machine", "over", "workers", "step ms (5–95 %)", "speedup", "$ an epoch")
-    return Table("Predicted, not measured: steps on other machines", heads, rows, left=4)
+        cost = s.line.get("dollars_per_epoch")
+        dollars = "" if cost is None else formatting.significant(cost)
+        rows.append((s, (formatting.between(s.time), _gain(s), dollars)))
+    return context.table("Predicted, not measured: steps on other machines", heads, rows)
 
 
-def speedups(context: Context) -> Figure | Absent:
+def speedups(context: Context) -> Figure | str:
     """Wire against link rate, a map for each model and number of workers."""
-    key, title = "heat", "Speedup by wire and link rate"
-    steps = _compared(context)
+    steps = _compared(context, context.findings.here)
     if not steps:
-        return Absent(key, title, f"no wire was timed beside {context.findings.baseline}")
-    panels = [_panel(context, same) for same in grouped(steps, _panel_key).values()]
+        return f"no wire was timed beside {context.findings.baseline}"
     return Figure(
-        key,
-        title,
         _sentence(context, steps),
-        panels,
+        [_panel(context, same) for same in grouped(steps, _panel_key).values()],
         f"Step time of {context.findings.baseline} over that of the wire: blue is faster, orange slower. A number in "
         "grey has an interval that contains 1: cannot tell. The heavy line stands before the first rate at which a "
         "wire is told to be slower. Hatched cells are predicted, not measured.",
-        step_table(context, context.findings.here),
+        step_table(context),
         narrow=True,
     )
 
 
-def elsewhere(context: Context) -> Figure | Absent:
+def elsewhere(context: Context) -> Figure | str:
     """Predictions for other machines: wire against workers, a map for each model, machine and transport."""
-    key, title = "elsewhere", "Predicted: speedup on other machines"
-    steps = [s for s in context.findings.elsewhere if s.speedup is not None and s.wire != context.findings.baseline]
+    steps = _compared(context, context.findings.elsewhere)
     if not steps:
-        return Absent(key, title, "this study asked for no predictions for other machines")
-    panels = []
-    for same in grouped(steps, lambda s: (s.model, s.cluster, s.transport, s.min_values)).values():
-        rows = list({context.label(step): step for step in context.by_wire(same)}.items())
-        names, columns = [name for name, _ in rows], sorted({step.workers for step in same})
-        cells = {(names.index(context.label(s)), columns.index(s.workers)): s for s in same}
-        shown = f"{context.setting(same[0], 'model', 'cluster')} · {formatting.primitive(same[0].transport)}"
-        made = Map(rows, [str(n) for n in columns], cells, by_workers=True).markup(
-            f"Predicted speedup by wire and workers: {shown}"
-        )
-        panels.append(Panel(shown, made, {"data_model": same[0].model}))
-    best = max(steps, key=lambda s: s.speedup.value if s.speedup else 0.0)
-    assert best.speedup is not None
-    surely = sum(step.faster is True for step in steps)
-    sentence = (
-        f"Predicted, not measured: {surely} of {len(steps)} cells are faster than {context.findings.baseline} beyond "
-        f"the prediction's own interval; the largest gain is {formatting.times(best.speedup)}, {best.wire} for "
-        f"{best.model} on {best.cluster} with {formatting.count(best.workers, 'worker')} over "
-        f"{formatting.primitive(best.transport)}."
+        return "this study asked for no predictions for other machines"
+    best, speedup = _best(steps)
+    places = grouped(steps, lambda s: (s.model, s.cluster, s.transport, s.min_values)).values()
+    return Figure(
+        f"Predicted, not measured: {sum(step.faster is True for step in steps)} of {len(steps)} cells are faster than "
+        f"{context.findings.baseline} beyond the prediction's own interval; the largest gain is "
+        f"{formatting.times(speedup)}, {best.wire} for {best.model} on {best.cluster} with "
+        f"{formatting.count(best.workers, 'worker')} over {formatting.primitive(best.transport)}.",
+        [_panel_elsewhere(context, same) for same in places],
+        "As above, with the number of workers across. Every cell is a prediction from a model of the machine.",
+        elsewhere_table(context),
+        narrow=True,
     )
-    reading = "As above, with the number of workers across. Every cell is a prediction from a model of the machine."
-    return Figure(key, title, sentence, panels, reading, elsewhere_table(context), narrow=True)

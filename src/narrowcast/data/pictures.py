@@ -1,8 +1,10 @@
-"""Pictures in as few bytes as the standard library allows, losslessly: for machines that data must be carried to.
+"""Pictures with the standard library and torch: PNG, and in as few bytes as it allows, losslessly.
 
-Each picture is predicted from its neighbours (the median of left, up and left + up - corner, as in LOCO-I), red and
-blue as differences to green; what is left is Huffman-coded by zlib. CIFAR-10 shrinks to 4.4 bits a sample, where its
-PNG files need 6.0 and lossless WebP 4.4. Pieces can be carried one by one where a channel takes so much and no more.
+Of PNG that is read which data sets use: 8 bits a channel, no interlace. Packing is for machines that data must be
+carried to. Each picture is predicted from its neighbours (the median of left, up and left + up - corner, as in LOCO-I),
+red and blue as differences to green; what is left is Huffman-coded by zlib. CIFAR-10 shrinks to 4.4 bits a sample,
+where its PNG files need 6.0 and lossless WebP 4.4. Pieces can be carried one by one where a channel takes so much and
+no more.
 
 A piece: `NCPACK1\n`, one line of JSON (name, part, first, count, shape, classes, lengths), labels, then each plane.
 """
@@ -10,6 +12,7 @@ A piece: `NCPACK1\n`, one line of JSON (name, part, first, count, shape, classes
 from __future__ import annotations
 
 import json
+import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from narrowcast.data.cache import replacing
-from narrowcast.data.dataset import Dataset
+from narrowcast.data.dataset import Dataset, replacing
 from narrowcast.data.fetch import DataError
 
 MAGIC = b"NCPACK1\n"
@@ -29,6 +31,74 @@ SUFFIX = ".ncpack"
 RGB = 3
 MIDDLE = 128
 """Flipping this bit maps bytes 0..255 to signed bytes -128..127 in the same order."""
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+CHANNELS = {0: 1, 2: 3, 4: 2, 6: 4}
+"""Samples for a pixel by PNG's colour type; palettes (type 3) are not read."""
+NONE, SUB, UP, AVERAGE, PAETH = range(5)
+
+
+def decode_png(picture: bytes) -> Tensor:
+    """The picture as a uint8 tensor of height x width x channels."""
+    if not picture.startswith(SIGNATURE):
+        raise ValueError("png: this is no PNG picture")
+    header, packed = b"", bytearray()
+    for kind, body in _chunks(picture):
+        if kind == b"IHDR":
+            header = body
+        elif kind == b"IDAT":
+            packed += body
+    width, height, bits, colour, _, _, interlace = struct.unpack(">IIBBBBB", header)
+    if bits != 8 or colour not in CHANNELS or interlace:
+        raise ValueError(f"png: got {bits} bits, colour type {colour}, interlace {interlace}; 8 bits without a palette")
+    lines = torch.frombuffer(bytearray(zlib.decompress(packed)), dtype=torch.uint8).view(height, -1)
+    channels = CHANNELS[colour]
+    return _unfilter(lines[:, 0].tolist(), lines[:, 1:], channels).view(height, width, channels)
+
+
+def _chunks(picture: bytes) -> Iterator[tuple[bytes, bytes]]:
+    at = len(SIGNATURE)
+    while at < len(picture):
+        length, kind = struct.unpack_from(">I4s", picture, at)
+        body = picture[at + 8 : at + 8 + length]
+        (checksum,) = struct.unpack_from(">I", picture, at + 8 + length)
+        if zlib.crc32(kind + body) != checksum:
+            raise ValueError(f"png: the checksum of a {kind.decode()} chunk does not hold; fetch the file again")
+        yield kind, body
+        at += 12 + length
+
+
+def _unfilter(kinds: list[int], lines: Tensor, channels: int) -> Tensor:
+    """Undo the filters. Lines that look at themselves alone are done all at once, the others one by one."""
+    rows = lines.clone()
+    subtracted = torch.tensor([kind == SUB for kind in kinds])
+    by_pixel = lines[subtracted].view(int(subtracted.sum()), -1, channels)
+    # sums of bytes, modulo 256 as PNG has it
+    rows[subtracted] = by_pixel.cumsum(1, dtype=torch.int64).to(torch.uint8).flatten(1)
+    for row, kind in enumerate(kinds):
+        above = rows[row - 1] if row else torch.zeros_like(rows[0])
+        if kind == UP:
+            rows[row] = lines[row] + above
+        elif kind in (AVERAGE, PAETH):
+            line = _one_by_one(kind, lines[row].tolist(), above.tolist(), channels)
+            rows[row] = torch.tensor(line, dtype=torch.uint8)
+        elif kind not in (NONE, SUB):
+            raise ValueError(f"png: there is no filter {kind}")
+    return rows
+
+
+def _one_by_one(kind: int, line: list[int], above: list[int], channels: int) -> list[int]:
+    done = [0] * channels
+    corners = [0] * channels + above
+    for here, up, corner in zip(line, above, corners, strict=False):
+        left = done[-channels]
+        guess = (left + up) // 2 if kind == AVERAGE else _paeth(left, up, corner)
+        done.append((here + guess) & 255)
+    return done[channels:]
+
+
+def _paeth(left: int, up: int, corner: int) -> int:
+    """The neighbour nearest to left + up - corner; ties in this order."""
+    return min((left, up, corner), key=lambda neighbour: abs(left + up - corner - neighbour))
 
 
 def pack(data: Dataset, into: Path, limit: int) -> list[Path]:
@@ -85,8 +155,8 @@ def unpack(folder: Path, name: str) -> Dataset:
             parts[head["part"]].append((head["first"], x, y))
             classes = head["classes"]
     tensors = {}
-    for part, found in parts.items():
-        ordered = sorted(found, key=lambda record: record[0])
+    for part, records in parts.items():
+        ordered = sorted(records, key=lambda record: record[0])
         tensors[f"x_{part}"] = torch.cat([x for _, x, _ in ordered])
         tensors[f"y_{part}"] = torch.cat([y for _, _, y in ordered])
     return Dataset(name, classes=classes, **tensors)
@@ -170,19 +240,19 @@ def residual(plane: Tensor) -> Tensor:
 
 def restore(left: Tensor) -> Tensor:
     """The inverse of `residual`: pixel by pixel, all pictures at once."""
-    found = left.permute(1, 2, 0).contiguous()
-    height, width, _ = found.shape
+    pixels = left.permute(1, 2, 0).contiguous()
+    height, width, _ = pixels.shape
     for row in range(height):
         for column in range(width):
             if row and column:
-                near = (found[row, column - 1], found[row - 1, column], found[row - 1, column - 1])
+                near = (pixels[row, column - 1], pixels[row - 1, column], pixels[row - 1, column - 1])
                 guess = _median(*(_signed(neighbour) for neighbour in near))
             elif row or column:
-                guess = _signed(found[row - 1, 0] if row else found[0, column - 1])
+                guess = _signed(pixels[row - 1, 0] if row else pixels[0, column - 1])
             else:
                 continue
-            found[row, column] += guess.to(torch.uint8)
-    return found.permute(2, 0, 1).contiguous()
+            pixels[row, column] += guess.to(torch.uint8)
+    return pixels.permute(2, 0, 1).contiguous()
 
 
 def _signed(plane: Tensor) -> Tensor:

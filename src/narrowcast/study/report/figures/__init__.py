@@ -1,1 +1,0 @@
-"""The figures of a report, in the order in which they are shown."""
