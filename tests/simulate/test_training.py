@@ -17,11 +17,10 @@ from torch.nn import functional as F
 
 import narrowcast as nc
 from narrowcast import data
-from narrowcast.simulate import Batches, World, train
+from narrowcast.simulate import Batches, World, files, train
+from narrowcast.simulate.files import read_log
 from narrowcast.simulate.precision import optim
-from narrowcast.simulate.training import files
-from narrowcast.simulate.training.batches import seed_of
-from narrowcast.simulate.training.files import read_log
+from narrowcast.simulate.settings import seed_of
 
 FEEDBACK = "int4/128+sr+ef"
 

@@ -13,8 +13,7 @@ from narrowcast.codecs import codec as codec_named
 from narrowcast.codecs import error_report
 from narrowcast.parallel import MIN_VALUES, overlap
 from narrowcast.predict.profile import ModelError, default_loss
-from narrowcast.predict.step import HIDDEN, Prediction, Setup
-from narrowcast.predict.sweep import PLAIN, Sweep, half_precision
+from narrowcast.predict.step import HIDDEN, PLAIN, Prediction, Setup, Sweep, half_precision
 
 WIRES = ("int8/256", "int4/128+ef")
 HALF = "bf16"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from narrowcast.simulate.precision import autograd, conv, gemm
+from narrowcast.simulate.precision import autograd, gemm
 from narrowcast.simulate.precision.formats import ACTIVATION, OUTPUT, ROUNDED_OUTPUT, WEIGHT, LoweredCall, Site, role_of
 
 Handler = Callable[..., Any]
@@ -45,13 +45,13 @@ def _conv(convolve: Callable[..., Tensor]) -> Handler:
     return handler
 
 
-_plain_conv2d = _conv(conv.convolution2d)
+_plain_conv2d = _conv(gemm.convolution2d)
 
 
 def conv2d(site: Site, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
     operands = [input, weight] if bias is None else [input, weight, bias]
     fits = site.precision.sums.is_torch and autograd.suits(*operands)
-    run = conv.torch_convolution(input, *args, **kwargs) if fits else None
+    run = gemm.torch_convolution(input, *args, **kwargs) if fits else None
     if run is None:
         return _plain_conv2d(site, input, weight, bias, *args, **kwargs)
     call = site.new_call()
@@ -302,7 +302,7 @@ _addmm, _baddbmm = added_matmul, _rename_arguments(added_matmul, batch1="mat1", 
 
 HANDLERS: dict[Callable[..., Any], Handler] = {
     functional.linear: linear,
-    torch.conv1d: _conv(conv.convolution1d),
+    torch.conv1d: _conv(gemm.convolution1d),
     torch.conv2d: conv2d,
     **dict.fromkeys((torch.matmul, torch.linalg.matmul, Tensor.matmul, Tensor.__matmul__), matmul),
     **dict.fromkeys((torch.mm, torch.bmm, Tensor.mm, Tensor.bmm), _mm),

@@ -34,8 +34,7 @@ from narrowcast.collectives import (
 from narrowcast.formats import Format
 from narrowcast.formats import format as format_named
 from narrowcast.kernels import FLOATS, Noise, derive
-from narrowcast.simulate.world.residuals import WorldResiduals
-from narrowcast.simulate.world.stack import Stack, Tensors, flat_row, largest_WS, own_scales, stacked
+from narrowcast.simulate.stack import Stack, Tensors, WorldResiduals, flat_row, largest_WS, own_scales, stacked
 
 OPS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG}
 ORDERS = ("cluster", "reversed", "random", "pairwise")
