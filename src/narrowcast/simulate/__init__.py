@@ -13,8 +13,6 @@ from narrowcast.simulate.stack import largest_WS as largest_WS
 if TYPE_CHECKING:
     from narrowcast.kernels import derive as derive
     from narrowcast.simulate import compat as compat
-    from narrowcast.simulate.files import Record as Record
-    from narrowcast.simulate.files import read_log as read_log
     from narrowcast.simulate.precision import optim as optim
     from narrowcast.simulate.precision.casts import Caster as Caster
     from narrowcast.simulate.precision.casts import LayerScale as LayerScale
@@ -28,6 +26,8 @@ if TYPE_CHECKING:
     from narrowcast.simulate.precision.lowering import Lowered as Lowered
     from narrowcast.simulate.precision.lowering import lower as lower
     from narrowcast.simulate.settings import Batches as Batches
+    from narrowcast.simulate.settings import Record as Record
+    from narrowcast.simulate.settings import read_log as read_log
     from narrowcast.simulate.training import Run as Run
     from narrowcast.simulate.training import train as train
     from narrowcast.simulate.world import World as World
@@ -39,10 +39,9 @@ HOMES = homes_of(
         "precision.lowering": "lower Lowered",
         "precision.loss_scale": "LossScale",
         ".kernels": "derive",
-        "settings": "Batches",
+        "settings": "Batches Record read_log",
         "world": "World",
         "training": "train Run",
-        "files": "Record read_log",
     }
 )
 """Every public name and the module that holds it."""

@@ -1,13 +1,18 @@
-"""The arguments of a run: how workers exchange, what each sees at each step, and what makes it another run.
+"""The arguments of a run (how workers exchange, what each sees at each step, what makes it another run) and its files.
 
-Examples and random numbers are functions of the seed, so a run can go on.
+Examples and random numbers are functions of the seed, so a run can go on. It writes a log, one JSON object a line, and
+checkpoints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +28,7 @@ from narrowcast.simulate.world import World
 SPEC, ALGORITHM = "e5m2+aps", "auto"
 """Where neither an argument nor a World says otherwise."""
 DATA = ("x_train", "y_train", "x_test", "y_test")
+PathLike = str | os.PathLike[str]
 Rate = float | Callable[[int], float] | None
 
 
@@ -211,3 +217,84 @@ class MicroBatches:
 
     def seed(self, step: int, worker: int, use: str = "noise") -> int:
         return seed_of(self.batches.seed, step, worker, use)
+
+
+VERSION = 2
+"""Of checkpoints."""
+Record = dict[str, Any]
+
+
+class Log:
+    """Records in memory and, where a path is given, in a file.
+
+    Kinds: "start" (the settings and the wire of every tensor), "step" (loss, lr), "error" (a layer), "test" (loss and
+    accuracy after so many steps), "end".
+    """
+
+    def __init__(self, path: PathLike | None = None) -> None:
+        self._path = Path(path) if path is not None else None
+        self.records: list[Record] = []
+
+    def write(self, kind: str, **facts: Any) -> None:
+        record = {"kind": kind, **{key: _finite(value) for key, value in facts.items()}}
+        self.records.append(record)
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+
+    def of_kind(self, kind: str) -> list[Record]:
+        return [record for record in self.records if record["kind"] == kind]
+
+    def begin(self, records: Sequence[Record] = ()) -> None:
+        """Start with the records of a checkpoint, or none: whatever was written after it never happened."""
+        self.records = list(records)
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def read_log(path: PathLike) -> list[Record]:
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows neither NaN nor Infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def save_checkpoint(path: PathLike, state: Mapping[str, Any]) -> None:
+    """Written under another name, which then becomes `path`, so that there is always a whole one."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        with partial.open("wb") as file:
+            torch.save({"version": VERSION, **state}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load_checkpoint(path: PathLike, device: torch.device, run: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The state of a run with the same settings; None where there is no file yet."""
+    if not Path(path).exists():
+        return None
+    state = _read_checkpoint(path, device)
+    if state.get("version") != VERSION:
+        raise ValueError(f"train: {path} is no checkpoint of this version; give another path or resume=False")
+    other = {key: (state["run"].get(key), value) for key, value in run.items() if state["run"].get(key) != value}
+    if other:
+        differences = ", ".join(f"{key} was {was!r} and is {now!r}" for key, (was, now) in other.items())
+        raise ValueError(f"train: {path} is of another run: {differences}; give another path or resume=False")
+    return state
+
+
+def _read_checkpoint(path: PathLike, device: torch.device) -> dict[str, Any]:
+    try:
+        state = torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # whatever a file that is something else makes of torch
+        problem = f"train: {path} is no checkpoint, or a broken one ({type(error).__name__}: {str(error)[:200]})"
+        raise ValueError(f"{problem}; give another path or resume=False") from error
+    return state if isinstance(state, dict) else {}

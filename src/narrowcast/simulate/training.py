@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, nullcontext
@@ -14,19 +13,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from narrowcast.parallel import MIN_VALUES
+from narrowcast.simulate import settings as arguments
 from narrowcast.simulate.exchange import GradientExchange
-from narrowcast.simulate.files import Log, Record, load_checkpoint, save_checkpoint
 from narrowcast.simulate.precision.casts import Quantizer
 from narrowcast.simulate.precision.lowering import Lowered
 from narrowcast.simulate.precision.lowering import lower as lower_model
-from narrowcast.simulate.settings import Augment, Batches, Data, MicroBatches, Rate, device_of, settings, world_of
+from narrowcast.simulate.settings import Augment, Batches, Data, Log, MicroBatches, PathLike, Rate, Record
 from narrowcast.simulate.world import World
 
 FLUSH_STEPS = 50
 """Losses stay on the device for so many steps: a look at each would make the host wait."""
 TEST_BATCH = 1000
 
-Path = str | os.PathLike[str]
 LossOf = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -87,8 +85,8 @@ def train(
     seed: int = 0,
     device: str | torch.device | None = None,
     augment: Augment | None = None,
-    log: Path | None = None,
-    checkpoint: Path | None = None,
+    log: PathLike | None = None,
+    checkpoint: PathLike | None = None,
     checkpoint_every: int | None = None,
     resume: bool = True,
     test_every: int | None = None,
@@ -112,8 +110,8 @@ def train(
     every so many steps. time_limit: seconds after which to save and return. lower: arguments for `simulate.lower`,
     which makes the model compute in low precision; its noise is that of `set_step(step, worker)`.
     """
-    world, spec = world_of(workers, spec, algorithm, seed)
-    device = device_of(model, device)
+    world, spec = arguments.world_of(workers, spec, algorithm, seed)
+    device = arguments.device_of(model, device)
     source = MicroBatches(data, device, batch, world.n, seed, augment)
     model.to(device)
     lowered = None if lower is None else lower_model(model, **lower)
@@ -125,7 +123,7 @@ def train(
         lowered.keep_master(run.optimizer)
     training = _SimulatedTraining(run, source, loss, lr, error_every, before_step, after_step)
     sizes = {"batch": batch, "examples": len(data.x_train), "min_values": min_values, "bucket_cap_mb": bucket_cap_mb}
-    facts = settings(model, run.optimizer, world, spec=spec, lr=lr, lower=lower, seed=seed, **sizes)
+    facts = arguments.settings(model, run.optimizer, world, spec=spec, lr=lr, lower=lower, seed=seed, **sizes)
     saver = _Saver(run, checkpoint, facts)
     if not (resume and saver.load(device)):
         run.log.begin()
@@ -276,7 +274,7 @@ def _copy(source: list[Tensor], target: list[Tensor]) -> None:
 class _Saver:
     """Checkpoints of a run, and the way back."""
 
-    def __init__(self, run: Run, path: Path | None, settings: dict[str, Any]) -> None:
+    def __init__(self, run: Run, path: PathLike | None, settings: dict[str, Any]) -> None:
         self._run, self._path, self.settings = run, path, settings
 
     def log_start(self) -> None:
@@ -301,11 +299,11 @@ class _Saver:
             "log": run.log.records,
             "test": [run.accuracy, run.test_loss],
         }
-        save_checkpoint(self._path, state)
+        arguments.save_checkpoint(self._path, state)
 
     def load(self, device: torch.device) -> bool:
         """Whether there was something to go on from."""
-        state = load_checkpoint(self._path, device, self.settings) if self._path is not None else None
+        state = arguments.load_checkpoint(self._path, device, self.settings) if self._path is not None else None
         if state is None:
             return False
         run = self._run
@@ -316,5 +314,5 @@ class _Saver:
             run.exchange.rebuild(state["ready"])
         run.exchange.watch.load_state_dict(state["policy"])
         run.step, (run.accuracy, run.test_loss) = state["step"], state["test"]
-        run.log.go_on(state["log"])
+        run.log.begin(state["log"])
         return True

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from narrowcast.kernels.checks import check_floats, check_seed, check_written, mark_written
 from narrowcast.kernels.dispatch import KernelChoice
-from narrowcast.kernels.matmul.accumulator import Accumulator, accumulator
-from narrowcast.kernels.matmul.operands import how_to_compute
+from narrowcast.kernels.matmul.accumulator import Accumulator, accumulator, how_to_compute
 from narrowcast.kernels.native import matmul as native_matmul
 from narrowcast.kernels.reference import matmul as reference_matmul
 
