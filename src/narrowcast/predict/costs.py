@@ -174,8 +174,7 @@ class Costs:
         self.levels = [self._level(n, level) for n, level in enumerate(cluster.levels)]
         if bandwidths is not None:
             self.levels[level].gbit_D = bandwidths
-        device = cluster.device
-        self.device_D = self.spread("device", device.spread)
+        self.device_D = self.spread("device", cluster.device.spread)
         self._codecs: dict[str, tuple[Curve, Curve, float]] = {}
         self._cache: dict[tuple[object, ...], Tensor] = {}
         self._plans: dict[tuple[str, int], Cost] = {}
@@ -189,10 +188,8 @@ class Costs:
         return spread_factor(0.0 if self.fixed else spread, self.draws, self.generator(name))
 
     def _curve(self, name: str, points: tuple[tuple[float, ...], ...]) -> Curve:
-        if self.fixed:
-            made = measured_curve(points, 0, self.generator(name))
-            return Curve(made.bytes_K, made.seconds_DK.expand(self.draws + 1, -1))
-        return measured_curve(points, self.draws, self.generator(name))
+        made = measured_curve(points, 0 if self.fixed else self.draws, self.generator(name))
+        return Curve(made.bytes_K, made.seconds_DK.expand(self.draws + 1, -1))
 
     def _level(self, number: int, level: Level) -> Link:
         tables = {}
@@ -238,17 +235,17 @@ class Costs:
             moving = moving.maximum(self.levels[0].moving(stage.kind, size_N * stage.own))
         return moving + link.latency(stage.steps)
 
-    def codec_seconds(self, cost: Cost, wire: str, values_N: Tensor, busy: bool = True) -> Tensor:
+    def codec_seconds(self, cost: Cost, wire: str, values_N: Tensor) -> Tensor:
         """Seconds that a rank encodes and decodes, [D, N]."""
         if cost.encodes == 0 and wire not in ("bf16", "fp16"):
             return torch.zeros(self.draws + 1, len(values_N), dtype=torch.float64)
-        key = ("codec", cost, wire, tuple(values_N.tolist()), busy)
+        key = ("codec", cost, wire, tuple(values_N.tolist()))
         if key not in self._cache:
             encode, decode, slower = self.codec(wire)
             part = values_N * cost.codec_share
             passes = (cost.encodes, cost.decodes) if cost.encodes else (1.0, 1.0)
             total = encode(part) * passes[0] + decode(part) * passes[1]
-            self._cache[key] = total * (slower if busy else 1.0) * self.device_D[:, None]
+            self._cache[key] = total * slower * self.device_D[:, None]
         return self._cache[key]
 
     def codec(self, wire: str) -> tuple[Curve, Curve, float]:
@@ -276,9 +273,8 @@ class Costs:
         """Nobody measured: a codec reads and writes at the speed of memory, after a launch."""
         device = self.cluster.device
         if device.memory_gbyte <= 0:
-            raise ValueError(
-                f"cluster {self.cluster.name}: neither [[codec]] nor device.memory_gbyte says how fast {wire} is"
-            )
+            problem = f"neither [[codec]] nor device.memory_gbyte says how fast {wire} is"
+            raise ValueError(f"cluster {self.cluster.name}: {problem}")
         values = torch.tensor([1.0, 2.0**30], dtype=torch.float64)
         seconds = device.launch_us / 1e6 + values * (4 + _bits(wire) / 8) / (device.memory_gbyte * 1e9)
         knots = torch.tensor([2.0**k for k in range(10, 31, 2)], dtype=torch.float64)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -106,21 +105,18 @@ class Description:
         size = batch or self.batch
         forward = 2 * self.macs * size / flops
         update = self.numel * UPDATE_BYTES / (memory_gbyte * 1e9) if memory_gbyte else 0.0
+        outputs = [layer.output for layer in self.layers if layer.macs and layer.output]
         return Profile(
             *(self.name, size, forward, 2 * forward, update, self._tensors(4 * size / flops)),
             spread=spread,
             source=f"description; {self.source}",
-            activations=int(
-                statistics.median([layer.output for layer in self.layers if layer.macs and layer.output] or [0])
-            ),
+            activations=int(statistics.median(outputs or [0])),
         )
 
-    def profile_of(
-        self, compute: float, batch: int | None = None, update: float = 0.0, spread: float = 0.02
-    ) -> Profile:
+    def profile_of(self, compute: float, batch: int | None = None, spread: float = 0.02) -> Profile:
         """Times from a step that somebody measured: a third forward, two thirds backward."""
         made = self.profile(1.0, batch=batch, spread=spread)
-        return replace(made.scaled((compute - update) / (made.forward + made.backward)), update=update)
+        return replace(made.scaled(compute / (made.forward + made.backward)), update=0.0)
 
     def _tensors(self, seconds_per_mac: float) -> tuple[TensorTime, ...]:
         at, tensors = 0.0, []
@@ -151,12 +147,11 @@ def ddp_buckets(
     """The buckets that DDP makes of tensors in the order in which they get ready."""
     gradients = [torch.empty(t.numel * value_bytes, dtype=torch.uint8, device="meta") for t in tensors]
     assigned = assign_buckets(gradients, [first_bytes, bucket_bytes])
-    return tuple(_close([tensors[number] for number in bucket], min_values) for bucket in assigned)
-
-
-def _close(held: Sequence[TensorTime], min_values: int) -> Bucket:
-    small = sum(t.numel for t in held if t.numel < min_values)
-    return Bucket(sum(t.numel for t in held), max(t.ready for t in held), small)
+    buckets = []
+    for held in ([tensors[number] for number in bucket] for bucket in assigned):
+        small = sum(t.numel for t in held if t.numel < min_values)
+        buckets.append(Bucket(sum(t.numel for t in held), max(t.ready for t in held), small))
+    return tuple(buckets)
 
 
 @dataclass(frozen=True)

@@ -118,26 +118,18 @@ class Pipeline(_Scheme):
 
     name = "pipeline"
 
-    def __init__(self, profile: Profile, made: Costs, micro_batches: int = 0) -> None:
-        super().__init__(profile, made)
-        self.micro_batches = micro_batches
-
-    def _count(self, setup: Setup) -> int:
-        return self.micro_batches or MICRO_BATCHES * setup.world
-
     def bubble(self, setup: Setup) -> Tensor:
         """The pipeline fills and drains: every stage waits for the others' first and last micro-batch."""
         work_D = (self.profile.forward + self.profile.backward) * self.compute_D * self.together(setup.world)
-        return (setup.world - 1) * work_D / self._count(setup)
+        return (setup.world - 1) * work_D / (MICRO_BATCHES * setup.world)
 
     def _span(self, setup: Setup, factor: Tensor) -> tuple[Timeline, Tensor, Tensor]:
         """The same samples a worker as with data parallelism: a stage computes 1/P of each of P times the samples."""
         profile, stages = self.profile, setup.world
         if not profile.activations:
-            raise ValueError(
-                f"pipeline: the profile of {profile.name} does not say how many activations cross a boundary"
-            )
-        work_D, count = (profile.forward + profile.backward) * factor, self._count(setup)
+            problem = "does not say how many activations cross a boundary"
+            raise ValueError(f"pipeline: the profile of {profile.name} {problem}")
+        work_D, count = (profile.forward + profile.backward) * factor, MICRO_BATCHES * stages
         values = max(1.0, profile.activations * profile.batch * stages / count)
         cross_D, coding_D = (x[:, 0] for x in self._collective("send", setup.wire, stages, [values]))
         link_D, bubble_D = 2 * count * cross_D, self.bubble(setup)
@@ -225,8 +217,7 @@ def shared_otherwise(mode: str, profile: Profile, made: Costs, description: Desc
         return Pipeline(profile, made)
     if mode in ("model", "hybrid"):
         if description is None:
-            raise ValueError(
-                f"--parallel {mode}: needs the layers of a built-in description; a profile does not know them"
-            )
+            needs = "needs the layers of a built-in description; a profile does not know them"
+            raise ValueError(f"--parallel {mode}: {needs}")
         return SubBatches(description, profile, made, mode)
     raise ValueError(f"--parallel: unknown {mode!r}; take {', '.join(MODES)}")

@@ -255,12 +255,6 @@ def local_device() -> torch.device:
     return torch.device("cpu")
 
 
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"cpu: {platform.machine()}, {os.cpu_count()} cores"
-
-
 def probe(
     wires: Sequence[str] = WIRES,
     seconds: float = 60.0,
@@ -276,7 +270,9 @@ def probe(
     levels = list(_levels(prober, local, nodes))
     codecs = tuple(prober.codec(wire) for wire in wires)
     overlap, speed = prober.overlap(), prober.copy_speed()
-    device = Device(name=_device_name(prober.device), memory_gbyte=speed)
+    processor = f"cpu: {platform.machine()}, {os.cpu_count()} cores"
+    is_cuda = prober.device.type == "cuda"
+    device = Device(torch.cuda.get_device_name(prober.device) if is_cuda else processor, memory_gbyte=speed)
     today = time.strftime("%Y-%m-%d", time.gmtime())
     source = f"narrowcast probe on {local} x {nodes} ranks, {dist.get_backend()}, torch {torch.__version__}, {today}"
     made = Cluster(name, tuple(levels), device, overlap, codecs, measured=True, source=source)

@@ -41,13 +41,6 @@ class Shown:
     cell: Prediction
 
 
-def _rows_shown(cells: Sequence[Prediction], setups: Sequence[Setup]) -> list[Shown]:
-    """A line for each wire; where several algorithms were asked for, for each of both."""
-    several = len({setup.algorithm for setup in setups}) > 1
-    names = [f"{setup.wire} {setup.algorithm}" if several else setup.wire for setup in setups]
-    return [Shown(*one) for one in zip(names, setups, cells, strict=True)]
-
-
 def _scaling(shown: Sequence[Shown]) -> Markup:
     series = []
     for name in dict.fromkeys(one.name for one in shown):
@@ -109,7 +102,11 @@ def _gbit(value: float | None) -> str:
 
 def page(sweep: Sweep, cells: Sequence[Prediction], setups: Sequence[Setup] = ()) -> str:
     """The whole file. setups: what was asked for, one for each cell; default each cell's wire by "auto"."""
-    shown = _rows_shown(cells, setups or [Setup(cell.workers, cell.wire) for cell in cells])
+    setups = setups or [Setup(cell.workers, cell.wire) for cell in cells]
+    # a line for each wire; where several algorithms were asked for, for each of both
+    several = len({setup.algorithm for setup in setups}) > 1
+    names = [f"{setup.wire} {setup.algorithm}" if several else setup.wire for setup in setups]
+    shown = [Shown(*one) for one in zip(names, setups, cells, strict=True)]
     cluster, profile = sweep.cluster, sweep.profile
     title = f"{profile.name} on {cluster.name}"
     state = "measured" if cluster.measured else "not measured: take the intervals seriously"

@@ -44,8 +44,8 @@ class _Net:
             self.add(f"{place}.norm", (out, out), 2.0 * values, values)
         self.channels = out
 
-    def pool(self, stride: int = 2) -> None:
-        self.size = -(-self.size // stride)
+    def pool(self) -> None:
+        self.size = -(-self.size // 2)
 
     def linear(self, into: int, out: int, tokens: int = 1, bias: bool = True) -> None:
         self.add(f"linear{len(self.layers)}", (into * out, *([out] if bias else [])), into * out * tokens, out * tokens)

@@ -15,7 +15,7 @@ from narrowcast.codecs import SLACK, Codec
 from narrowcast.collectives import segment_ranges
 from narrowcast.kernels import FLOATS
 from narrowcast.parallel import TensorRow, Watch, buckets, policy
-from narrowcast.simulate.stack import stacked
+from narrowcast.simulate.stack import in_rank_order, stacked
 from narrowcast.simulate.world import World
 
 
@@ -55,21 +55,23 @@ class GradientExchange:
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.watch = WorldWatch(gradients, world.n, min_values)
         self._bucket_cap_mb = bucket_cap_mb
-        self._check_dtypes()
+        for name, parameter in self.parameters.items():
+            if parameter.dtype not in FLOATS:
+                raise TypeError(f"train: {name} is {parameter.dtype}; codecs take float32, float16 and bfloat16")
         self.ready: list[str] = []
         """The parameters in the order in which their gradients first became ready; DDP rebuilds its buckets by it."""
         self.buckets = self._named(buckets.first_buckets(list(self.parameters.values())))
         self.groups: list[StackedGroup] = []
         self._layout: object = None
         self._storage: dict[torch.dtype, Tensor] = {}
+        """Room for the gradients of all workers, of each dtype."""
+        for p in self.parameters.values():
+            if p.dtype not in self._storage:
+                values = sum(other.numel() for other in self.parameters.values() if other.dtype == p.dtype)
+                self._storage[p.dtype] = torch.empty(world.n * values, dtype=p.dtype, device=p.device)
         self._used: set[str] = set()
         for name, parameter in self.parameters.items():
             world.algorithm_for(self.choice(name, 0).codec, parameter.numel())
-
-    def _check_dtypes(self) -> None:
-        for name, parameter in self.parameters.items():
-            if parameter.dtype not in FLOATS:
-                raise TypeError(f"train: {name} is {parameter.dtype}; codecs take float32, float16 and bfloat16")
 
     def choice(self, name: str, step: int) -> policy.CodecChoice:
         return policy.choose(self.policy, self._info(name), step, self.min_values)
@@ -132,17 +134,10 @@ class GradientExchange:
         for call, codec, names in planned:
             likes = tuple(self.parameters[name] for name in names)
             dtype, numel = likes[0].dtype, sum(like.numel() for like in likes)
-            flat, first = self._buffer(likes[0]), used.get(dtype, 0)
+            first = used.get(dtype, 0)
             used[dtype] = first + self.world.n * numel
-            stack_Wn = flat[first : used[dtype]].view(self.world.n, numel)
+            stack_Wn = self._storage[dtype][first : used[dtype]].view(self.world.n, numel)
             self.groups.append(StackedGroup(codec, call, names, stack_Wn, likes))
-
-    def _buffer(self, like: Tensor) -> Tensor:
-        """Room for the gradients of all workers, of one dtype."""
-        if like.dtype not in self._storage:
-            values = sum(p.numel() for p in self.parameters.values() if p.dtype == like.dtype)
-            self._storage[like.dtype] = torch.empty(self.world.n * values, dtype=like.dtype, device=like.device)
-        return self._storage[like.dtype]
 
     def take(self, worker: int) -> None:
         """Copy the gradients that the last backward pass left into a worker's rows. None counts as zero."""
@@ -165,19 +160,13 @@ class GradientExchange:
         """Exchange all buckets; parameters get the mean as their gradient. measure: return what the exchange lost."""
         errors: list[LayerError] = []
         for group in self.groups:
-            result_Wn = self.world.all_reduce(
-                group.stack_Wn,
-                "avg",
-                step=(step, *group.call),
-                spec=group.codec,
-                segments=group.lengths,
-                names=group.names,
-            )
+            how: dict[str, Any] = {"spec": group.codec, "segments": group.lengths, "names": group.names}
+            result = self.world.all_reduce(group.stack_Wn, "avg", step=(step, *group.call), **how)[0]
             if self.watch.active:
-                self._show(group, result_Wn[0], step)
+                self._show(group, result, step)
             if measure and not group.codec.lossless:
-                errors += layer_errors(self.world, group, result_Wn[0])
-            for name, mean in zip(group.names, group.views(result_Wn[0]), strict=True):
+                errors += layer_errors(self.world, group, result)
+            for name, mean in zip(group.names, group.views(result), strict=True):
                 self.parameters[name].grad = mean if name in self._used else None
         self.watch.decide(step)
         return errors
@@ -215,7 +204,7 @@ class WorldWatch:
         everything = [{**own, **common} for own in seen]
         merged = Watch(self._gradients)
         merged.give(everything[0])
-        merged.decide(step, lambda _: _in_rank_order([Watch.flat(own) for own in everything]), self._workers)
+        merged.decide(step, lambda _: in_rank_order([Watch.flat(own) for own in everything]), self._workers)
 
     def state_dict(self) -> list[dict[str, Any]]:
         return [watcher.state_dict() for watcher in policy.all_watchers(self._gradients)]
@@ -223,13 +212,6 @@ class WorldWatch:
     def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
         for watcher, state in zip(policy.all_watchers(self._gradients), states, strict=True):
             watcher.load_state_dict(state)
-
-
-def _in_rank_order(rows: Sequence[Tensor]) -> Tensor:
-    total = torch.zeros_like(rows[0])
-    for row in rows:
-        total = total + row
-    return total
 
 
 @dataclass(frozen=True)

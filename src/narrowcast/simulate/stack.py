@@ -89,13 +89,11 @@ def largest_WS(x_Wn: Tensor, segments: Sequence[int]) -> Tensor:
     if x_Wn.is_cpu:
         return torch.stack([torch.stack([largest_finite(row) for row in part]) for part in parts], dim=1)
     # without a look at the result: that would make the host wait for the device
-    return torch.stack([_largest_W(part) for part in parts], dim=1)
-
-
-def _largest_W(x_Wn: Tensor) -> Tensor:
-    if not x_Wn.shape[1]:
-        return x_Wn.new_zeros(len(x_Wn), dtype=torch.float32)
-    return torch.where(x_Wn.isfinite(), x_Wn, 0.0).abs().amax(dim=1).float()
+    finite = (
+        torch.where(part.isfinite(), part, 0.0).abs() if part.shape[1] else part.new_zeros(len(part), 1)
+        for part in parts
+    )
+    return torch.stack([part.amax(dim=1).float() for part in finite], dim=1)
 
 
 def own_scales(codec: Codec, top_WS: Tensor) -> list[Scales]:
@@ -152,7 +150,7 @@ class WorldResiduals:
 
     def mean(self) -> dict[str, Tensor]:
         """By tensor, added in rank order as a cluster's checkpoint does: valid for any number of workers."""
-        return {name: _rank_order_mean(rows_Wn) for name, rows_Wn in self.by_name().items()}
+        return {name: in_rank_order(rows_Wn) / len(rows_Wn) for name, rows_Wn in self.by_name().items()}
 
     def load_mean(self, mean: dict[str, Tensor]) -> None:
         """Every worker has this one now."""
@@ -175,18 +173,19 @@ class WorldResiduals:
                 f"World: the state is of {state['world']} workers, here are {self._world}; "
                 "take state_dict(), which holds for any number"
             )
-        self._groups = {tuple(g["names"]): (list(g["lengths"]), _residuals(g)) for g in state["groups"]}
+        self._groups = {}
+        for group in state["groups"]:
+            owners = [(int(worker), (int(low), int(high))) for worker, (low, high) in group["owners"]]
+            stray = None if group["stray"] is None else group["stray"].clone()
+            first, second = group["first"].clone(), group["second"].clone()
+            residuals = StackedResiduals(first, second, owners, stray, group["unit"])
+            self._groups[tuple(group["names"])] = list(group["lengths"]), residuals
         self._loaded = {name: rows_Wn.clone() for name, rows_Wn in state["loaded"].items()}
 
 
-def _residuals(group: dict[str, Any]) -> StackedResiduals:
-    owners = [(int(worker), (int(low), int(high))) for worker, (low, high) in group["owners"]]
-    stray = None if group["stray"] is None else group["stray"].clone()
-    return StackedResiduals(group["first"].clone(), group["second"].clone(), owners, stray, group["unit"])
-
-
-def _rank_order_mean(rows_Wn: Tensor) -> Tensor:
-    total = rows_Wn[0].clone()
-    for row in rows_Wn[1:]:
+def in_rank_order(rows: Sequence[Tensor] | Tensor) -> Tensor:
+    """The sum, as ranks add up one after the other."""
+    total = rows[0].clone()
+    for row in rows[1:]:
         total += row
-    return total / len(rows_Wn) if len(rows_Wn) > 1 else total
+    return total

@@ -129,10 +129,15 @@ def train(
         run.log.begin()
         saver.log_start()
     per_epoch = source.batches.steps_per_epoch
+    shown: Iterable[int] = range(run.step, total)
+    if progress:
+        from narrowcast.console import progress as bar
+
+        shown = bar(shown, total - run.step, "training")
     until = None if time_limit is None else time.monotonic() + time_limit
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), ExitStack() as whatever_ends_it:
-        whatever_ends_it.callback(training.flush)  # the log holds every step that was done
-        for _ in _show_progress(range(run.step, total), total - run.step, progress):
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), ExitStack() as ending:
+        ending.callback(training.flush)  # the log holds every step that was done
+        for _ in shown:
             training.step()
             late = until is not None and time.monotonic() >= until
             last = run.finished or run.stop
@@ -144,14 +149,6 @@ def train(
             if run.stop or late:
                 break
     return run
-
-
-def _show_progress(steps: Iterable[int], total: int, progress: bool) -> Iterable[int]:
-    if not progress:
-        return steps
-    from narrowcast.console import progress as bar
-
-    return bar(steps, total, "training")
 
 
 class _SimulatedTraining:

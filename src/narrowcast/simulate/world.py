@@ -38,7 +38,6 @@ from narrowcast.simulate.stack import Stack, Tensors, WorldResiduals, flat_row, 
 
 OPS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG}
 ORDERS = ("cluster", "reversed", "random", "pairwise")
-FLOAT32 = ("fp32", "float32")
 
 
 class World:
@@ -70,7 +69,11 @@ class World:
         self.nodes, self.inner = _nodes(n, groups, nodes), codec_named(inner)
         self.order: str | list[int] = order if isinstance(order, str) else list(order)
         self.low = accumulate == "low"
-        self.sums = SumRule(_accumulator(accumulate), kahan, order == "pairwise")
+        if isinstance(accumulate, str):
+            wide = accumulate in ("fp32", "float32", "low")
+            self.sums = SumRule(None if wide else format_named(accumulate), kahan, order == "pairwise")
+        else:
+            self.sums = SumRule(accumulate, kahan, order == "pairwise")
         self.residuals = WorldResiduals(n)
         _check_order(self.order, n)
         self.algorithm_for(self.codec, 1 << 30)
@@ -232,7 +235,9 @@ class World:
     ) -> tuple[list[Scales], Tensor | None]:
         """The scales of each worker's own values, and the unit of each value in a low-precision accumulator."""
         if not codec.takes_scale:
-            return [None] * self.n, _constant_unit(codec, stack)
+            constant = codec.constant_scale
+            unit = None if constant is None else torch.full_like(stack.x_Wn[0], constant, dtype=torch.float32)
+            return [None] * self.n, unit
         # residuals count too: a scale for the gradient alone would cut them off or flush them
         top_WS = largest_WS(stack.x_Wn if residuals is None else residuals.added_to(stack.x_Wn), stack.lengths)
         if not codec.agrees_on_scales:
@@ -242,18 +247,6 @@ class World:
         if self.sums.format is not None:
             unit_n = agreed_S.repeat_interleave(torch.tensor(stack.lengths, device=agreed_S.device))
         return [list(agreed_S.view(-1, 1).unbind())] * self.n, unit_n
-
-
-def _constant_unit(codec: Codec, stack: Stack) -> Tensor | None:
-    if codec.constant_scale is None:
-        return None
-    return torch.full_like(stack.x_Wn[0], codec.constant_scale, dtype=torch.float32)
-
-
-def _accumulator(accumulate: str | Format) -> Format | None:
-    if isinstance(accumulate, Format):
-        return accumulate
-    return None if accumulate in (*FLOAT32, "low") else format_named(accumulate)
 
 
 def _nodes(n: int, groups: int | None, nodes: Sequence[Sequence[int]] | None) -> list[list[int]] | None:

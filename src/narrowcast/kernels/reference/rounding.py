@@ -136,13 +136,10 @@ def codes_of(fmt: Format, t: Tensor, random: Tensor | None) -> Tensor:
 
 def special_codes(fmt: Format, x: Tensor, code: Tensor) -> Tensor:
     """Put the codes of NaN and Inf where x has them (a format without such codes takes its largest value)."""
-    top = int(fmt.grid_codes[-1])
-    bottom = int(fmt.grid_codes[0])
+    bottom, top = int(fmt.grid_codes[0]), int(fmt.grid_codes[-1])
     nan = fmt.nan_code if fmt.nan_code is not None else fmt.inf_code
     positive = fmt.inf_code if fmt.inf_code is not None else fmt.nan_code
-    negative = positive
-    if fmt.inf_code is not None:
-        negative = fmt.inf_code + 2 ** (fmt.bits - 1)
+    negative = positive if fmt.inf_code is None else fmt.inf_code + 2 ** (fmt.bits - 1)
     code = torch.where(torch.isposinf(x), top if positive is None else positive, code)
     code = torch.where(torch.isneginf(x), bottom if negative is None else negative, code)
     return torch.where(torch.isnan(x), top if nan is None else nan, code)
@@ -165,13 +162,7 @@ def _with_overflow(fmt: FloatFormat) -> RoundingGrid:
 def _overflows(index: Tensor, grid: RoundingGrid, rounding: str) -> Tensor:
     """Where a finite x went over the top. Rounding towards zero or away from that end never does."""
     high, low = index == len(grid.values) - 1, index == 0
-    if rounding == "toward-zero":
-        return torch.zeros_like(high)
-    if rounding == "down":
-        return low
-    if rounding == "up":
-        return high
-    return high | low
+    return {"toward-zero": high & low, "down": low, "up": high}.get(rounding, high | low)
 
 
 def _finite_values(x: Tensor, fmt: Format, rounding: str, overflow: str, random: Tensor | None) -> Tensor:
