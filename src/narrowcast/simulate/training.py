@@ -151,22 +151,18 @@ def train(
     return run
 
 
+@dataclass(frozen=True)
 class _SimulatedTraining:
     """One step after another."""
 
-    def __init__(
-        self,
-        run: Run,
-        source: MicroBatches,
-        loss: LossOf,
-        lr: Rate,
-        error_every: int,
-        before_step: Hook | None,
-        after_step: Hook | None,
-    ) -> None:
-        self._run, self._source, self._loss, self._lr = run, source, loss, lr
-        self._error_every, self._before, self._after = error_every, before_step, after_step
-        self._began = time.monotonic()
+    _run: Run
+    _source: MicroBatches
+    _loss: LossOf
+    _lr: Rate
+    _error_every: int
+    _before: Hook | None
+    _after: Hook | None
+    _began: float = field(default_factory=time.monotonic)
 
     def step(self) -> None:
         run, exchange = self._run, self._run.exchange
@@ -268,11 +264,13 @@ def _copy(source: list[Tensor], target: list[Tensor]) -> None:
         there.copy_(here)
 
 
+@dataclass(frozen=True)
 class _Saver:
     """Checkpoints of a run, and the way back."""
 
-    def __init__(self, run: Run, path: PathLike | None, settings: dict[str, Any]) -> None:
-        self._run, self._path, self.settings = run, path, settings
+    _run: Run
+    _path: PathLike | None
+    settings: dict[str, Any]
 
     def log_start(self) -> None:
         """The settings, and the wire of every tensor or why it stays as it is."""

@@ -69,12 +69,11 @@ class World:
         self.nodes, self.inner = _nodes(n, groups, nodes), codec_named(inner)
         self.order: str | list[int] = order if isinstance(order, str) else list(order)
         self.low = accumulate == "low"
-        if isinstance(accumulate, str):
-            wide = accumulate in ("fp32", "float32", "low")
-            self.sums = SumRule(None if wide else format_named(accumulate), kahan, order == "pairwise")
-        else:
-            self.sums = SumRule(accumulate, kahan, order == "pairwise")
+        wide = accumulate in ("fp32", "float32", "low")
+        narrow = format_named(accumulate) if isinstance(accumulate, str) and not wide else accumulate
+        self.sums = SumRule(narrow if isinstance(narrow, Format) else None, kahan, order == "pairwise")
         self.residuals = WorldResiduals(n)
+        self._algorithms: dict[tuple[Codec, int], str] = {}
         _check_order(self.order, n)
         self.algorithm_for(self.codec, 1 << 30)
 
@@ -104,7 +103,8 @@ class World:
         residuals = self._residuals_of(codec, stack, names, unit)
         algorithm = ALGORITHMS[self.algorithm_for(codec, out.numel())]
         noise = noise_of("World.all_reduce", codec, self.seed, step)
-        noise_of("World.all_reduce inside a node", self.inner, self.seed, step)
+        if self.inner.stochastic:
+            noise_of("World.all_reduce inside a node", self.inner, self.seed, step)
         if self.n == 1 or out.numel() == 0:
             record.reduce_alone(stack.x_Wn[0], out, reduction, residuals.of_one() if residuals else None)
             return stack.for_all(out)
@@ -171,6 +171,9 @@ class World:
 
     def algorithm_for(self, codec: Codec, numel: int) -> str:
         """The algorithm of a call; raises where it cannot be, or cannot be simulated."""
+        known = self._algorithms.get((codec, numel))
+        if known is not None:
+            return known
         name = record.choose(self.algorithm, codec, numel, self.n, bool(self.nodes))
         record.check(name, codec, self.n, self.nodes, "World")
         _check_sums(ALGORITHMS[name], self.sums)
@@ -178,6 +181,7 @@ class World:
             record.check_accumulator(name, "World: accumulate", "casts a worker's own values")
         if self.low and self.sums.kahan:
             raise ValueError("World: accumulate='low' and kahan=True: choose one")
+        self._algorithms[codec, numel] = name
         return name
 
     def _reduction(self, op: object) -> Reduction:
