@@ -1,4 +1,4 @@
-// The random bits: Philox4x32-7, 16 bits a value. src/narrowcast/kernels/reference/philox.py says which bits are whose.
+// The random bits: Philox4x32-7, 16 bits a value. src/narrowcast/kernels/reference/rounding.py says which bits are whose.
 #pragma once
 
 #include "simd.hpp"

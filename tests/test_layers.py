@@ -41,7 +41,7 @@ ALLOWED = {
     "data": (),
     "measure": ("codecs", "collectives"),
     "lab": ("lazy", "measure"),
-    "simulate": ("formats", "kernels", "codecs", "collectives", "parallel", "console"),
+    "simulate": ("formats", "kernels", "codecs", "collectives", "parallel", "console", "lazy"),
     # on top of it
     "predict": ("codecs", "collectives", "parallel", "measure", "figures", "lazy", "toml_file"),
     "bench": ("formats", "kernels", "codecs", "collectives", "parallel", "measure", "lab", "data"),

@@ -16,14 +16,20 @@ def lazy_front(
     """`__getattr__`, `__dir__` and `__all__` of a package.
 
     homes: the module of each public name, "module:name" where it has another name there, "module:" for
-    the module itself.
+    the module itself. A leading dot means the package around this one, as in imports.
     """
 
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home, colon, there = homes[name].partition(":")
-        module = import_module(f"{package}.{home}")
+        module = import_module(f".{home}", package)
         return module if colon and not there else getattr(module, there or name)
 
     return get, lambda: list(homes), list(homes)
+
+
+def homes_of(modules: Mapping[str, str]) -> dict[str, str]:
+    """`homes` for `lazy_front`, from the names of each module in one string, "public:name there" where they differ."""
+    names = ((module, name.partition(":")) for module, listed in modules.items() for name in listed.split())
+    return {name: f"{module}:{there}" if there else module for module, (name, _, there) in names}

@@ -24,6 +24,8 @@ LARGEST = (1 << 63) - 1
 """TOML's whole numbers have 64 bits; a larger one is a slip of the keyboard that no float can hold."""
 MANY_DIGITS = re.compile(r"[0-9_]{4300}")
 """Of a whole number that Python does not read."""
+SMALLEST = 1e-15
+"""Of numbers above something: nearer to it products of a few of them are no numbers any more."""
 SHOWN = 60
 """Characters of what is wrong that a message repeats."""
 LONGEST = 1000
@@ -53,6 +55,75 @@ class Document:
         while around and around not in self.lines:
             around = around.rpartition(".")[0]
         raise error_at(self.name, self.lines.get(around, 1), f"{path}: {what}")
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table of a document: what is missing, unknown or out of range in it fails with its line."""
+
+    document: Document
+    values: dict[str, Any]
+    path: str = ""
+
+    def path_of(self, key: str) -> str:
+        return f"{self.path}.{key}".lstrip(".")
+
+    def fail(self, key: str, what: str) -> NoReturn:
+        self.document.fail(self.path_of(key), what)
+
+    def check_keys(self, *names: str) -> None:
+        for key in self.values:
+            if key not in names:
+                self.fail(key, f"unknown; there are {', '.join(names)}")
+
+    def check_format(self, version: int) -> None:
+        if self.values.get("format") != version:
+            self.fail("format", f"this version reads format = {version}, got {brief(self.values.get('format'))}")
+
+    def table(self, key: str) -> Section:
+        inner = self.values.get(key, {})
+        if not isinstance(inner, dict):
+            self.fail(key, f"write [{key}], once, and its keys below")
+        return Section(self.document, inner, self.path_of(key))
+
+    def tables(self, key: str) -> list[Section]:
+        listed = self.values.get(key, [])
+        if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed):
+            self.fail(key, f"write [[{key}]]: there may be several")
+        return [Section(self.document, table, self.path_of(f"{key}.{i}")) for i, table in enumerate(listed)]
+
+    def truth(self, key: str) -> bool:
+        value = self.values.get(key, False)
+        if not isinstance(value, bool):
+            self.fail(key, f"must be true or false, got {brief(value)}")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.values.get(key, default)
+        if not isinstance(value, str):
+            self.fail(key, "is missing" if value is None else f'must be a "string", got {brief(value)}')
+        return value
+
+    def number(
+        self, key: str, default: float | None = None, low: float = 0.0, above: float | None = None, most: float = 1e18
+    ) -> float:
+        """From `low`, or beyond `above`, to `most`; as it stands there, whole or not."""
+        value = self.values.get(key, default)
+        if value is None:
+            self.fail(key, "is missing; give a number")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+            self.fail(key, f"must be a number, got {brief(value)}")
+        if value > most:
+            self.fail(key, f"must be {most:g} or less, got {value:g}")
+        if value < (low if above is None else above + SMALLEST):
+            self.fail(key, f"must be {f'{low:g} or more' if above is None else f'more than {above:g}'}, got {value!r}")
+        return value
+
+    def whole(self, key: str, default: int, low: int = 0, most: float = 1e18) -> int:
+        value = self.values.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= most:
+            self.fail(key, f"must be a whole number, {low} or more, got {brief(value)}")
+        return value
 
 
 def read_text(path: str | Path, name: str | Path | None = None) -> str:

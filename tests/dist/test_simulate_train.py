@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import narrowcast as nc
 from narrowcast.parallel.ddp import buckets
 from narrowcast.simulate import Batches, World, train
-from narrowcast.simulate.training.batches import seed_of
+from narrowcast.simulate.settings import seed_of
 
 STEPS, BATCH, SEED, MIN_VALUES = 6, 24, 5, 50
 CAP_MB = 0.02

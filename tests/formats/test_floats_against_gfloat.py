@@ -13,7 +13,7 @@ from torch import Tensor
 
 import narrowcast as nc
 from narrowcast.formats.floats import FloatFormat, Specials
-from narrowcast.kernels.reference.philox import random_bits
+from narrowcast.kernels.reference.rounding import random_bits
 
 # the reference; that native equals it is another test, and ml_dtypes is compared with both
 pytestmark = pytest.mark.usefixtures("reference_only")

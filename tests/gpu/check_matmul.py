@@ -16,8 +16,7 @@ from narrowcast_research.bench.matmul import operands, run_model
 from torch import Tensor
 
 from narrowcast.kernels.matmul import explain, matmul
-from narrowcast.kernels.matmul.accumulator import accumulator
-from narrowcast.kernels.matmul.operands import how_to_compute
+from narrowcast.kernels.matmul.accumulator import accumulator, how_to_compute
 from narrowcast.kernels.ops import round_to
 
 FORMATS = ("bf16", "fp16", "e5m2", "e4m3", "e4m3fn", "e3m0", "e6m9", "e2m1fn", "e4m3fnuz", "fixed8.8", "fixed4.4")

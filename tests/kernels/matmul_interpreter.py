@@ -8,8 +8,7 @@ import warnings
 
 import torch
 
-from narrowcast.kernels.matmul.accumulator import accumulator
-from narrowcast.kernels.matmul.operands import How, how_to_compute
+from narrowcast.kernels.matmul.accumulator import How, accumulator, how_to_compute
 from narrowcast.kernels.ops import round_to
 from narrowcast.kernels.reference import matmul as reference
 from narrowcast.kernels.triton import matmul as kernel

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from narrowcast.kernels import native
 from narrowcast.kernels.matmul import explain, matmul
-from narrowcast.kernels.matmul.accumulator import Accumulator, accumulator
-from narrowcast.kernels.matmul.operands import How, how_to_compute
+from narrowcast.kernels.matmul.accumulator import Accumulator, How, accumulator, how_to_compute
 from narrowcast.kernels.native import matmul as native_matmul
 from narrowcast.kernels.ops import round_to
 from narrowcast.kernels.reference import matmul as reference

@@ -14,7 +14,7 @@ import narrowcast as nc
 from narrowcast.codecs import all_specs
 from narrowcast.formats import Format
 from narrowcast.kernels import CastPlan, Noise, Plan, dispatch, ops, reference
-from narrowcast.kernels.unfused import Unfused
+from narrowcast.kernels.arithmetic import Unfused
 
 SPEC = "int8/64"
 

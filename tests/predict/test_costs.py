@@ -13,10 +13,9 @@ import narrowcast as nc
 from narrowcast.collectives.algorithms import record
 from narrowcast.collectives.algorithms.record import ALGORITHMS, Setting
 from narrowcast.collectives.segments import Coder
-from narrowcast.predict import costs, curve
+from narrowcast.predict import costs
 from narrowcast.predict.cluster import Cluster, CodecSpeed, CollectiveTimings, Device, Level
-from narrowcast.predict.costs import Costs, plan
-from narrowcast.predict.curve import Curve
+from narrowcast.predict.costs import Costs, Curve, plan
 
 FLAT = Cluster("flat", (Level("link", 0, 8.0, 100.0),), Device("cpu", memory_gbyte=10.0, launch_us=0.0))
 """1 GB/s and 100 us."""
@@ -38,7 +37,7 @@ def test_a_curve_goes_through_its_points_and_on_at_the_last_slope() -> None:
 
 
 def test_the_first_version_is_the_mean_and_the_others_are_drawn_from_the_timings() -> None:
-    made = curve.draw_means([1.0, 2.0, 3.0, 100.0], 200, torch.Generator().manual_seed(0))
+    made = costs.draw_means([1.0, 2.0, 3.0, 100.0], 200, torch.Generator().manual_seed(0))
     assert float(made[0]) == 2.0, "a timing that is far out does not count"
     assert float(made[1:].min()) >= 1.0
     assert float(made[1:].max()) <= 3.0

@@ -21,8 +21,7 @@ from narrowcast.predict.cluster import Cluster, CodecSpeed, Device, Level, Overl
 from narrowcast.predict.costs import Costs
 from narrowcast.predict.model import Profile, TensorTime
 from narrowcast.predict.parallelism import MODES
-from narrowcast.predict.step import Prediction, Setup, StepPredictor
-from narrowcast.predict.sweep import BANDWIDTHS, Sweep
+from narrowcast.predict.step import BANDWIDTHS, Prediction, Setup, StepPredictor, Sweep
 
 SLOW = Cluster("slow", (Level("link", 0, 0.1, 100.0),), Device("cpu", memory_gbyte=10.0, launch_us=0.0))
 FAST = Cluster("fast", (Level("link", 0, 1000.0, 1.0),), Device("cpu", memory_gbyte=10.0, launch_us=0.0))
@@ -38,7 +37,7 @@ def test_the_backends_own_sum_takes_buckets_whole_and_ours_sends_small_tensors_a
     small = replace(PROFILE, tensors=(*PROFILE.tensors, TensorTime("bias", 100, 0.2)))
     steps = sweep(profile=small).steps
     for algorithm, found in (("native", [(1_000_000, "bf16"), (1_000_100, "bf16")]), ("two_shot", None)):
-        calls = [(call.values, call.wire) for call in steps.calls(Setup(2, "bf16", algorithm))]
+        calls = [(call.values, call.wire) for call in steps.plan(Setup(2, "bf16", algorithm))[0]]
         assert calls == (found or [(1_000_000, "bf16"), (1_000_000, "bf16"), (100, "fp32")])
 
 

@@ -14,8 +14,8 @@ from narrowcast import data
 from narrowcast.parallel import TensorInfo
 from narrowcast.parallel.policy import Watching
 from narrowcast.simulate import train
-from narrowcast.simulate.training.exchange import WorldWatch
-from narrowcast.simulate.training.train import Run
+from narrowcast.simulate.exchange import WorldWatch
+from narrowcast.simulate.training import Run
 from narrowcast.study.models import linear_layers, seeded
 
 WORKERS = 3

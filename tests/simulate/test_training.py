@@ -17,11 +17,9 @@ from torch.nn import functional as F
 
 import narrowcast as nc
 from narrowcast import data
-from narrowcast.simulate import Batches, World, train
+from narrowcast.simulate import Batches, World, settings, train
 from narrowcast.simulate.precision import optim
-from narrowcast.simulate.training import files
-from narrowcast.simulate.training.batches import seed_of
-from narrowcast.simulate.training.files import read_log
+from narrowcast.simulate.settings import read_log, seed_of
 
 FEEDBACK = "int4/128+sr+ef"
 
@@ -178,7 +176,7 @@ def test_numbers_of_numpy_and_torch_are_numbers(tmp_path: Path, lr: Any) -> None
 
 def test_a_checkpoint_that_fails_half_way_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.pt"
-    files.save_checkpoint(path, {"run": {}, "step": 1})
+    settings.save_checkpoint(path, {"run": {}, "step": 1})
 
     def broken(state: object, file: Any) -> None:
         file.write(b"half")
@@ -186,9 +184,9 @@ def test_a_checkpoint_that_fails_half_way_leaves_the_old_one(tmp_path: Path, mon
 
     monkeypatch.setattr(torch, "save", broken)
     with pytest.raises(OSError, match="disk full"):
-        files.save_checkpoint(path, {"run": {}, "step": 2})
+        settings.save_checkpoint(path, {"run": {}, "step": 2})
     monkeypatch.undo()
-    assert files.load_checkpoint(path, torch.device("cpu"), {})["step"] == 1
+    assert settings.load_checkpoint(path, torch.device("cpu"), {})["step"] == 1
     assert os.listdir(tmp_path) == ["run.pt"]
 
 

@@ -195,17 +195,13 @@ class Format(abc.ABC):
         return "nan" if self.nan_code is not None else f"{self.max:g}"
 
     @property
-    def negative_zero_becomes(self) -> str:
-        return "-0" if self.negative_zero_code is not None else "0"
-
-    @property
     def rules(self) -> dict[str, str]:
         """Every corner rule, for the listing and for whoever compares formats."""
         return {
             "overflow": self.default_overflow,
             "nan": self.nan_becomes,
             "inf": self.inf_becomes,
-            "-0": self.negative_zero_becomes,
+            "-0": "-0" if self.negative_zero_code is not None else "0",
         }
 
 

@@ -102,11 +102,6 @@ NAMED = {"fp16": (5, 10), "bf16": (8, 7)}
 _PATTERN = re.compile(rf"e{NUMBER}m{NUMBER}(?:b{NUMBER})?(fnuz|fn|f)?")
 
 
-def _specials(suffix: str, bits: int) -> Specials:
-    # ml_dtypes: float8_e4m3fn has a NaN, float6_e2m3fn and float4_e2m1fn have none
-    return Specials.FINITE if suffix == "fn" and bits < 8 else Specials(suffix)
-
-
 def parse_float(name: str) -> FloatFormat | None:
     """`eXmY[bBIAS][fn|fnuz|f]`, or None where the name is no such thing."""
     match = _PATTERN.fullmatch(name)
@@ -116,7 +111,8 @@ def parse_float(name: str) -> FloatFormat | None:
     bits, suffix = 1 + exp + man, match[4] or ""
     if suffix == "f" and bits < 8:
         raise ValueError(f"format {name!r}: below 8 bits the finite-only variant is written {name}n")
-    specials = _specials(suffix, bits)
+    # ml_dtypes: float8_e4m3fn has a NaN, float6_e2m3fn and float4_e2m1fn have none
+    specials = Specials.FINITE if suffix == "fn" and bits < 8 else Specials(suffix)
     least = 1 if specials is Specials.FINITE else 2
     if not (least <= exp <= 8 and 0 <= man <= 10 and bits <= MAX_BITS):
         allowed = f"X from {least} to 8, Y from 0 to 10, at most {MAX_BITS} bits in all"
@@ -124,12 +120,8 @@ def parse_float(name: str) -> FloatFormat | None:
     for known, fields in NAMED.items():
         if fields == (exp, man) and not suffix and not match[3]:
             return FloatFormat(known, exp, man)
-    bias = int(match[3]) if match[3] else None
-    return _check(FloatFormat(name, exp, man, specials, bias))
-
-
-def _check(fmt: FloatFormat) -> FloatFormat:
-    """Only formats whose every value is a float32 number: kernels compute in float32."""
+    fmt = FloatFormat(name, exp, man, specials, int(match[3]) if match[3] else None)
+    # only formats whose every value is a float32 number: kernels compute in float32
     if fmt.bias + fmt.man_bits > 1 + 149 or fmt.largest > torch.finfo(torch.float32).max:
         raise ValueError(f"format {fmt.name!r}: its values reach outside float32; take a smaller bias or exponent")
     return fmt

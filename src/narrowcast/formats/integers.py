@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.formats.base import MAX_BITS, Format, Kind, as_float32
-from narrowcast.formats.registry import NUMBER, Family, register, register_family
+from narrowcast.formats.registry import NUMBER, Family, parser, register, register_family
 
 
 class Coding(enum.Enum):
@@ -84,27 +83,15 @@ class UniformFormat(Format):
         return float(self.high)
 
 
-_INTEGER = re.compile(rf"(u?)int{NUMBER}")
-_FIXED = re.compile(rf"fixed{NUMBER}\.{NUMBER}")
-_QSGD = re.compile(rf"qsgd{NUMBER}")
-
-
-def _parse_int(name: str) -> Format | None:
-    match = _INTEGER.fullmatch(name)
-    if match is None:
-        return None
-    width, unsigned = int(match[2]), bool(match[1])
-    least = 1 if unsigned else 2
+def _integer(name: str, unsigned: str, bits: str) -> Format:
+    width, least = int(bits), 1 if unsigned else 2
     if not least <= width <= 8:
-        raise ValueError(f"format {name!r}: {match[1]}int takes {least} to 8 bits, got {width}")
+        raise ValueError(f"format {name!r}: {unsigned}int takes {least} to 8 bits, got {width}")
     return UniformFormat(name, width, Coding.UNSIGNED if unsigned else Coding.TWOS_COMPLEMENT)
 
 
-def _parse_fixed(name: str) -> Format | None:
-    match = _FIXED.fullmatch(name)
-    if match is None:
-        return None
-    whole, fraction = int(match[1]), int(match[2])
+def _fixed(name: str, before: str, after: str) -> Format:
+    whole, fraction = int(before), int(after)
     if whole < 1 or not 2 <= whole + fraction <= MAX_BITS:
         raise ValueError(
             f"format {name!r}: fixedI.F takes I >= 1 (the sign bit counts) and I + F from 2 to {MAX_BITS}, "
@@ -113,11 +100,8 @@ def _parse_fixed(name: str) -> Format | None:
     return UniformFormat(name, whole + fraction, steps_per_unit=2**fraction, symmetric=False)
 
 
-def _parse_qsgd(name: str) -> Format | None:
-    match = _QSGD.fullmatch(name)
-    if match is None:
-        return None
-    width = int(match[1])
+def _qsgd(name: str, bits: str) -> Format:
+    width = int(bits)
     if not 2 <= width <= 8:
         raise ValueError(f"format {name!r}: qsgd takes 2 to 8 bits (a sign and the level), got {width}")
     return UniformFormat(name, width, Coding.SIGN_MAGNITUDE, stochastic_only=True)
@@ -127,13 +111,14 @@ def _all(prefix: str, least: int) -> tuple[str, ...]:
     return tuple(f"{prefix}{width}" for width in range(least, 9))
 
 
-register_family(Family("intN", _parse_int, _all("int", 2) + _all("uint", 1), "integers: int symmetric, uint affine"))
+_INTEGERS, _LEVELS = _all("int", 2) + _all("uint", 1), _all("qsgd", 2)
+_PLACES, _FIXED = "two's complement, I whole and F binary places", ("fixed4.4", "fixed2.6", "fixed8.8")
+_LEVELS_MEAN = "QSGD levels: a sign and N - 1 bits, stochastic"
 register_family(
-    Family(
-        "fixedI.F", _parse_fixed, ("fixed4.4", "fixed2.6", "fixed8.8"), "two's complement, I whole and F binary places"
-    )
+    Family("intN", parser(rf"(u?)int{NUMBER}", _integer), _INTEGERS, "integers: int symmetric, uint affine")
 )
-register_family(Family("qsgdN", _parse_qsgd, _all("qsgd", 2), "QSGD levels: a sign and N - 1 bits, stochastic"))
+register_family(Family("fixedI.F", parser(rf"fixed{NUMBER}\.{NUMBER}", _fixed), _FIXED, _PLACES))
+register_family(Family("qsgdN", parser(rf"qsgd{NUMBER}", _qsgd), _LEVELS, _LEVELS_MEAN))
 
 TERNARY = register(UniformFormat("ternary", 2, Coding.SIGN_MAGNITUDE, stochastic_only=True))
 LINEAR8 = register(UniformFormat("linear8", 8, Coding.SIGN_MAGNITUDE, steps_per_unit=127))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.formats.base import MAX_BITS, Format
-from narrowcast.formats.registry import NUMBER, Family, register_family
+from narrowcast.formats.registry import NUMBER, Family, parser, register_family
 
 
 def posit_value(code: int, width: int, es: int) -> Fraction | None:
@@ -72,14 +71,8 @@ class PositFormat(Format):
         return "nan"
 
 
-_PATTERN = re.compile(rf"posit{NUMBER}\.{NUMBER}")
-
-
-def _parse(name: str) -> Format | None:
-    match = _PATTERN.fullmatch(name)
-    if match is None:
-        return None
-    width, es = int(match[1]), int(match[2])
+def _posit(name: str, n: str, exponent_bits: str) -> Format:
+    width, es = int(n), int(exponent_bits)
     if not (3 <= width <= MAX_BITS and es <= 3):
         raise ValueError(
             f"format {name!r}: positN.ES takes N from 3 to {MAX_BITS} and ES from 0 to 3 "
@@ -88,8 +81,5 @@ def _parse(name: str) -> Format | None:
     return PositFormat(name, width, es)
 
 
-register_family(
-    Family(
-        "positN.ES", _parse, ("posit8.0", "posit8.1", "posit8.2", "posit6.2", "posit16.1"), "posit, ES exponent bits"
-    )
-)
+_EXAMPLES = ("posit8.0", "posit8.1", "posit8.2", "posit6.2", "posit16.1")
+register_family(Family("positN.ES", parser(rf"posit{NUMBER}\.{NUMBER}", _posit), _EXAMPLES, "posit, ES exponent bits"))

@@ -29,6 +29,17 @@ class Family:
     meaning: str
 
 
+def parser(pattern: str, make: Callable[..., Format]) -> Callable[[str], Format | None]:
+    """The `parse` of a family whose names match `pattern`: `make` of the name and the pattern's groups."""
+    compiled = re.compile(pattern)
+
+    def parse(name: str) -> Format | None:
+        match = compiled.fullmatch(name)
+        return None if match is None else make(name, *match.groups())
+
+    return parse
+
+
 _FORMATS: dict[str, Format] = {}
 _FAMILIES: list[Family] = []
 _ON_UNREGISTER: list[Callable[[], None]] = []

@@ -14,6 +14,7 @@ from narrowcast.kernels.arithmetic import Feedback as Feedback
 from narrowcast.kernels.arithmetic import Finish as Finish
 from narrowcast.kernels.arithmetic import keeps_subnormals as keeps_subnormals
 from narrowcast.kernels.arithmetic import plus as plus
+from narrowcast.kernels.arithmetic import saturate as saturate
 from narrowcast.kernels.checks import FLOATS as FLOATS
 from narrowcast.kernels.checks import Stretch as Stretch
 from narrowcast.kernels.checks import are_plain_rows as are_plain_rows
@@ -58,6 +59,5 @@ from narrowcast.kernels.plan import Rule as Rule
 from narrowcast.kernels.plan import Store as Store
 from narrowcast.kernels.reference import blocks as blocks
 from narrowcast.kernels.reference.blocks import pack as pack
-from narrowcast.kernels.reference.cast import saturate as saturate
 from narrowcast.kernels.reference.methods import find_scales as find_scales
 from narrowcast.kernels.reference.rounding import SR_BITS as SR_BITS

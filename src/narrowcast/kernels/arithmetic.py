@@ -1,19 +1,25 @@
 """Float32 arithmetic in torch as every kernel does it: what is finite stays finite, and subnormal numbers are kept.
 
-Beside it, as values that travel through every layer, what error feedback adds to an encoding and what becomes of a sum.
+Beside it, as values that travel through every layer, what error feedback adds to an encoding and what becomes of a sum;
+and both out of encode and decode: what a fused kernel must equal, and what the CPU runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import wraps
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+from narrowcast.kernels.noise import NO_NOISE, Noise
+
 LARGEST = torch.finfo(torch.float32).max
 _SUBNORMAL, _ONE = 5e-324, 1.0
+_BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
+_NAN = {torch.float32: 0x7FC00000, torch.bfloat16: 0x7FC0, torch.float16: 0x7E00}
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -52,6 +58,30 @@ def clamp_overflow(result: Tensor, *operands: Tensor) -> Tensor:
 def plus(a: Tensor, b: Tensor) -> Tensor:
     """The sum of two float32 tensors."""
     return clamp_overflow(a + b, a, b)
+
+
+def saturate(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` with finite values cut to what `dtype` holds; Inf and NaN stay."""
+    limit = torch.finfo(dtype).max
+    if torch.finfo(x.dtype).max <= limit:
+        return x
+    # in float32: bfloat16 has no 65504, and the number next to it is Inf as float16
+    cut = x.float().clamp(-limit, limit)
+    return torch.where(x.isinf(), x.float(), cut)
+
+
+def with_one_nan_(x: Tensor) -> Tensor:
+    """Every NaN of x as the quiet one without sign and payload: casts of torch leave others on other machines."""
+    lost = x.isnan()
+    if bool(lost.any()):
+        x.view(_BITS[x.dtype]).masked_fill_(lost, _NAN[x.dtype])
+    return x
+
+
+def put(out: Tensor, value: Tensor) -> Tensor:
+    """Write float32 values; NaN has one pattern in 16 bits."""
+    out.copy_(value)
+    return out if out.dtype == torch.float32 else with_one_nan_(out)
 
 
 class Feedback(NamedTuple):
@@ -95,3 +125,50 @@ class Finish(NamedTuple):
 
 NO_FINISH = Finish()
 """The sum as it is."""
+
+
+@dataclass(frozen=True)
+class Unfused:
+    """The kernels of an implementation that has but an encode (plan, x, wire, noise, scale) and a decode."""
+
+    encode_alone: Callable[[Any, Tensor, Tensor, Noise, Tensor | None], None]
+    decode: Callable[..., None]
+
+    def encode(
+        self,
+        plan: Any,
+        x: Tensor,
+        wire: Tensor,
+        noise: Noise = NO_NOISE,
+        scale: Tensor | None = None,
+        feedback: Feedback | None = None,
+    ) -> None:
+        """See `kernels.ops.encode`."""
+        if feedback is None:
+            self.encode_alone(plan, x, wire, noise, scale)
+            return
+        expected = feedback.add_to(x)
+        self.encode_alone(plan, expected, wire, noise, scale)
+        sent = torch.empty_like(expected)
+        self.decode(plan, wire, expected.numel(), sent, False)
+        feedback.keep(expected, sent)
+
+    def reduce(
+        self,
+        plan: Any,
+        wires: Tensor | Sequence[Tensor],
+        n: int,
+        wire: Tensor,
+        noise: Noise = NO_NOISE,
+        scale: Tensor | None = None,
+        feedback: Feedback | None = None,
+        finish: Finish = NO_FINISH,
+        out: Tensor | None = None,
+    ) -> None:
+        """Decode all wires into one float32 sum, in order; encode that."""
+        total = torch.empty(n)
+        for number, one in enumerate(wires):
+            self.decode(plan, one, n, total, number > 0)
+        self.encode(plan, finish.apply(total), wire, noise, scale, feedback)
+        if out is not None:
+            self.decode(plan, wire, n, out, False)

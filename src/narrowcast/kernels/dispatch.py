@@ -14,10 +14,9 @@ from torch import Tensor
 
 from narrowcast.formats import Format
 from narrowcast.kernels import native, reference, triton_loader
-from narrowcast.kernels.arithmetic import NO_FINISH, Feedback, Finish
+from narrowcast.kernels.arithmetic import NO_FINISH, Feedback, Finish, Unfused
 from narrowcast.kernels.noise import NO_NOISE, Noise
 from narrowcast.kernels.plan import AnyPlan, CastPlan, CustomPlan, Plan
-from narrowcast.kernels.unfused import Unfused
 
 RoundTo = Callable[..., Tensor]
 """x, format, rounding, overflow, rules, seed, out: returns `out`."""

@@ -1,7 +1,7 @@
 """Where stochastic rounding takes its bits: one value that travels with an encoding, never hidden state.
 
 The bits of element i are those that Philox gives for the key `seed`, the `stream` and the index `offset + i`
-(`kernels.reference.philox`). Two encodings share noise only where seed and stream agree and their indices meet, so
+(`kernels.reference.rounding`). Two encodings share noise only where seed and stream agree and their indices meet, so
 whoever encodes several things derives a noise for each: errors that should average out would add up otherwise.
 """
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from narrowcast.lazy import lazy_front
+from narrowcast.lazy import homes_of, lazy_front
 
 if TYPE_CHECKING:
     from narrowcast.predict import cluster, model, probe, profile
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from narrowcast.predict.cluster import Level as Level
     from narrowcast.predict.cluster import presets as presets
     from narrowcast.predict.costs import Costs as Costs
+    from narrowcast.predict.costs import measured_curve as measured_curve
     from narrowcast.predict.costs import volume as volume
-    from narrowcast.predict.curve import measured_curve as measured_curve
     from narrowcast.predict.model import Description as Description
     from narrowcast.predict.model import Layer as Layer
     from narrowcast.predict.model import Profile as Profile
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from narrowcast.predict.step import Prediction as Prediction
     from narrowcast.predict.step import Setup as Setup
     from narrowcast.predict.step import StepPredictor as StepPredictor
-    from narrowcast.predict.sweep import Sweep as Sweep
+    from narrowcast.predict.step import Sweep as Sweep
     from narrowcast.predict.zoo import MODELS as MODELS
 
     dump_cluster = cluster.dump
@@ -54,49 +54,20 @@ if TYPE_CHECKING:
     measure_model = profile.profile
     find_model = profile.resolve
 
-HOMES = {
-    "Advice": "advice",
-    "advise": "advice",
-    "advise_model": "advice",
-    "Cluster": "cluster",
-    "Device": "cluster",
-    "Level": "cluster",
-    "load_cluster": "cluster:load",
-    "parse_cluster": "cluster:parse",
-    "dump_cluster": "cluster:dump",
-    "presets": "cluster",
-    "Costs": "costs",
-    "volume": "costs",
-    "measured_curve": "curve",
-    "Description": "model",
-    "Layer": "model",
-    "Profile": "model",
-    "TensorTime": "model",
-    "ddp_buckets": "model",
-    "load_profile": "model:load",
-    "dump_profile": "model:dump",
-    "read_profile": "model",
-    "Fsdp": "parallelism",
-    "measure_cluster": "probe:probe",
-    "local_device": "probe",
-    "ModelError": "profile",
-    "ModelSource": "profile",
-    "Profiler": "profile",
-    "build_model": "profile:build",
-    "check_numbers": "profile",
-    "default_loss": "profile",
-    "example_batch": "profile",
-    "find_object": "profile:find",
-    "mean_over_ranks": "profile",
-    "measure_model": "profile:profile",
-    "profile_together": "profile",
-    "find_model": "profile:resolve",
-    "Prediction": "step",
-    "Setup": "step",
-    "StepPredictor": "step",
-    "Sweep": "sweep",
-    "MODELS": "zoo",
-}
+HOMES = homes_of(
+    {
+        "advice": "Advice advise advise_model",
+        "cluster": "Cluster Device Level load_cluster:load parse_cluster:parse dump_cluster:dump presets",
+        "costs": "Costs volume measured_curve",
+        "model": "Description Layer Profile TensorTime ddp_buckets load_profile:load dump_profile:dump read_profile",
+        "parallelism": "Fsdp",
+        "probe": "measure_cluster:probe local_device",
+        "profile": "ModelError ModelSource Profiler build_model:build check_numbers default_loss example_batch"
+        " find_object:find mean_over_ranks measure_model:profile profile_together find_model:resolve",
+        "step": "Prediction Setup StepPredictor Sweep",
+        "zoo": "MODELS",
+    }
+)
 """Every public name and the module that holds it."""
 
 __getattr__, __dir__, __all__ = lazy_front(__name__, HOMES)

@@ -13,8 +13,7 @@ from narrowcast.codecs import codec as codec_named
 from narrowcast.codecs import error_report
 from narrowcast.parallel import MIN_VALUES, overlap
 from narrowcast.predict.profile import ModelError, default_loss
-from narrowcast.predict.step import HIDDEN, Prediction, Setup
-from narrowcast.predict.sweep import PLAIN, Sweep, half_precision
+from narrowcast.predict.step import HIDDEN, PLAIN, Prediction, Setup, Sweep, half_precision
 
 WIRES = ("int8/256", "int4/128+ef")
 HALF = "bf16"
@@ -39,9 +38,7 @@ class GradientError:
     def risk(self) -> str:
         """low, moderate or high. What is small beside the noise of sampling batches cannot matter much."""
         level = 0 if self.snr_db >= LOW_DB or self.batch_share < 0.01 else 1 if self.snr_db >= MODERATE_DB else 2
-        if codec_named(self.wire).feedback and level:
-            level -= 1
-        return RISKS[level]
+        return RISKS[max(0, level - codec_named(self.wire).feedback)]
 
 
 def gradients(module: nn.Module, batch: Tensor, loss: Callable[[Any], Tensor] = default_loss) -> dict[str, Tensor]:
@@ -76,9 +73,8 @@ def gradient_error(wire: str, first: dict[str, Tensor], second: dict[str, Tensor
             worst, worst_db = name, report.snr_db
     if noise == 0.0:
         return GradientError(wire, math.inf, 0.0, worst, worst_db)
-    return GradientError(
-        wire, 10 * math.log10(max(signal, 1e-300) / noise), noise / max(between, 1e-300), worst, worst_db
-    )
+    snr_db, share = 10 * math.log10(max(signal, 1e-300) / noise), noise / max(between, 1e-300)
+    return GradientError(wire, snr_db, share, worst, worst_db)
 
 
 @dataclass(frozen=True)
@@ -94,15 +90,9 @@ class Advice:
     errors: tuple[GradientError, ...] = field(default=())
 
     def as_dict(self) -> dict[str, Any]:
+        words = {"verdict": self.verdict, "wire": self.wire, "text": self.text, "why": self.choice.why}
         errors = [{**asdict(error), "risk": error.risk} for error in self.errors]
-        return {
-            "verdict": self.verdict,
-            "wire": self.wire,
-            "text": self.text,
-            "why": self.choice.why,
-            "prediction": self.prediction.as_dict(),
-            "gradient_errors": errors,
-        }
+        return words | {"prediction": self.prediction.as_dict(), "gradient_errors": errors}
 
 
 def advise(
@@ -122,10 +112,9 @@ def advise(
     choice = choose(steps)
     wire = choice.wire if choice.wire != PLAIN else _fastest(steps)
     prediction = sweep.cell(setups[wire])
-    verdict = _verdict(choice)
-    text = _words(
-        verdict, choice, prediction, sweep, {error.wire: error for error in errors}, sorted(risky & set(wires))
-    )
+    verdict = {PLAIN: "leave-off", HALF: "16-bit"}.get(choice.wire, "compress") if choice.sure else "cannot-tell"
+    by_wire, refused = {error.wire: error for error in errors}, sorted(risky & set(wires))
+    text = _words(verdict, choice, prediction, sweep, by_wire, refused)
     return Advice(verdict, choice.wire, text, choice, prediction, tuple(errors))
 
 
@@ -151,12 +140,6 @@ def _fastest(steps: dict[str, Tensor]) -> str:
     return min((wire for wire in steps if wire != PLAIN), key=lambda wire: float(steps[wire][0]))
 
 
-def _verdict(choice: overlap.WireDecision) -> str:
-    if not choice.sure:
-        return "cannot-tell"
-    return {PLAIN: "leave-off", HALF: "16-bit"}.get(choice.wire, "compress")
-
-
 def _words(
     verdict: str,
     choice: overlap.WireDecision,
@@ -169,7 +152,7 @@ def _words(
         first = f"use `{choice.wire}`, {made.algorithm}; {_gains(verdict, choice, made)}; {_pays(made)}"
         lines = [first, _accuracy(choice.wire, errors)]
     elif verdict == "leave-off":
-        lines = [_leave_off(made, _exposed(sweep, made.workers))]
+        lines = [_leave_off(made, sweep.steps.predict(Setup(made.workers, PLAIN)).exposed)]
     else:
         lines = [f"cannot tell: {choice.why.removeprefix('cannot tell: ')}", f"measure first: {_measure(sweep)}"]
     lines += [f"not considered, since the accuracy risk is high: {', '.join(risky)}"] if risky else []
@@ -195,17 +178,11 @@ def _leave_off(made: Prediction, exposed: float) -> str:
     return f"leave it off: {adds}, but fewer bits cost as much as they save, or more: {would}"
 
 
-def _exposed(sweep: Sweep, world: int) -> float:
-    return sweep.steps.predict(Setup(world, PLAIN)).exposed
-
-
 def _pays(made: Prediction) -> str:
+    if made.break_even_gbit is None and not made.hide_gbit:
+        return "no bandwidth hides communication"
     if made.break_even_gbit is None:
-        return (
-            f"needs {made.hide_gbit:.3g} Gb/s to hide communication"
-            if made.hide_gbit
-            else "no bandwidth hides communication"
-        )
+        return f"needs {made.hide_gbit:.3g} Gb/s to hide communication"
     if math.isinf(made.break_even_gbit):
         return "it pays at every bandwidth"
     return f"below {made.break_even_gbit:.3g} Gb/s it pays over 16 bits, above it does not"

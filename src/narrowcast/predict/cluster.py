@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.toml_file import Document, FileError, brief, parse_toml, read_text, toml_lines
+from narrowcast.toml_file import SMALLEST, FileError, Section, brief, parse_toml, read_text, toml_lines
 
 FORMAT = 1
 COLLECTIVES = ("all_reduce", "two_shot", "all_gather", "reduce_scatter", "send")
 PRESETS = Path(__file__).with_name("data") / "clusters"
-SMALLEST, LARGEST, WIDEST = 1e-15, 1e18, 10.0
+LARGEST, WIDEST = 1e18, 10.0
 """Of sizes, seconds and speeds: further out products of a few of them are no numbers any more. And of spreads."""
 
 Points = tuple[tuple[float, ...], ...]
@@ -162,172 +160,99 @@ def load(name: str | Path) -> Cluster:
 
 
 def parse(text: str, name: str = "cluster.toml") -> Cluster:
-    return ClusterReader(parse_toml(text, name)).cluster()
+    document = parse_toml(text, name)
+    top = Section(document, document.values)
+    top.check_keys("format", "name", "measured", "source", "price_per_hour", "device", "overlap", "level", "codec")
+    top.check_format(FORMAT)
+    tables = top.tables("level")
+    if not tables:
+        top.fail("level", "a cluster needs at least one [[level]]")
+    if len(tables) > 2:
+        top.fail("level.2", "take one or two [[level]]: inside a node, and between nodes")
+    levels = tuple(map(_level, tables))
+    if len(levels) == 2 and not levels[0].ranks:
+        top.fail("level.0.ranks", "must be the devices of a node, 1 or more, where there are two levels")
+    return Cluster(
+        name=top.text("name", "cluster"),
+        levels=levels,
+        device=_device(top.table("device")),
+        overlap=_overlap(top.table("overlap")),
+        codecs=tuple(map(_codec, top.tables("codec"))),
+        # an edited bandwidth is what somebody thinks
+        measured=top.truth("measured") and all(level.measured_gbit == level.bandwidth_gbit for level in levels),
+        source=top.text("source", ""),
+        price_per_hour=float(top.number("price_per_hour", 0.0)),
+    )
 
 
-class ClusterReader:
-    """Takes a document apart; whatever is missing, unknown or out of range fails with its line."""
+def _level(table: Section) -> Level:
+    table.check_keys("name", "ranks", "bandwidth_gbit", "latency_us", "spread", "timed_gbit", "collective")
+    return Level(
+        name=table.text("name", table.path),
+        ranks=int(table.number("ranks", 0)),
+        bandwidth_gbit=float(table.number("bandwidth_gbit", above=0.0)),
+        latency_us=float(table.number("latency_us")),
+        spread=float(table.number("spread", 0.0, most=WIDEST)),
+        tables=tuple(map(_collective, table.tables("collective"))),
+        timed_gbit=float(table.number("timed_gbit", 0.0)),
+    )
 
-    def __init__(self, document: Document) -> None:
-        self.document = document
 
-    def cluster(self) -> Cluster:
-        values = self.document.values
-        self.known(
-            values,
-            "",
-            ("format", "name", "measured", "source", "price_per_hour", "device", "overlap", "level", "codec"),
-        )
-        if values.get("format") != FORMAT:
-            self.document.fail("format", f"this version reads format = {FORMAT}, got {values.get('format')}")
-        levels = self.tables(values, "level")
-        if not levels:
-            self.document.fail("level", "a cluster needs at least one [[level]]")
-        if len(levels) > 2:
-            self.document.fail("level.2", "take one or two [[level]]: inside a node, and between nodes")
-        made = tuple(self.level(table, path) for table, path in levels)
-        if len(made) == 2 and not made[0].ranks:
-            self.document.fail("level.0.ranks", "must be the devices of a node, 1 or more, where there are two levels")
-        return Cluster(
-            name=self.text(values, "", "name", "cluster"),
-            levels=made,
-            device=self.device(self.table(values, "device")),
-            overlap=self.overlap(self.table(values, "overlap")),
-            codecs=tuple(self.codec(table, path) for table, path in self.tables(values, "codec")),
-            # an edited bandwidth is what somebody thinks
-            measured=self.truth(values, "measured") and all(one.measured_gbit == one.bandwidth_gbit for one in made),
-            source=self.text(values, "", "source", ""),
-            price_per_hour=self.number(values, "", "price_per_hour", 0.0, low=0.0),
-        )
+def _collective(table: Section) -> CollectiveTimings:
+    table.check_keys("name", "ranks", "wire", "points")
+    name = table.text("name")
+    if name not in COLLECTIVES:
+        table.fail("name", f"unknown collective {name!r}; take {', '.join(COLLECTIVES)}")
+    ranks = int(table.number("ranks", low=2))
+    return CollectiveTimings(name, ranks, _read_points(table, "points"), _wire(table, "fp32"))
 
-    def level(self, table: dict[str, Any], path: str) -> Level:
-        self.known(table, path, ("name", "ranks", "bandwidth_gbit", "latency_us", "spread", "timed_gbit", "collective"))
-        return Level(
-            name=self.text(table, path, "name", path),
-            ranks=int(self.number(table, path, "ranks", 0, low=0)),
-            bandwidth_gbit=self.number(table, path, "bandwidth_gbit", None, above=0.0),
-            latency_us=self.number(table, path, "latency_us", None, low=0.0),
-            spread=self.number(table, path, "spread", 0.0, low=0.0, most=WIDEST),
-            tables=tuple(self.collective(t, p) for t, p in self.tables(table, f"{path}.collective")),
-            timed_gbit=self.number(table, path, "timed_gbit", 0.0, low=0.0),
-        )
 
-    def collective(self, table: dict[str, Any], path: str) -> CollectiveTimings:
-        self.known(table, path, ("name", "ranks", "wire", "points"))
-        name = self.text(table, path, "name", None)
-        if name not in COLLECTIVES:
-            self.document.fail(f"{path}.name", f"unknown collective {name!r}; take {', '.join(COLLECTIVES)}")
-        ranks = int(self.number(table, path, "ranks", None, low=2))
-        return CollectiveTimings(name, ranks, self.points(table, path, "points"), self.wire(table, path, "fp32"))
+def _wire(table: Section, default: str | None = None) -> str:
+    wire = table.text("wire", default)
+    try:
+        codec_named(wire)
+    except ValueError as error:
+        table.fail("wire", str(error))
+    return wire
 
-    def wire(self, table: dict[str, Any], path: str, default: str | None) -> str:
-        wire = self.text(table, path, "wire", default)
-        try:
-            codec_named(wire)
-        except ValueError as error:
-            self.document.fail(f"{path}.wire", str(error))
-        return wire
 
-    def codec(self, table: dict[str, Any], path: str) -> CodecSpeed:
-        self.known(table, path, ("wire", "encode", "decode", "busy", "compute", "collective"))
-        wire = self.wire(table, path, None)
-        encode, decode = (self.points(table, path, key) for key in ("encode", "decode"))
-        slower = (self.number(table, path, key, 0.0, low=0.0) for key in ("compute", "collective"))
-        return CodecSpeed(wire, encode, decode, self.number(table, path, "busy", 1.0, above=0.0), *slower)
+def _codec(table: Section) -> CodecSpeed:
+    table.check_keys(*CodecSpeed.__dataclass_fields__)
+    wire = _wire(table)
+    encode, decode = (_read_points(table, key) for key in ("encode", "decode"))
+    slower = (float(table.number(key, 0.0)) for key in ("compute", "collective"))
+    return CodecSpeed(wire, encode, decode, float(table.number("busy", 1.0, above=0.0)), *slower)
 
-    def device(self, table: dict[str, Any]) -> Device:
-        plain = Device()
-        self.known(table, "device", tuple(vars(plain)))
-        stream = self.text(table, "device", "codec_stream", plain.codec_stream)
-        if stream not in ("side", "compute"):
-            self.document.fail("device.codec_stream", f'take "side" or "compute", got {stream!r}')
-        most = {"flops": LARGEST, "memory_gbyte": LARGEST, "launch_us": LARGEST, "spread": WIDEST}
-        numbers = {
-            key: self.number(table, "device", key, getattr(plain, key), low=0.0, most=limit)
-            for key, limit in most.items()
-        }
-        return Device(name=self.text(table, "device", "name", plain.name), codec_stream=stream, **numbers)
 
-    def overlap(self, table: dict[str, Any]) -> Overlap:
-        self.known(table, "overlap", tuple(vars(Overlap())))
-        return Overlap(**{key: self.number(table, "overlap", key, 1.0, above=0.0) for key in vars(Overlap())})
+def _device(table: Section) -> Device:
+    plain = Device()
+    table.check_keys(*vars(plain))
+    stream = table.text("codec_stream", plain.codec_stream)
+    if stream not in ("side", "compute"):
+        table.fail("codec_stream", f'take "side" or "compute", got {stream!r}')
+    most = {"flops": LARGEST, "memory_gbyte": LARGEST, "launch_us": LARGEST, "spread": WIDEST}
+    numbers = {key: float(table.number(key, getattr(plain, key), most=limit)) for key, limit in most.items()}
+    return Device(name=table.text("name", plain.name), codec_stream=stream, **numbers)
 
-    # -- values
 
-    def tables(self, values: dict[str, Any], path: str) -> list[tuple[dict[str, Any], str]]:
-        listed = values.get(path.rpartition(".")[2], [])
-        if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed):
-            self.document.fail(path, f"write [[{path.rpartition('.')[2]}]]: there may be several")
-        return [(table, f"{path}.{number}") for number, table in enumerate(listed)]
+def _overlap(table: Section) -> Overlap:
+    table.check_keys(*vars(Overlap()))
+    return Overlap(**{key: float(table.number(key, 1.0, above=0.0)) for key in vars(Overlap())})
 
-    def table(self, values: dict[str, Any], key: str) -> dict[str, Any]:
-        inner = values.get(key, {})
-        if not isinstance(inner, dict):
-            self.document.fail(key, f"write [{key}], once, and its keys below")
-        return inner
 
-    def truth(self, values: dict[str, Any], key: str) -> bool:
-        value = values.get(key, False)
-        if not isinstance(value, bool):
-            self.document.fail(key, f"must be true or false, got {brief(value)}")
-        return value
-
-    def known(self, table: dict[str, Any], path: str, names: Iterable[str]) -> None:
-        allowed = list(names)
-        for key in table:
-            if key not in allowed:
-                self.document.fail(f"{path}.{key}".lstrip("."), f"unknown; there are {', '.join(allowed)}")
-
-    def text(self, table: dict[str, Any], path: str, key: str, default: str | None) -> str:
-        where = f"{path}.{key}".lstrip(".")
-        value = table.get(key, default)
-        if not isinstance(value, str):
-            self.document.fail(where, "is missing" if value is None else f'must be a "string", got {brief(value)}')
-        return value
-
-    def number(
-        self,
-        table: dict[str, Any],
-        path: str,
-        key: str,
-        default: float | None,
-        low: float | None = None,
-        above: float | None = None,
-        most: float = LARGEST,
-    ) -> float:
-        where, value = f"{path}.{key}".lstrip("."), table.get(key, default)
-        if value is None:
-            self.document.fail(where, "is missing; give a number")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
-            self.document.fail(where, f"must be a number, got {brief(value)}")
-        if value > most:
-            self.document.fail(where, f"must be {most:g} or less, got {value:g}")
-        if (low is not None and value < low) or (above is not None and value < above + SMALLEST):
-            limit = f"{low:g} or more" if low is not None else f"more than {above:g}"
-            self.document.fail(where, f"must be {limit}, got {value!r}")
-        return float(value)
-
-    def points(self, table: dict[str, Any], path: str, key: str) -> Points:
-        where, rows = f"{path}.{key}", table.get(key)
-        if not isinstance(rows, list) or not rows:
-            self.document.fail(where, "give a list of [size, seconds, ...]")
-        for number, row in enumerate(rows):
-            good = (
-                isinstance(row, list)
-                and len(row) > 1
-                and all(isinstance(v, (int, float)) and SMALLEST <= v <= LARGEST for v in row)
-            )
-            if not good:
-                self.document.fail(f"{where}.{number}", f"must be [size, seconds, ...], all above 0, got {brief(row)}")
-        return tuple(sorted(tuple(float(v) for v in row) for row in rows))
+def _read_points(table: Section, key: str) -> Points:
+    rows = table.values.get(key)
+    if not isinstance(rows, list) or not rows:
+        table.fail(key, "give a list of [size, seconds, ...]")
+    for number, row in enumerate(rows):
+        is_a_row = isinstance(row, list) and len(row) > 1
+        if not is_a_row or not all(isinstance(v, (int, float)) and SMALLEST <= v <= LARGEST for v in row):
+            table.fail(f"{key}.{number}", f"must be [size, seconds, ...], all above 0, got {brief(row)}")
+    return tuple(sorted(tuple(float(v) for v in row) for row in rows))
 
 
 def _points(points: Points) -> list[list[object]]:
     return [[int(row[0]), *row[1:]] for row in points]
-
-
-def _slower(speed: CodecSpeed) -> dict[str, object]:
-    return {key: getattr(speed, key) for key in ("busy", "compute", "collective") if getattr(speed, key)}
 
 
 def dump(cluster: Cluster) -> str:
@@ -347,5 +272,6 @@ def dump(cluster: Cluster) -> str:
             lines += ["", "[[level.collective]]", *toml_lines(facts)]
     for speed in cluster.codecs:
         facts = {"wire": speed.wire, "encode": _points(speed.encode), "decode": _points(speed.decode)}
-        lines += ["", "[[codec]]", *toml_lines(facts), *toml_lines(_slower(speed))]
+        slower = {key: getattr(speed, key) for key in ("busy", "compute", "collective") if getattr(speed, key)}
+        lines += ["", "[[codec]]", *toml_lines(facts | slower)]
     return "\n".join(lines) + "\n"

@@ -1,11 +1,15 @@
 """What a collective costs on a cluster: bytes, steps, encodings and seconds, algorithm by algorithm.
 
-Shapes: D versions of the measurements (see curve.py), N sizes.
+Every curve of seconds against bytes exists in several versions (draws): the first from the means of the measured
+timings, the others from timings drawn again with replacement. Means, since a step adds many calls up, and timings of
+small messages often have two peaks, between which a median jumps. Shapes: D draws, K knots, N sizes.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -13,38 +17,105 @@ from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives import ALGORITHMS, CHUNK_BYTES, MAX_CHUNKS, Cost, Placement, Stage, direct_steps
-from narrowcast.predict import curve
 from narrowcast.predict.cluster import Cluster, CodecSpeed, CollectiveTimings, Level
-from narrowcast.predict.curve import Curve, Link
-from narrowcast.predict.model import wire_bytes
+from narrowcast.predict.model import wire_sizes
+
+DRAWS = 40
+"""Versions of every measurement beside the means: enough for a 5 to 95 % interval."""
+FAR_OUT = 8.0
+"""Timings so many times above the median belong to something else that ran."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Knots in bytes, ascending, and the seconds of each in every draw."""
+
+    bytes_K: Tensor
+    seconds_DK: Tensor
+
+    def __call__(self, bytes_N: Tensor) -> Tensor:
+        """Seconds of each size in each draw, [D, N]: a straight line between knots on logarithmic axes."""
+        x, y = self.bytes_K.log(), self.seconds_DK.log()
+        if len(x) == 1:
+            return self.seconds_DK * torch.ones_like(bytes_N)
+        at = torch.searchsorted(self.bytes_K, bytes_N.clamp_min(1.0)).clamp(1, len(x) - 1)
+        share = (bytes_N.clamp_min(1.0).log() - x[at - 1]) / (x[at] - x[at - 1])
+        inside = torch.exp(y[:, at - 1] + share * (y[:, at] - y[:, at - 1]))
+        inside = torch.where(bytes_N < self.bytes_K[0], self.seconds_DK[:, :1], inside)
+        return torch.where(bytes_N > self.bytes_K[-1], self._beyond(bytes_N), inside)
+
+    def _beyond(self, bytes_N: Tensor) -> Tensor:
+        """Above the largest knot: the slope of the last two, never below the largest knot's own rate."""
+        (x0, x1), (y0, y1) = self.bytes_K[-2:], (self.seconds_DK[:, -2:-1], self.seconds_DK[:, -1:])
+        slope = torch.maximum((y1 - y0) / (x1 - x0), 0.5 * y1 / x1)
+        return y1 + slope * (bytes_N - x1)
+
+
+def draw_means(samples: Sequence[float], draws: int, generator: torch.Generator) -> Tensor:
+    """The mean of the samples, then of `draws` bootstrap samples, [D + 1]; what is far out is left out."""
+    middle = statistics.median(samples)
+    x = torch.tensor([s for s in samples if s <= FAR_OUT * middle], dtype=torch.float64)
+    again = x[torch.randint(len(x), (draws, len(x)), generator=generator)]
+    return torch.cat([x.mean()[None], again.mean(dim=1)])
+
+
+def measured_curve(points: Sequence[Sequence[float]], draws: int, generator: torch.Generator) -> Curve:
+    """A curve through points [bytes, seconds, seconds, ...], one timing after the other."""
+    ordered = sorted(points, key=lambda point: point[0])
+    knots = torch.tensor([float(p[0]) for p in ordered], dtype=torch.float64)
+    return Curve(knots, torch.stack([draw_means(p[1:], draws, generator) for p in ordered], dim=1))
+
+
+def spread_factor(spread: float, draws: int, generator: torch.Generator) -> Tensor:
+    """1, then factors of a lognormal with this relative spread, [D + 1]: for what nobody has measured."""
+    noise = torch.randn(draws, generator=generator, dtype=torch.float64)
+    return torch.cat([torch.ones(1, dtype=torch.float64), torch.exp(spread * noise)])
+
+
+@dataclass
+class Link:
+    """A level in every version of its measurements."""
+
+    level: Level
+    factor_D: Tensor
+    tables: dict[str, tuple[Curve, float]]
+    """By collective: seconds against bytes a member, and the latencies that are in them."""
+    gbit_D: Tensor
+
+    def latency(self, steps: float) -> float:
+        return self.level.latency_us / 1e6 * steps
+
+    def moving(self, kind: str, sent_N: Tensor) -> Tensor:
+        """What `sent_N` bytes take beyond latencies, [D, N]; below 0 where a table is quicker than those."""
+        timed = self.tables.get(kind) or self.tables.get("all_reduce" if kind == "two_shot" else "two_shot")
+        if timed is None:
+            return sent_N * 8 / (self.gbit_D[:, None] * 1e9) * self.factor_D[:, None]
+        table, known = timed
+        whole = table(sent_N) * self.factor_D[:, None]
+        fixed = torch.full_like(whole, self.latency(known)).minimum(whole)
+        # on another link the bytes take longer or shorter; what the processors do for them does not
+        slower_D1 = (self.level.measured_gbit / self.gbit_D)[:, None]
+        wire = sent_N * 8 / (self.level.measured_gbit * 1e9) * self.factor_D[:, None]
+        saved = (wire * (1 - slower_D1)).minimum(whole - fixed)
+        return whole - saved - self.latency(known)
+
+
+PASSES = {"all_reduce": 2, "two_shot": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
+"""How often each collective moves all parts of the tensor but a member's own."""
 
 
 def volume(kind: str, ranks: int) -> float:
     """Bytes that a member sends for each byte of the tensor; nccl-tests' bus-bandwidth factors."""
-    share = (ranks - 1) / ranks
-    return {
-        "all_reduce": 2 * share,
-        "two_shot": 2 * share,
-        "reduce_scatter": share,
-        "all_gather": share,
-        "all_to_all": share,
-        "broadcast": 1.0,
-        "send": 1.0,
-        "one_shot": float(ranks - 1),
-    }[kind]
+    if kind in PASSES:
+        return PASSES[kind] * ((ranks - 1) / ranks)
+    return {"broadcast": 1.0, "send": 1.0, "one_shot": float(ranks - 1)}[kind]
 
 
 def steps(kind: str, ranks: int) -> float:
     """Latencies in a row."""
-    return {
-        "all_reduce": 2.0 * (ranks - 1),
-        "two_shot": 2.0 * direct_steps(ranks),
-        "reduce_scatter": float(ranks - 1),
-        "all_gather": float(ranks - 1),
-        "all_to_all": direct_steps(ranks),
-        "broadcast": 1.0,
-        "send": 1.0,
-    }[kind]
+    if kind in PASSES:
+        return float(PASSES[kind] * (direct_steps(ranks) if kind in ("two_shot", "all_to_all") else ranks - 1))
+    return {"broadcast": 1.0, "send": 1.0}[kind]
 
 
 def placement(cluster: Cluster, inside: int, nodes: int, world: int) -> Placement:
@@ -91,7 +162,7 @@ class Costs:
     def __init__(
         self,
         cluster: Cluster,
-        draws: int = curve.DRAWS,
+        draws: int = DRAWS,
         seed: int = 0,
         bandwidths: Tensor | None = None,
         level: int = -1,
@@ -103,24 +174,22 @@ class Costs:
         self.levels = [self._level(n, level) for n, level in enumerate(cluster.levels)]
         if bandwidths is not None:
             self.levels[level].gbit_D = bandwidths
-        device = cluster.device
-        self.device_D = self._spread("device", device.spread)
+        self.device_D = self.spread("device", cluster.device.spread)
         self._codecs: dict[str, tuple[Curve, Curve, float]] = {}
         self._cache: dict[tuple[object, ...], Tensor] = {}
+        self._plans: dict[tuple[str, int], Cost] = {}
 
     def generator(self, name: str) -> torch.Generator:
         """The same for the same name, whatever else is drawn."""
         number = sum(ord(letter) * 257**place % 2**31 for place, letter in enumerate(name))
         return torch.Generator().manual_seed(self._seed + number % 2**31)
 
-    def _spread(self, name: str, spread: float) -> Tensor:
-        return curve.spread_factor(0.0 if self.fixed else spread, self.draws, self.generator(name))
+    def spread(self, name: str, spread: float) -> Tensor:
+        return spread_factor(0.0 if self.fixed else spread, self.draws, self.generator(name))
 
     def _curve(self, name: str, points: tuple[tuple[float, ...], ...]) -> Curve:
-        if self.fixed:
-            made = curve.measured_curve(points, 0, self.generator(name))
-            return Curve(made.bytes_K, made.seconds_DK.expand(self.draws + 1, -1))
-        return curve.measured_curve(points, self.draws, self.generator(name))
+        made = measured_curve(points, 0 if self.fixed else self.draws, self.generator(name))
+        return Curve(made.bytes_K, made.seconds_DK.expand(self.draws + 1, -1))
 
     def _level(self, number: int, level: Level) -> Link:
         tables = {}
@@ -132,7 +201,7 @@ class Costs:
             timed = self._curve(f"level{number}.{table.name}", points)
             tables[table.name] = (timed, self._known_steps(number, table))
         gbit_D = torch.tensor([level.bandwidth_gbit], dtype=torch.float64)
-        return Link(level, self._spread(f"level{number}", level.spread), tables, gbit_D)
+        return Link(level, self.spread(f"level{number}", level.spread), tables, gbit_D)
 
     def _known_steps(self, number: int, table: CollectiveTimings) -> float:
         """The latencies that are in a table already."""
@@ -142,14 +211,19 @@ class Costs:
         shape = (table.ranks, 1) if within else (1, table.ranks)
         return placement(self.cluster, *shape, table.ranks).backend_steps
 
+    def plan(self, algorithm: str, world: int) -> Cost:
+        """What an algorithm does on `world` ranks here."""
+        if (algorithm, world) not in self._plans:
+            self._plans[algorithm, world] = plan(algorithm, self.cluster, world)
+        return self._plans[algorithm, world]
+
     def wire_seconds(self, cost: Cost, wire: str, values_N: Tensor) -> Tensor:
         """Seconds of all stages, [D, N]."""
         key = ("wire", cost, wire, tuple(values_N.tolist()))
         if key not in self._cache:
             total = torch.zeros(self.draws + 1, len(values_N), dtype=torch.float64)
-            sizes = {name: _sizes(name, values_N) for name in (wire, "fp32")}
             for stage in cost.stages:
-                total = total + self._stage_seconds(stage, sizes["fp32" if stage.as_is else wire])
+                total = total + self._stage_seconds(stage, _sizes("fp32" if stage.as_is else wire, values_N))
             self._cache[key] = total
         return self._cache[key]
 
@@ -161,35 +235,26 @@ class Costs:
             moving = moving.maximum(self.levels[0].moving(stage.kind, size_N * stage.own))
         return moving + link.latency(stage.steps)
 
-    def codec_seconds(self, cost: Cost, wire: str, values_N: Tensor, busy: bool = True) -> Tensor:
+    def codec_seconds(self, cost: Cost, wire: str, values_N: Tensor) -> Tensor:
         """Seconds that a rank encodes and decodes, [D, N]."""
-        if cost.encodes == 0 and not _casts(wire):
+        if cost.encodes == 0 and wire not in ("bf16", "fp16"):
             return torch.zeros(self.draws + 1, len(values_N), dtype=torch.float64)
-        key = ("codec", cost, wire, tuple(values_N.tolist()), busy)
+        key = ("codec", cost, wire, tuple(values_N.tolist()))
         if key not in self._cache:
             encode, decode, slower = self.codec(wire)
             part = values_N * cost.codec_share
             passes = (cost.encodes, cost.decodes) if cost.encodes else (1.0, 1.0)
             total = encode(part) * passes[0] + decode(part) * passes[1]
-            self._cache[key] = total * (slower if busy else 1.0) * self.device_D[:, None]
+            self._cache[key] = total * slower * self.device_D[:, None]
         return self._cache[key]
 
     def codec(self, wire: str) -> tuple[Curve, Curve, float]:
         """Encode and decode times by values, and how much slower they are beside a collective."""
         if wire not in self._codecs:
-            self._codecs[wire] = self._codec(wire)
+            speeds = {speed.wire: speed for speed in self.cluster.codecs}
+            timed = self._timed(speeds.get(wire) or _nearest(wire, speeds)) if speeds else self._from_memory(wire)
+            self._codecs[wire] = self._with_feedback(wire, *timed)
         return self._codecs[wire]
-
-    def _codec(self, wire: str) -> tuple[Curve, Curve, float]:
-        speeds = {speed.wire: speed for speed in self.cluster.codecs}
-        if not speeds:
-            return self._with_feedback(wire, *self._from_memory(wire))
-        if wire in speeds:
-            return self._with_feedback(wire, *self._timed(speeds[wire]))
-        # a wire that was not measured runs like the measured one with the nearest number of bits
-        plain = [speed for name, speed in speeds.items() if not codec_named(name).feedback and name != "fp32"]
-        near = min(plain or speeds.values(), key=lambda speed: abs(_bits(speed.wire) - _bits(wire)))
-        return self._with_feedback(wire, *self._timed(near))
 
     def _timed(self, speed: CodecSpeed) -> tuple[Curve, Curve, float]:
         encode, decode = (self._curve(f"{speed.wire}.{way}", getattr(speed, way)) for way in ("encode", "decode"))
@@ -208,9 +273,8 @@ class Costs:
         """Nobody measured: a codec reads and writes at the speed of memory, after a launch."""
         device = self.cluster.device
         if device.memory_gbyte <= 0:
-            raise ValueError(
-                f"cluster {self.cluster.name}: neither [[codec]] nor device.memory_gbyte says how fast {wire} is"
-            )
+            problem = f"neither [[codec]] nor device.memory_gbyte says how fast {wire} is"
+            raise ValueError(f"cluster {self.cluster.name}: {problem}")
         values = torch.tensor([1.0, 2.0**30], dtype=torch.float64)
         seconds = device.launch_us / 1e6 + values * (4 + _bits(wire) / 8) / (device.memory_gbyte * 1e9)
         knots = torch.tensor([2.0**k for k in range(10, 31, 2)], dtype=torch.float64)
@@ -220,13 +284,13 @@ class Costs:
 
     def seconds(self, algorithm: str, wire: str, values_N: Tensor, world: int) -> tuple[Tensor, Tensor]:
         """The duration of each call, and the codec's part in it, [D, N] each; one call after the other."""
-        cost = plan(algorithm, self.cluster, world)
+        cost = self.plan(algorithm, world)
         composed, code = self._composed(cost, wire, values_N, world)
         return torch.maximum(composed + self._excess(cost, wire, values_N), 0.3 * composed), code
 
     def inner_seconds(self, algorithm: str, wire: str, values_N: Tensor, world: int) -> Tensor:
         """The part of each call inside nodes, for calls that also leave them, [D, N]."""
-        cost = plan(algorithm, self.cluster, world)
+        cost = self.plan(algorithm, world)
         inner = tuple(stage for stage in cost.stages if stage.level == 0)
         return self.wire_seconds(replace(cost, stages=inner if len(inner) < len(cost.stages) else ()), wire, values_N)
 
@@ -272,15 +336,17 @@ class Costs:
 
 
 def _sizes(wire: str, values_N: Tensor) -> Tensor:
-    return torch.tensor([wire_bytes(wire, int(n)) for n in values_N.tolist()], dtype=torch.float64)
+    return torch.tensor(wire_sizes(wire, tuple(map(int, values_N.tolist()))), dtype=torch.float64)
+
+
+def _nearest(wire: str, speeds: dict[str, CodecSpeed]) -> CodecSpeed:
+    """A wire that was not measured runs like the measured one with the nearest number of bits."""
+    plain = [speed for name, speed in speeds.items() if not codec_named(name).feedback and name != "fp32"]
+    return min(plain or speeds.values(), key=lambda speed: abs(_bits(speed.wire) - _bits(wire)))
 
 
 def _bits(wire: str) -> float:
     return codec_named(wire).bits_per_value if wire != "as-is" else 32.0
-
-
-def _casts(wire: str) -> bool:
-    return wire in ("bf16", "fp16")
 
 
 def _chunks(wire: str, values_N: Tensor, world: int) -> Tensor:

@@ -3,23 +3,21 @@
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from narrowcast.codecs import codec as codec_named
 from narrowcast.parallel import BUCKET_BYTES, FIRST_BYTES, MIN_VALUES, assign_buckets
-from narrowcast.toml_file import Document, brief, parse_toml, read_text, toml_lines
+from narrowcast.toml_file import Document, Section, brief, parse_toml, read_text, toml_lines
 
 FORMAT = 1
 LARGEST = 1e15
 """Values, multiply-adds and seconds: no model has more, and sums of products stay far from infinity."""
-ALLOWED = f"must be a number from 0 to {LARGEST:g}"
 
 
 @dataclass(frozen=True)
@@ -107,21 +105,18 @@ class Description:
         size = batch or self.batch
         forward = 2 * self.macs * size / flops
         update = self.numel * UPDATE_BYTES / (memory_gbyte * 1e9) if memory_gbyte else 0.0
+        outputs = [layer.output for layer in self.layers if layer.macs and layer.output]
         return Profile(
             *(self.name, size, forward, 2 * forward, update, self._tensors(4 * size / flops)),
             spread=spread,
             source=f"description; {self.source}",
-            activations=int(
-                statistics.median([layer.output for layer in self.layers if layer.macs and layer.output] or [0])
-            ),
+            activations=int(statistics.median(outputs or [0])),
         )
 
-    def profile_of(
-        self, compute: float, batch: int | None = None, update: float = 0.0, spread: float = 0.02
-    ) -> Profile:
+    def profile_of(self, compute: float, batch: int | None = None, spread: float = 0.02) -> Profile:
         """Times from a step that somebody measured: a third forward, two thirds backward."""
         made = self.profile(1.0, batch=batch, spread=spread)
-        return replace(made.scaled((compute - update) / (made.forward + made.backward)), update=update)
+        return replace(made.scaled(compute / (made.forward + made.backward)), update=0.0)
 
     def _tensors(self, seconds_per_mac: float) -> tuple[TensorTime, ...]:
         at, tensors = 0.0, []
@@ -152,12 +147,11 @@ def ddp_buckets(
     """The buckets that DDP makes of tensors in the order in which they get ready."""
     gradients = [torch.empty(t.numel * value_bytes, dtype=torch.uint8, device="meta") for t in tensors]
     assigned = assign_buckets(gradients, [first_bytes, bucket_bytes])
-    return tuple(_close([tensors[number] for number in bucket], min_values) for bucket in assigned)
-
-
-def _close(held: Sequence[TensorTime], min_values: int) -> Bucket:
-    small = sum(t.numel for t in held if t.numel < min_values)
-    return Bucket(sum(t.numel for t in held), max(t.ready for t in held), small)
+    buckets = []
+    for held in ([tensors[number] for number in bucket] for bucket in assigned):
+        small = sum(t.numel for t in held if t.numel < min_values)
+        buckets.append(Bucket(sum(t.numel for t in held), max(t.ready for t in held), small))
+    return tuple(buckets)
 
 
 @dataclass(frozen=True)
@@ -180,13 +174,13 @@ def attach_calls(buckets: tuple[Bucket, ...], wire: str, split: bool = True) -> 
     return tuple(planned)
 
 
-@lru_cache(maxsize=65536)
-def wire_bytes(wire: str, values: int) -> int:
-    """Bytes of so many float32 values on the wire."""
-    return 4 * values if wire == "as-is" else codec_named(wire).nbytes(values)
+@lru_cache(maxsize=4096)
+def wire_sizes(wire: str, values: tuple[int, ...]) -> tuple[int, ...]:
+    """Bytes on the wire of tensors of so many float32 values."""
+    return tuple(4 * n for n in values) if wire == "as-is" else tuple(map(codec_named(wire).nbytes, values))
 
 
-OPTIONAL = ("spread", "activations", "ranks")
+OPTIONAL = {"spread": 0.0, "activations": 0, "ranks": 1}
 NUMBERS = ("batch", "forward", "backward", "update", *OPTIONAL)
 
 
@@ -205,68 +199,46 @@ def load(path: str | Path) -> Profile:
 
 
 def read_profile(document: Document) -> Profile:
-    values = dict(document.values)
-    if values.pop("format", None) != FORMAT:
-        document.fail("format", f"this version reads format = {FORMAT}")
-    for key in NUMBERS:
-        number = values.get(key, 0 if key in OPTIONAL else None)
-        if not _is_number(number):
-            document.fail(key, "is missing; give a number" if number is None else f"{ALLOWED}, got {brief(number)}")
-    rows = values.pop("tensors", None)
+    top = Section(document, document.values)
+    top.check_keys("format", "name", "source", *NUMBERS, "tensors")
+    top.check_format(FORMAT)
+    numbers: dict[str, Any] = {key: document.values.get(key, OPTIONAL.get(key)) for key in NUMBERS}
+    for key, value in numbers.items():
+        if not _is_number(value):
+            got = f"must be a number from 0 to {LARGEST:g}, got {brief(value)}"
+            top.fail(key, "is missing; give a number" if value is None else got)
+    rows = document.values.get("tensors")
     if not isinstance(rows, list) or not rows:
-        document.fail("tensors", 'give a list of ["name", values, seconds]')
+        top.fail("tensors", 'give a list of ["name", values, seconds]')
     for number, row in enumerate(rows):
-        good = isinstance(row, list) and len(row) == 3 and isinstance(row[0], str)
-        if not good or not all(_is_number(v) for v in row[1:]):
-            document.fail(f"tensors.{number}", f'must be ["name", values, seconds], got {brief(row)}')
-    unknown = set(values) - {*NUMBERS, "name", "source"}
-    if unknown:
-        document.fail(min(unknown), "unknown key")
-    for key, default in (("name", None), ("source", "")):
-        if not isinstance(values.get(key, default), str):
-            document.fail(key, 'is missing; give a "string"')
+        is_a_row = isinstance(row, list) and len(row) == 3 and isinstance(row[0], str)
+        if not is_a_row or not all(_is_number(v) for v in row[1:]):
+            top.fail(f"tensors.{number}", f'must be ["name", values, seconds], got {brief(row)}')
     tensors = tuple(TensorTime(n, int(v), float(s)) for n, v, s in rows)
-    return Profile(tensors=tensors, **values)
+    return Profile(name=top.text("name"), source=top.text("source", ""), tensors=tensors, **numbers)
 
 
 def read_description(document: Document) -> Description:
     """A description of one's own: a name, the batch, and a [[layer]] for each, with its tensors and multiply-adds."""
-    values = document.values
-    if values.get("format") != FORMAT:
-        document.fail("format", f"this version reads format = {FORMAT}")
-    for key in values:
-        if key not in ("format", "name", "batch", "samples", "source", "layer"):
-            document.fail(key, "unknown key; there are name, batch, samples, source and [[layer]]")
-    if not isinstance(values["layer"], list) or not values["layer"]:
-        document.fail("layer", "write [[layer]], once for each")
-    layers = tuple(_layer(document, table, number) for number, table in enumerate(values["layer"]))
-    batch, samples = values.get("batch", 1), values.get("samples", 0)
-    for key, value in (("batch", batch), ("samples", samples)):
-        if not _is_whole(value) or value < (key == "batch"):
-            document.fail(key, f"must be a whole number, got {brief(value)}")
-    return Description(str(values.get("name", document.name)), layers, batch, samples, str(values.get("source", "")))
+    top = Section(document, document.values)
+    top.check_format(FORMAT)
+    top.check_keys("format", "name", "batch", "samples", "source", "layer")
+    layers = tuple(map(_layer, top.tables("layer")))
+    if not layers:
+        top.fail("layer", "write [[layer]], once for each")
+    batch, samples = top.whole("batch", 1, low=1, most=LARGEST), top.whole("samples", 0, most=LARGEST)
+    name, source = (str(document.values.get(key, other)) for key, other in (("name", document.name), ("source", "")))
+    return Description(name, layers, batch, samples, source)
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= LARGEST
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and _is_number(value)
-
-
-def _layer(document: Document, table: object, number: int) -> Layer:
-    path = f"layer.{number}"
-    if not isinstance(table, dict):
-        document.fail("layer", "write [[layer]], once for each")
-    for key in table:
-        if key not in ("name", "tensors", "macs", "output"):
-            document.fail(f"{path}.{key}", "unknown; a layer has name, tensors, macs and output")
-    tensors, macs, output = table.get("tensors", []), table.get("macs", math.nan), table.get("output", 0)
-    if not isinstance(tensors, list) or not all(_is_whole(n) and n > 0 for n in tensors):
-        document.fail(f"{path}.tensors", f"must be a list of numbers of values, got {brief(tensors)}")
-    if not _is_number(macs):
-        document.fail(f"{path}.macs", f"must be the multiply-adds of one sample, got {brief(macs)}")
-    if not _is_whole(output):
-        document.fail(f"{path}.output", f"must be the values that it hands on for one sample, got {brief(output)}")
-    return Layer(str(table.get("name", path)), tuple(tensors), float(macs), output)
+def _layer(table: Section) -> Layer:
+    table.check_keys("name", "tensors", "macs", "output")
+    tensors = table.values.get("tensors", [])
+    if not isinstance(tensors, list) or not all(isinstance(n, int) and _is_number(n) and n > 0 for n in tensors):
+        table.fail("tensors", f"must be a list of numbers of values, got {brief(tensors)}")
+    macs, output = float(table.number("macs", most=LARGEST)), table.whole("output", 0, most=LARGEST)
+    return Layer(str(table.values.get("name", table.path)), tuple(tensors), macs, output)

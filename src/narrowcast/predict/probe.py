@@ -25,17 +25,8 @@ from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
 from narrowcast.measure import DeviceClock, WireSum, first_decides, from_barrier, mean, process_group, slowest
-from narrowcast.predict.cluster import (
-    Cluster,
-    CodecSpeed,
-    CollectiveTimings,
-    Device,
-    Level,
-    Overlap,
-    Points,
-    dump,
-    parse,
-)
+from narrowcast.predict import cluster as cluster_file
+from narrowcast.predict.cluster import Cluster, CodecSpeed, CollectiveTimings, Device, Level, Overlap, Points
 
 MARK = "# narrowcast cluster"
 WIRES = ("fp32", "bf16", "int8/256", "int4/128", "int4/128+ef")
@@ -86,18 +77,14 @@ class Prober:
         self, name: str, group: dist.ProcessGroup | None, ranks: int, most: int, member: bool, until: float
     ) -> Level:
         """Latency, bandwidth and tables of the links between the members of a group; others only wait."""
+        jobs = [("all_reduce", "fp32", _plain, SIZES), ("two_shot", "fp32", _two_shot("fp32"), SIZES)]
+        jobs += [("all_gather", "fp32", _gather, FEW_SIZES), ("send", "fp32", _swap, FEW_SIZES)]
+        jobs += [("two_shot", wire, _two_shot(wire), WIRE_SIZES) for wire in self.wires if wire != "fp32"]
         tables = []
-        for kind, run in (("all_reduce", _plain), ("two_shot", _two_shot("fp32"))):
-            self.tell(f"{name}: {kind}")
-            tables.append(CollectiveTimings(kind, ranks, self.table(run, SIZES, group, member, until)))
-        for kind, run in (("all_gather", _gather), ("send", _swap)):
-            self.tell(f"{name}: {kind}")
-            tables.append(CollectiveTimings(kind, ranks, self.table(run, FEW_SIZES, group, member, until)))
-        for wire in self.wires:
-            if wire != "fp32":
-                self.tell(f"{name}: two_shot of {wire}")
-                points = self.table(_two_shot(wire), WIRE_SIZES, group, member, until)
-                tables.append(CollectiveTimings("two_shot", ranks, points, wire))
+        for kind, wire, run, sizes in jobs:
+            self.tell(f"{name}: {kind}" if wire == "fp32" else f"{name}: {kind} of {wire}")
+            points = self.table(run, sizes, group, member, until)
+            tables.append(CollectiveTimings(kind, ranks, points, wire))
         last = tables[0].points[-1]
         best = min(last[1:])
         latency = min(tables[0].points[0][1:]) / (2 * (ranks - 1))
@@ -244,12 +231,8 @@ class _background:
         return self
 
     def _run(self) -> None:
-        x, stop, count, began = (
-            torch.linspace(-1, 1, BACKGROUND, device=self._device),
-            torch.zeros(1),
-            0,
-            time.perf_counter(),
-        )
+        x, stop = torch.linspace(-1, 1, BACKGROUND, device=self._device), torch.zeros(1)
+        count, began = 0, time.perf_counter()
         while True:
             self._call(x, self._group)
             count += 1
@@ -272,18 +255,6 @@ def local_device() -> torch.device:
     return torch.device("cpu")
 
 
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"cpu: {platform.machine()}, {os.cpu_count()} cores"
-
-
-def levels_of(local: int) -> tuple[int, int]:
-    """Ranks of a node and nodes, as the launcher says."""
-    world = dist.get_world_size()
-    return (local, world // local) if local > 1 and world % local == 0 else (1, world)
-
-
 def probe(
     wires: Sequence[str] = WIRES,
     seconds: float = 60.0,
@@ -294,11 +265,14 @@ def probe(
     if not dist.is_initialized() or dist.get_world_size() < 2:
         raise ValueError("probe: needs a process group of two ranks or more; start it with torchrun or in the lab")
     prober = Prober(seconds, tell, wires, local_device())
-    local, nodes = levels_of(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    local, world = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), dist.get_world_size()
+    local, nodes = (local, world // local) if local > 1 and world % local == 0 else (1, world)
     levels = list(_levels(prober, local, nodes))
     codecs = tuple(prober.codec(wire) for wire in wires)
     overlap, speed = prober.overlap(), prober.copy_speed()
-    device = Device(name=_device_name(prober.device), memory_gbyte=speed)
+    processor = f"cpu: {platform.machine()}, {os.cpu_count()} cores"
+    is_cuda = prober.device.type == "cuda"
+    device = Device(torch.cuda.get_device_name(prober.device) if is_cuda else processor, memory_gbyte=speed)
     today = time.strftime("%Y-%m-%d", time.gmtime())
     source = f"narrowcast probe on {local} x {nodes} ranks, {dist.get_backend()}, torch {torch.__version__}, {today}"
     made = Cluster(name, tuple(levels), device, overlap, codecs, measured=True, source=source)
@@ -321,19 +295,19 @@ def _agreed(made: Cluster) -> Cluster:
     They travel as the text of a cluster file, which is read strictly: what comes from another process is never
     unpickled.
     """
-    mine = torch.tensor(list(dump(made).encode()), dtype=torch.uint8)
+    mine = torch.tensor(list(cluster_file.dump(made).encode()), dtype=torch.uint8)
     size = torch.tensor([len(mine)])
     dist.broadcast(size, 0)
     text = mine if dist.get_rank() == 0 else mine.new_empty(int(size))
     dist.broadcast(text, 0)
-    return parse(bytes(text.tolist()).decode(), "the cluster that rank 0 has measured")
+    return cluster_file.parse(bytes(text.tolist()).decode(), "the cluster that rank 0 has measured")
 
 
 def main() -> None:
     with process_group():
         made = probe(sys.argv[3:], float(sys.argv[1]), sys.argv[2])
         if dist.get_rank() == 0:
-            sys.stdout.write(f"{MARK}\n{dump(made)}\n")
+            sys.stdout.write(f"{MARK}\n{cluster_file.dump(made)}\n")
             sys.stdout.flush()
 
 

@@ -8,7 +8,9 @@ import math
 import statistics
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,68 +101,50 @@ def default_loss(output: Any) -> Tensor:
     return torch.stack([t.float().square().mean() for t in tensors if isinstance(t, Tensor)]).sum()
 
 
-class _StepRecorder:
-    """One step at a time: when it began its parts, and when each gradient was ready."""
-
-    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.module, self.optimizer = module, optimizer
-        self.clock = DeviceClock(next((p.device for p in module.parameters()), torch.device("cpu")))
-        self.ready: dict[str, Any] = {}
-        self.handles = [
-            p.register_post_accumulate_grad_hook(self._hook(name))
-            for name, p in module.named_parameters()
-            if p.requires_grad
-        ]
-
-    def _hook(self, name: str) -> Callable[[Tensor], None]:
-        def hook(_: Tensor) -> None:
-            self.ready[name] = self.clock.mark()
-
-        return hook
-
-    def step(self, batch: Any, loss: Callable[[Any], Tensor]) -> _Run:
-        """Seconds of forward, backward and update, and of each gradient since the backward pass began."""
-        clock = self.clock
-        self.ready = {}
-        self.optimizer.zero_grad()
-        begin = clock.mark()
-        value = loss(self.module(batch))
-        forward = clock.mark()
-        value.backward()
-        backward = clock.mark()
-        self.optimizer.step()
-        update = clock.mark()
-        clock.wait()
-        since = {name: clock.seconds(forward, mark) for name, mark in self.ready.items()}
-        parts = ((begin, forward), (forward, backward), (backward, update))
-        first, second, third = (clock.seconds(*part) for part in parts)
-        return first, second, third, since
-
-    def close(self) -> None:
-        for handle in self.handles:
-            handle.remove()
-
-
 class Profiler:
     """Steps of a model, one at a time and between other things; then what they were like. Parameters do not change."""
 
     def __init__(self, module: nn.Module, batch: Tensor, loss: Callable[[Any], Tensor] = default_loss) -> None:
         self._module, self._batch, self._loss = module, batch, loss
-        self._recorder = _StepRecorder(module, torch.optim.SGD(module.parameters(), lr=0.0))
+        self._optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+        self._clock = DeviceClock(next((p.device for p in module.parameters()), torch.device("cpu")))
         self._runs: list[_Run] = []
+        self._ready: dict[str, Any] = {}
+        """When each gradient of this step was ready."""
+        parameters = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self._hooks = [p.register_post_accumulate_grad_hook(partial(self._mark, name)) for name, p in parameters]
+
+    def _mark(self, name: str, _: Tensor) -> None:
+        self._ready[name] = self._clock.mark()
 
     def step(self) -> None:
         try:
-            self._runs.append(self._recorder.step(self._batch, self._loss))
+            self._runs.append(self._timed_step())
         except Exception as error:
             raise ModelError(f"model: a training step failed: {type(error).__name__}: {error}") from error
+
+    def _timed_step(self) -> _Run:
+        mark, seconds = self._clock.mark, self._clock.seconds
+        self._ready = {}
+        self._optimizer.zero_grad()
+        begin = mark()
+        value = self._loss(self._module(self._batch))
+        forward = mark()
+        value.backward()
+        backward = mark()
+        self._optimizer.step()
+        update = mark()
+        self._clock.wait()
+        since = {name: seconds(forward, at) for name, at in self._ready.items()}
+        return seconds(begin, forward), seconds(forward, backward), seconds(backward, update), since
 
     def result(self, name: str, warm_up: int = WARM_UP) -> Profile:
         """The mean of the middle half of the steps after the first ones."""
         return _summary(self._module, self._batch, self._runs[warm_up:], name)
 
     def close(self) -> None:
-        self._recorder.close()
+        for hook in self._hooks:
+            hook.remove()
 
 
 def profile(
@@ -175,13 +159,10 @@ def profile(
 
     before_step: called before each step, such as a barrier that lets several ranks begin together.
     """
-    profiler = Profiler(module, batch, loss)
-    try:
+    with closing(Profiler(module, batch, loss)) as profiler:
         for _ in range(WARM_UP + steps):
             before_step()
             profiler.step()
-    finally:
-        profiler.close()
     return profiler.result(name)
 
 
@@ -211,14 +192,10 @@ def _summary(module: nn.Module, batch: Tensor, runs: list[_Run], name: str) -> P
     if not got:
         raise ModelError("model: no parameter got a gradient in a training step")
     ready = {key: _middle([run[3][key] for run in runs]) for key in got}
-    times = [_middle(list(part)) for part in zip(*(run[:3] for run in runs), strict=True)]
+    forward, backward, update = (_middle(list(part)) for part in zip(*(run[:3] for run in runs), strict=True))
     totals = [sum(run[:3]) for run in runs]
     return Profile(
-        name=name,
-        batch=len(batch),
-        forward=times[0],
-        backward=times[1],
-        update=times[2],
+        *(name, len(batch), forward, backward, update),
         tensors=tuple(TensorTime(key, sizes[key], ready[key]) for key in sorted(got, key=lambda k: ready[k])),
         spread=min(0.5, statistics.pstdev(totals) / statistics.fmean(totals) / len(totals) ** 0.5),
         source=f"{len(runs)} steps, torch {torch.__version__}, {torch.get_num_threads()} thread(s)",

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from narrowcast.figures import Markup, Series, charts, join, lone, tag
-from narrowcast.predict.step import Prediction, Setup
-from narrowcast.predict.sweep import BANDWIDTHS, Sweep, half_precision
+from narrowcast.predict.step import BANDWIDTHS, Prediction, Setup, Sweep, half_precision
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -42,23 +41,10 @@ class Shown:
     cell: Prediction
 
 
-def _rows_shown(cells: Sequence[Prediction], setups: Sequence[Setup]) -> list[Shown]:
-    """A line for each wire; where several algorithms were asked for, for each of both."""
-    several = len({setup.algorithm for setup in setups}) > 1
-    names = [f"{setup.wire} {setup.algorithm}" if several else setup.wire for setup in setups]
-    return [Shown(*one) for one in zip(names, setups, cells, strict=True)]
-
-
-def _lines_of(shown: Sequence[Shown]) -> dict[str, list[Prediction]]:
-    lines: dict[str, list[Prediction]] = {}
-    for one in shown:
-        lines.setdefault(one.name, []).append(one.cell)
-    return lines
-
-
 def _scaling(shown: Sequence[Shown]) -> Markup:
     series = []
-    for name, line in _lines_of(shown).items():
+    for name in dict.fromkeys(one.name for one in shown):
+        line = [one.cell for one in shown if one.name == name]
         xs = [float(c.workers) for c in line]
         band = [[c.speedup * c.step / c.high for c in line], [c.speedup * c.step / c.low for c in line]]
         series.append(Series(name, xs, [c.speedup for c in line], *band))
@@ -69,12 +55,16 @@ def _scaling(shown: Sequence[Shown]) -> Markup:
         f"Samples a second over one device: {best.name} reaches {best.cell.speedup:.1f}x on {best.cell.workers} workers"
     )
     picture = charts.lines("Speedup over one device", caption, series, "workers", "speedup", log_y=len(top) > 4)
-    rows = [[one.name, one.cell.algorithm, *_steps(one.cell)] for one in shown]
+    rows = [
+        [one.name, c.algorithm, str(c.workers), f"{c.speedup:.2f}", *_ms(c.step, c.low, c.high)]
+        for one in shown
+        for c in [one.cell]
+    ]
     return figure(caption, picture, ("wire", "algorithm", "workers", "speedup", "step ms", "5 %", "95 %"), rows)
 
 
-def _steps(c: Prediction) -> list[str]:
-    return [str(c.workers), f"{c.speedup:.2f}", f"{1e3 * c.step:.2f}", f"{1e3 * c.low:.2f}", f"{1e3 * c.high:.2f}"]
+def _ms(*seconds: float) -> list[str]:
+    return [f"{1e3 * one:.2f}" for one in seconds]
 
 
 def _parts(shown: Sequence[Shown]) -> Markup:
@@ -87,15 +77,8 @@ def _parts(shown: Sequence[Shown]) -> Markup:
     caption = f"What a step on {most} workers is made of: compute, and what communication adds to it"
     picture = charts.bars("Parts of a step", caption, names, stacks, "milliseconds")
     rows = [
-        [
-            name,
-            f"{1e3 * c.compute:.2f}",
-            f"{1e3 * c.exposed:.2f}",
-            f"{1e3 * c.communication:.2f}",
-            f"{1e3 * c.codec:.2f}",
-            c.bottleneck,
-        ]
-        for name, c in zip(names, cells, strict=True)
+        [one.name, *_ms(c.compute, c.exposed, c.communication, c.codec), c.bottleneck]
+        for one, c in zip(shown, cells, strict=True)
     ]
     heads = ("wire", "compute ms", "exposed ms", "communication ms", "codec ms", "bottleneck")
     return figure(caption, picture, heads, rows)
@@ -119,20 +102,18 @@ def _gbit(value: float | None) -> str:
 
 def page(sweep: Sweep, cells: Sequence[Prediction], setups: Sequence[Setup] = ()) -> str:
     """The whole file. setups: what was asked for, one for each cell; default each cell's wire by "auto"."""
-    shown = _rows_shown(cells, setups or [Setup(cell.workers, cell.wire) for cell in cells])
+    setups = setups or [Setup(cell.workers, cell.wire) for cell in cells]
+    # a line for each wire; where several algorithms were asked for, for each of both
+    several = len({setup.algorithm for setup in setups}) > 1
+    names = [f"{setup.wire} {setup.algorithm}" if several else setup.wire for setup in setups]
+    shown = [Shown(*one) for one in zip(names, setups, cells, strict=True)]
     cluster, profile = sweep.cluster, sweep.profile
     title = f"{profile.name} on {cluster.name}"
     state = "measured" if cluster.measured else "not measured: take the intervals seriously"
-    setup = [
-        [
-            "model",
-            f"{profile.numel:,} parameters, batch {profile.batch}, {1e3 * profile.compute:.2f} ms ({profile.source})",
-        ],
-        ["cluster", f"{cluster.name}, {state} ({cluster.source})"],
-        *(
-            [f"link: {level.name}", f"{level.bandwidth_gbit:.3g} Gb/s, {level.latency_us:.3g} us"]
-            for level in cluster.levels
-        ),
+    size = f"{profile.numel:,} parameters, batch {profile.batch}, {1e3 * profile.compute:.2f} ms ({profile.source})"
+    setup = [["model", size], ["cluster", f"{cluster.name}, {state} ({cluster.source})"]]
+    setup += [
+        [f"link: {one.name}", f"{one.bandwidth_gbit:.3g} Gb/s, {one.latency_us:.3g} us"] for one in cluster.levels
     ]
     most = max(one.setup.world for one in shown)
     last = [one for one in shown if one.setup.world == most] if most > 1 else []

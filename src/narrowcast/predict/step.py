@@ -1,10 +1,15 @@
-"""A training step of one model on one cluster with one wire: when it ends, and what it waits for."""
+"""A training step of one model on one cluster with one wire: when it ends, and what it waits for; and many of them.
+
+A `Sweep` has every world, wire and algorithm, each beside float32 and 16 bits, with break-even bandwidths.
+"""
 
 from __future__ import annotations
 
+import copy
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -12,9 +17,10 @@ from torch import Tensor
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives import choose
 from narrowcast.parallel import BUCKET_BYTES, MIN_VALUES, overlap
-from narrowcast.predict import costs, curve
-from narrowcast.predict.costs import Costs
-from narrowcast.predict.model import CallPlan, Profile, attach_calls, ddp_buckets, wire_bytes
+from narrowcast.predict import costs
+from narrowcast.predict.cluster import Cluster
+from narrowcast.predict.costs import DRAWS, Costs
+from narrowcast.predict.model import CallPlan, Description, Profile, attach_calls, ddp_buckets, wire_sizes
 
 MODEL_SPREAD, WIRE_SPREAD = 0.05, 0.03
 """What remains where all inputs are exact: the timeline's own error, common to all wires and of each wire. About what
@@ -102,24 +108,34 @@ def timeline(whole_D: Tensor, compute_D: Tensor, communication_D: Tensor, least_
     return Timeline(whole_D, whole_D, communication_D, (whole_D - compute_D).clamp_min(0), least_D, most_D)
 
 
+Kinds = dict[tuple[str, str], list[int]]
+"""Which calls go which way: their places by wire and algorithm."""
+
+
 class StepPredictor:
     """Predicts steps of one profile on one cluster; versions of the measurements are drawn once."""
 
     def __init__(self, profile: Profile, made: Costs) -> None:
-        self.profile, self.costs = profile, made
-        self.cluster = made.cluster
-        self.compute_D = self._factor("compute", profile.spread)
-        self._calls: dict[tuple[int, int, str, bool], tuple[CallPlan, ...]] = {}
+        self.profile, self.cluster = profile, made.cluster
+        self._plans: dict[Setup, tuple[tuple[CallPlan, ...], Kinds]] = {}
+        self._draw(made)
 
-    def _factor(self, name: str, spread: float) -> Tensor:
-        made = self.costs
-        return curve.spread_factor(0.0 if made.fixed else spread, made.draws, made.generator(name))
+    def _draw(self, made: Costs) -> None:
+        self.costs = made
+        self.compute_D = made.spread("compute", self.profile.spread)
+
+    def with_costs(self, made: Costs) -> Self:
+        """The same calls on the same cluster, whose links are in other versions."""
+        other = copy.copy(self)
+        other._draw(made)
+        return other
 
     def versions(self, setup: Setup, step_D: Tensor) -> Tensor:
         """A step in every version of the measurements, with the timeline's own error in it."""
         if setup.world == 1:
             return step_D
-        return step_D * self._factor("model", MODEL_SPREAD) * self._factor(f"model {setup.wire}", WIRE_SPREAD)
+        spread = self.costs.spread
+        return step_D * spread("model", MODEL_SPREAD) * spread(f"model {setup.wire}", WIRE_SPREAD)
 
     def together(self, world: int) -> float:
         """How many times slower a rank computes beside the others, unless the profile has seen it."""
@@ -136,46 +152,37 @@ class StepPredictor:
 
     def roundings(self, setup: Setup) -> int:
         lossless = setup.world == 1 or codec_named(setup.wire).lossless
-        return 0 if lossless else costs.plan(self.algorithm(setup), self.cluster, setup.world).roundings
+        return 0 if lossless else self.costs.plan(self.algorithm(setup), setup.world).roundings
 
-    def calls(self, setup: Setup) -> tuple[CallPlan, ...]:
-        # the backend's own sum takes a bucket as it is; `attach` sends small tensors apart
-        split = self.algorithm(setup) != "native"
-        key = setup.bucket_bytes, setup.min_values, setup.wire, split
-        if key not in self._calls:
-            sizes = {"bucket_bytes": setup.bucket_bytes, "min_values": setup.min_values}
-            self._calls[key] = attach_calls(ddp_buckets(self.profile.tensors, **sizes), setup.wire, split=split)
-        return self._calls[key]
-
-    def services(self, setup: Setup, calls: tuple[CallPlan, ...]) -> tuple[Tensor, Tensor]:
-        """Seconds of each call and of the codec in it, [D, C]."""
-        seconds = torch.zeros(self.costs.draws + 1, len(calls), dtype=torch.float64)
-        coding = seconds.clone()
+    def plan(self, setup: Setup) -> tuple[tuple[CallPlan, ...], Kinds]:
+        """The calls of a step, and which of them go which way."""
         if setup.world == 1:
-            return seconds, coding
-        for (wire, algorithm), places in self._kinds(setup, calls).items():
+            return (), {}
+        if setup not in self._plans:
+            whole = self.algorithm(setup)
+            # the backend's own sum takes a bucket as it is; `attach` sends small tensors apart
+            sizes = {"bucket_bytes": setup.bucket_bytes, "min_values": setup.min_values}
+            calls = attach_calls(ddp_buckets(self.profile.tensors, **sizes), setup.wire, split=whole != "native")
+            kinds: Kinds = {}
+            codecs = {wire: codec_named(wire) for wire in {call.wire for call in calls}}
+            for place, call in enumerate(calls):
+                algorithm = whole
+                if setup.algorithm == "auto" and whole not in ("native", "hierarchical"):
+                    algorithm = choose("auto", codecs[call.wire], call.values, setup.world, False)
+                kinds.setdefault((call.wire, algorithm), []).append(place)
+            self._plans[setup] = calls, kinds
+        return self._plans[setup]
+
+    def services(self, setup: Setup) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Seconds of each call, of the codec in it and, where levels have queues, of its part inside nodes, [D, C]."""
+        calls, kinds = self.plan(setup)
+        seconds, coding, inner = torch.zeros(3, self.costs.draws + 1, len(calls), dtype=torch.float64)
+        for (wire, algorithm), places in kinds.items():
             values = torch.tensor([float(calls[c].values) for c in places], dtype=torch.float64)
             seconds[:, places], coding[:, places] = self.costs.seconds(algorithm, wire, values, setup.world)
-        return seconds, coding
-
-    def _inner(self, setup: Setup, calls: tuple[CallPlan, ...]) -> Tensor:
-        """The part of each call inside nodes, [D, C]."""
-        seconds = torch.zeros(self.costs.draws + 1, len(calls), dtype=torch.float64)
-        for (wire, algorithm), places in self._kinds(setup, calls).items():
-            values = torch.tensor([float(calls[c].values) for c in places], dtype=torch.float64)
-            seconds[:, places] = self.costs.inner_seconds(algorithm, wire, values, setup.world)
-        return seconds
-
-    def _kinds(self, setup: Setup, calls: tuple[CallPlan, ...]) -> dict[tuple[str, str], list[int]]:
-        """Which calls go which way."""
-        kinds: dict[tuple[str, str], list[int]] = {}
-        whole = costs.resolve(setup.algorithm, setup.wire, self.cluster, setup.world)
-        for place, call in enumerate(calls):
-            algorithm = whole
-            if setup.algorithm == "auto" and whole != "native":
-                algorithm = choose("auto", codec_named(call.wire), call.values, setup.world, whole == "hierarchical")
-            kinds.setdefault((call.wire, algorithm), []).append(place)
-        return kinds
+            if setup.queues == "levels":
+                inner[:, places] = self.costs.inner_seconds(algorithm, wire, values, setup.world)
+        return seconds, coding, inner if setup.queues == "levels" else None
 
     def bubble(self, setup: Setup) -> Tensor:
         """Seconds in which a worker has nothing to do even where nothing travels, [D]."""
@@ -183,12 +190,11 @@ class StepPredictor:
 
     def span(self, setup: Setup) -> tuple[Timeline, Tensor, Tensor]:
         """The step in every version, and the seconds of calls and codecs, [D, C]."""
-        calls = self.calls(setup) if setup.world > 1 else ()
-        seconds, coding = self.services(setup, calls)
         factor_D = self.compute_D * self.together(setup.world)
         profile = self.profile
-        backward_end_D = (profile.forward + profile.backward) * factor_D
-        compute_D = profile.compute * factor_D
+        alone_D, backward_end_D = profile.compute * factor_D, (profile.forward + profile.backward) * factor_D
+        calls, compute_D = self.plan(setup)[0], alone_D
+        seconds, coding, inner = self.services(setup)
         ready = [profile.forward + call.ready for call in calls]
         ready_DC = torch.tensor(ready, dtype=torch.float64) * factor_D[:, None]
         if calls:
@@ -204,15 +210,13 @@ class StepPredictor:
             backward_end_D, compute_D = backward_end_D + late[:, -1], compute_D + late[:, -1]
         beside = self.cluster.slowdowns(setup.wire)
         slow = overlap.Contention(beside.compute, beside.collective)
-        inner = self._inner(setup, calls) if setup.queues == "levels" and calls else None
         span = overlap.step(compute_D, backward_end_D, ready_DC, seconds, slow, inner)
         after_D, link_D = compute_D - backward_end_D, span.communication
         if inner is not None:
             link_D = torch.maximum(inner.sum(-1), (seconds - inner).sum(-1))
         least_D = torch.maximum(span.backward_end, profile.forward * factor_D + link_D) + after_D
         most_D = span.backward_end + span.communication + after_D
-        exposed_D = span.step - profile.compute * factor_D
-        made = Timeline(span.step, span.backward_end, span.communication, exposed_D, least_D, most_D)
+        made = Timeline(span.step, span.backward_end, span.communication, span.step - alone_D, least_D, most_D)
         return made, seconds, coding
 
     def steps(self, setup: Setup) -> Tensor:
@@ -227,7 +231,8 @@ class StepPredictor:
         """One cell, and its step in every version, [D]."""
         span, seconds, coding = self.span(setup)
         profile, world = self.profile, setup.world
-        compute, bubble = profile.compute * self.together(world), float(self.bubble(setup)[0])
+        own_compute = profile.compute
+        compute, bubble = own_compute * self.together(world), float(self.bubble(setup)[0])
         total, step = float(seconds[0].sum()), float(span.step[0])
         steps_D = self.versions(setup, span.step)
         low, high = overlap.interval(steps_D)
@@ -247,7 +252,7 @@ class StepPredictor:
             bytes_sent=self._bytes(setup),
             sum_bound=float(span.most[0]),
             max_bound=float(span.least[0]),
-            speedup=world * profile.compute / step if step else 1.0,
+            speedup=world * own_compute / step if step else 1.0,
             throughput=world * profile.batch / step if step else 0.0,
             bottleneck=_bottleneck(compute, bubble, span, coding),
             measured=self.cluster.measured,
@@ -257,16 +262,13 @@ class StepPredictor:
         return made, steps_D
 
     def _bytes(self, setup: Setup) -> float:
-        if setup.world == 1:
-            return 0.0
         total = 0.0
-        calls = self.calls(setup)
-        for (wire, algorithm), places in self._kinds(setup, calls).items():
-            made = costs.plan(algorithm, self.cluster, setup.world)
-            for stage in made.stages:
+        calls, kinds = self.plan(setup)
+        for (wire, algorithm), places in kinds.items():
+            for stage in self.costs.plan(algorithm, setup.world).stages:
                 name = "fp32" if stage.as_is else wire
                 own = stage.sent if stage.own is None else stage.own
-                total += own * sum(wire_bytes(name, calls[c].values) for c in places)
+                total += own * sum(wire_sizes(name, tuple(calls[c].values for c in places)))
         return total
 
 
@@ -278,3 +280,115 @@ def _bottleneck(compute: float, bubble: float, span: overlap.Span, coding: Tenso
         return "bubble"
     wire = float(span.communication[0]) - float(coding[0].sum())
     return "codec" if float(coding[0].sum()) > max(wire, 0.0) else "link"
+
+
+PLAIN = "fp32"
+BANDWIDTHS = torch.logspace(-2, 4, 121, dtype=torch.float64)
+"""Gb/s, 10 Mb/s to 10 Tb/s: where the break-even of a wire is looked for."""
+
+PAYS = 0.01
+"""A wire pays where it makes the step at least so much shorter."""
+
+
+def steps_for(mode: str, profile: Profile, made: Costs, description: Description | None = None) -> StepPredictor:
+    """The timeline of a way to share the work."""
+    if mode == "data":
+        return StepPredictor(profile, made)
+    from narrowcast.predict.parallelism import shared_otherwise
+
+    return shared_otherwise(mode, profile, made, description)
+
+
+def half_precision(cluster: Cluster) -> Setup:
+    """The 16-bit baseline: the backend's own sum on accelerators, `attach(model, "bf16")` on CPUs."""
+    return Setup(1, "bf16", "auto" if cluster.device.name.startswith("cpu") else "native")
+
+
+class Sweep:
+    """All predictions of one model on one cluster."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        cluster: Cluster,
+        draws: int = DRAWS,
+        seed: int = 0,
+        samples: int = 0,
+        mode: str = "data",
+        description: Description | None = None,
+    ) -> None:
+        self.profile, self.cluster, self.samples = profile, cluster, samples
+        self.steps = steps_for(mode, profile, Costs(cluster, draws, seed), description)
+        self._baselines: dict[int, tuple[Tensor, Tensor]] = {}
+        self._tuned: dict[Setup, Tensor] = {}
+        self._levels: dict[int, StepPredictor] = {}
+
+    def cells(
+        self,
+        workers: Sequence[int],
+        wires: Sequence[str],
+        algorithms: Sequence[str] = ("auto",),
+        queues: str = "one",
+    ) -> Iterator[Prediction]:
+        for world in workers:
+            for algorithm in algorithms:
+                for wire in wires:
+                    yield self.cell(Setup(world, wire, algorithm, queues=queues))
+
+    def cell(self, setup: Setup) -> Prediction:
+        """One prediction with its comparisons."""
+        made, steps_D = self.steps.predict_versions(setup)
+        fp32_D, half_D = self._baseline(setup.world)
+        gains = half_D / steps_D
+        low, high = overlap.interval(gains)
+        return replace(
+            made,
+            over_fp32=float(fp32_D[0] / steps_D[0]),
+            over_16bit=float(gains[0]),
+            over_16bit_low=low,
+            over_16bit_high=high,
+            hide_gbit=self._hides(setup),
+            break_even_gbit=self._break_even(setup),
+            dollars_per_epoch=self._dollars(setup.world, made.step),
+        )
+
+    def _baseline(self, world: int) -> tuple[Tensor, Tensor]:
+        """Steps in float32 and in 16 bits, [D] each: what a wire is compared with."""
+        if world not in self._baselines:
+            half = replace(half_precision(self.cluster), world=world)
+            self._baselines[world] = self.steps.steps(Setup(world, PLAIN)), self.steps.steps(half)
+        return self._baselines[world]
+
+    def tuned_steps(self, setup: Setup) -> Tensor:
+        """The step at each of BANDWIDTHS."""
+        level = self.cluster.level_of(setup.world)
+        if level not in self._levels:
+            self._levels[level] = self.steps.with_costs(Costs(self.cluster, bandwidths=BANDWIDTHS, level=level))
+        if setup not in self._tuned:
+            self._tuned[setup] = self._levels[level].steps(setup)
+        return self._tuned[setup]
+
+    def _hides(self, setup: Setup) -> float | None:
+        if setup.world == 1:
+            return None
+        compute = self.profile.compute * self.steps.together(setup.world)
+        hidden = self.tuned_steps(setup) <= (1 + HIDDEN) * compute + float(self.steps.bubble(setup)[0])
+        return float(BANDWIDTHS[hidden][0]) if bool(hidden.any()) else None
+
+    def _break_even(self, setup: Setup) -> float | None:
+        """The largest bandwidth at which the wire still beats 16 bits."""
+        if setup.world == 1 or codec_named(setup.wire).bits_per_value >= 16:
+            return None
+        half = self.tuned_steps(replace(half_precision(self.cluster), world=setup.world))
+        wins = self.tuned_steps(setup) < half * (1 - PAYS)
+        if not bool(wins.any()):
+            return None
+        last = float(BANDWIDTHS[wins][-1])
+        return float("inf") if last == float(BANDWIDTHS[-1]) else last
+
+    def _dollars(self, world: int, step: float) -> float | None:
+        if not self.cluster.price_per_hour or not self.samples:
+            return None
+        nodes = -(-world // self.cluster.node)
+        steps = self.samples / (self.profile.batch * world)
+        return self.cluster.price_per_hour * nodes * steps * step / 3600

@@ -6,10 +6,12 @@ Sizes follow the papers and their reference implementations; tests compare the n
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from narrowcast.predict.model import Description, Layer
 
 IMAGENET = 1_281_167
+Build = Callable[[], Description]
 
 
 class _Net:
@@ -42,8 +44,8 @@ class _Net:
             self.add(f"{place}.norm", (out, out), 2.0 * values, values)
         self.channels = out
 
-    def pool(self, stride: int = 2) -> None:
-        self.size = -(-self.size // stride)
+    def pool(self) -> None:
+        self.size = -(-self.size // 2)
 
     def linear(self, into: int, out: int, tokens: int = 1, bias: bool = True) -> None:
         self.add(f"linear{len(self.layers)}", (into * out, *([out] if bias else [])), into * out * tokens, out * tokens)
@@ -94,12 +96,8 @@ def _resnet(name: str, counts: tuple[int, ...], batch: int) -> Description:
     return Description(name, tuple(net.layers), batch, IMAGENET, "He et al. 2015, stride in the 3x3 convolution")
 
 
-def resnet50() -> Description:
-    return _resnet("resnet50", (3, 4, 6, 3), 32)
-
-
-def resnet152() -> Description:
-    return _resnet("resnet152", (3, 8, 36, 3), 16)
+resnet50: Build = partial(_resnet, "resnet50", (3, 4, 6, 3), 32)
+resnet152: Build = partial(_resnet, "resnet152", (3, 8, 36, 3), 16)
 
 
 def resnet110() -> Description:
@@ -188,31 +186,22 @@ def _transformer(net: _Net, blocks: int, width: int, tokens: int, fused: bool) -
             net.norm(width, tokens)
 
 
-def bert_large() -> Description:
-    """With both heads of pre-training: 336.2 million parameters; the output's weights are those of the embedding."""
-    net, width, tokens, words = _Net(0, 0), 1024, 128, 30_522
+def _bert(name: str, blocks: int, width: int, tokens: int, batch: int) -> Description:
+    """With both heads of pre-training; the output's weights are those of the embedding."""
+    net, words = _Net(0, 0), 30_522
     net.add("embeddings", (words * width, 512 * width, 2 * width), 0.0, width * tokens)
     net.norm(width, tokens)
-    _transformer(net, 24, width, tokens, fused=False)
+    _transformer(net, blocks, width, tokens, fused=False)
     net.linear(width, width)
     net.linear(width, width, tokens)
     net.norm(width, tokens)
     net.add("words", (words,), float(words * width * tokens), words * tokens)
     net.linear(width, 2)
-    return Description("bert-large", tuple(net.layers), 8, 2_500_000, "Devlin et al. 2018; 128 tokens a sample")
+    return Description(name, tuple(net.layers), batch, 2_500_000, f"Devlin et al. 2018; {tokens} tokens a sample")
 
 
-def bert_base() -> Description:
-    net, width, tokens, words = _Net(0, 0), 768, 64, 30_522
-    net.add("embeddings", (words * width, 512 * width, 2 * width), 0.0, width * tokens)
-    net.norm(width, tokens)
-    _transformer(net, 12, width, tokens, fused=False)
-    net.linear(width, width)
-    net.linear(width, width, tokens)
-    net.norm(width, tokens)
-    net.add("words", (words,), float(words * width * tokens), words * tokens)
-    net.linear(width, 2)
-    return Description("bert-base", tuple(net.layers), 64, 2_500_000, "Devlin et al. 2018; 64 tokens a sample")
+bert_base: Build = partial(_bert, "bert-base", 12, 768, 64, 64)
+bert_large: Build = partial(_bert, "bert-large", 24, 1024, 128, 8)
 
 
 def gpt2() -> Description:
@@ -225,7 +214,7 @@ def gpt2() -> Description:
     return Description("gpt2", tuple(net.layers), 8, 8_000_000, "Radford et al. 2019; 1024 tokens a sample")
 
 
-MODELS: dict[str, Callable[[], Description]] = {
+MODELS: dict[str, Build] = {
     "alexnet": alexnet,
     "vgg19": vgg19,
     "resnet50": resnet50,

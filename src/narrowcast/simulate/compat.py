@@ -14,7 +14,7 @@ from torch import Tensor
 
 from narrowcast.formats import Format
 from narrowcast.formats import format as format_named
-from narrowcast.simulate.precision.casts import Caster, Quantizer, cast
+from narrowcast.simulate.precision.casts import Caster, Quantizer, cast, caster
 
 
 def _float_name(exp: int, man: int, finite: bool = False) -> str:
@@ -34,8 +34,7 @@ class FloatingPoint:
 
     @property
     def caster(self) -> Caster:
-        name = _float_name(self.exp, self.man, self.finite)
-        return Caster() if name == "fp32" else Caster(format_named(name))
+        return caster(_float_name(self.exp, self.man, self.finite))
 
 
 @dataclass(frozen=True)
@@ -102,16 +101,11 @@ def quantizer(
     seed: int = 0,
 ) -> Quantizer:
     """qtorch's factory: a module that casts activations forward and gradients backward. Block numbers are refused."""
-    return Quantizer(
-        _named(forward_number),
-        _named(backward_number),
-        forward_rounding=forward_rounding if forward_number else None,
-        backward_rounding=backward_rounding if backward_number else None,
-        seed=seed,
-    )
-
-
-def _named(number: Number | None) -> Format | None:
-    if isinstance(number, BlockFloatingPoint):
-        raise NotImplementedError("quantizer: for block floating point give a codec to Quantizer, as 'int8/256'")
-    return None if number is None else number.caster.format
+    formats: list[Format | None] = []
+    for number in (forward_number, backward_number):
+        if isinstance(number, BlockFloatingPoint):
+            raise NotImplementedError("quantizer: for block floating point give a codec to Quantizer, as 'int8/256'")
+        formats.append(None if number is None else number.caster.format)
+    roundings = {"forward_rounding": forward_rounding if forward_number else None}
+    roundings |= {"backward_rounding": backward_rounding if backward_number else None}
+    return Quantizer(*formats, **roundings, seed=seed)

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from narrowcast.kernels.checks import check_floats, check_seed, check_written, mark_written
 from narrowcast.kernels.dispatch import KernelChoice
-from narrowcast.kernels.matmul.accumulator import Accumulator, accumulator
-from narrowcast.kernels.matmul.operands import how_to_compute
+from narrowcast.kernels.matmul.accumulator import Accumulator, accumulator, how_to_compute
 from narrowcast.kernels.native import matmul as native_matmul
 from narrowcast.kernels.reference import matmul as reference_matmul
 
@@ -27,7 +26,9 @@ def matmul(
     """
     rule = accumulator(accumulate)
     _check(a, b)
-    noise = _checked_seed(rule, seed)
+    if rule.stochastic and seed is None:
+        raise ValueError("matmul: stochastic rounding needs seed=, an integer; the same seed gives the same noise")
+    noise = 0 if seed is None else check_seed("matmul", seed)
     if rule.is_torch:
         result = torch.matmul(a.float(), b.float())
         return result if out is None else _into(out, result)
@@ -71,17 +72,8 @@ def _check(a: Tensor, b: Tensor) -> None:
         raise ValueError(f"matmul: a is on {a.device} and b on {b.device}; move one")
     inner = b.shape[-2] if b.dim() > 1 else b.shape[0]
     if a.shape[-1] != inner:
-        raise ValueError(f"matmul: a has {a.shape[-1]} columns and b {inner} rows; got {_shapes(a, b)}")
-
-
-def _checked_seed(rule: Accumulator, seed: int | None) -> int:
-    if rule.stochastic and seed is None:
-        raise ValueError("matmul: stochastic rounding needs seed=, an integer; the same seed gives the same noise")
-    return 0 if seed is None else check_seed("matmul", seed)
-
-
-def _shapes(a: Tensor, b: Tensor) -> str:
-    return f"{tuple(a.shape)} and {tuple(b.shape)}"
+        shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
+        raise ValueError(f"matmul: a has {a.shape[-1]} columns and b {inner} rows; got {shapes}")
 
 
 def _as_batches(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]]:
@@ -90,15 +82,12 @@ def _as_batches(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]]:
     a = a[None] if a.dim() == 1 else a
     b = b[:, None] if b.dim() == 1 else b
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    a_BMK, b_BKN = (_flat(x, batch) for x in (a, b))
-    return a_BMK, b_BKN, (*batch, *rows, *columns)
-
-
-def _flat(x: Tensor, batch: tuple[int, ...]) -> Tensor:
     count = math.prod(batch)
-    if x.dim() == 2:
-        return x.expand(count, *x.shape)
-    return x.expand(*batch, *x.shape[-2:]).reshape(count, *x.shape[-2:])
+    a_BMK, b_BKN = (
+        x.expand(count, *x.shape) if x.dim() == 2 else x.expand(*batch, *x.shape[-2:]).reshape(count, *x.shape[-2:])
+        for x in (a, b)
+    )
+    return a_BMK, b_BKN, (*batch, *rows, *columns)
 
 
 def _dispatch(a: Tensor, b: Tensor, rule: Accumulator, seed: int, out: Tensor) -> None:

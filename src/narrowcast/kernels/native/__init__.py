@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.formats import FloatFormat, Format
-from narrowcast.kernels.arithmetic import NO_FINISH, Feedback, Finish
+from narrowcast.kernels.arithmetic import NO_FINISH, Feedback, Finish, Unfused
 from narrowcast.kernels.native import library
 from narrowcast.kernels.native.library import DTYPES, check_status
 from narrowcast.kernels.native.library import available as available
@@ -20,7 +20,6 @@ from narrowcast.kernels.native.library import load as load
 from narrowcast.kernels.native.library import set_isa as set_isa
 from narrowcast.kernels.noise import NO_NOISE, Noise
 from narrowcast.kernels.plan import CastPlan, Plan, WireLayout
-from narrowcast.kernels.unfused import Unfused
 
 DEVICE = "cpu"
 FLOAT32_BIAS = 127

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from narrowcast.kernels.matmul.accumulator import Accumulator, Number
-from narrowcast.kernels.matmul.operands import How
+from narrowcast.kernels.matmul.accumulator import Accumulator, How, Number
 from narrowcast.kernels.native import library
 
 ORDERS = {"sequential": 0, "blocked": 1, "pairwise": 2}

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from narrowcast.formats import Format
-from narrowcast.kernels.arithmetic import keeps_subnormals, plus
+from narrowcast.kernels.arithmetic import Unfused, keeps_subnormals, plus, put, saturate, with_one_nan_
 from narrowcast.kernels.noise import NO_NOISE, Noise
 from narrowcast.kernels.plan import CastPlan, Method, Plan
-from narrowcast.kernels.reference import cast, methods
+from narrowcast.kernels.reference import methods
 from narrowcast.kernels.reference.blocks import pack, read_scales, unpack, write_scales
-from narrowcast.kernels.reference.philox import random_bits
+from narrowcast.kernels.reference.rounding import random_bits
 from narrowcast.kernels.reference.rounding import round_to as round_to
-from narrowcast.kernels.unfused import Unfused
 
 DEVICE = "cpu"
 
@@ -69,7 +68,7 @@ def decode(plan: Plan, wire: Tensor, n: int, out: Tensor, accumulate: bool = Fal
     if accumulate:
         value = plus(out.float(), value)
     # a finite value stays finite in a 16-bit output too
-    cast.put(out, cast.saturate(value, out.dtype))
+    put(out, saturate(value, out.dtype))
 
 
 def _decode_float(plan: Plan, wire: Tensor, n: int) -> Tensor:
@@ -87,7 +86,29 @@ def _decode_float(plan: Plan, wire: Tensor, n: int) -> Tensor:
     return methods.decode_signs(plan, codes, scales)
 
 
-PLANS, CASTS = Unfused(encode, decode), Unfused(cast.encode, cast.decode)
+@keeps_subnormals
+def encode_cast(plan: CastPlan, x: Tensor, wire: Tensor, noise: Noise = NO_NOISE, scale: Tensor | None = None) -> None:
+    """A plain cast: one plane, the values in another type. A finite value that is too large becomes the largest."""
+    dtype = plan.dtype
+    aligned = wire if wire.data_ptr() % dtype.itemsize == 0 else torch.empty_like(wire)
+    stored = aligned.view(dtype).copy_(x)
+    # one cheap pass shows whether anything overflowed, or was not finite to begin with
+    if not bool(stored.sum(dtype=torch.float32).isfinite()):
+        with_one_nan_(stored.copy_(saturate(x, dtype)))
+    if aligned is not wire:
+        wire.copy_(aligned)
+
+
+@keeps_subnormals
+def decode_cast(plan: CastPlan, wire: Tensor, n: int, out: Tensor, accumulate: bool = False) -> None:
+    aligned = wire if wire.data_ptr() % plan.dtype.itemsize == 0 else wire.clone()
+    value = with_one_nan_(aligned.view(plan.dtype).clone())
+    if accumulate:
+        value = plus(out.float(), value.float())
+    put(out, saturate(value, out.dtype))
+
+
+PLANS, CASTS = Unfused(encode, decode), Unfused(encode_cast, decode_cast)
 
 
 def kernels(plan: Plan | CastPlan) -> Unfused:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.kernels.matmul.accumulator import Accumulator, Number
-from narrowcast.kernels.reference.philox import LANES, PIECES, random_bits
-from narrowcast.kernels.reference.rounding import SR_BITS, RoundingGrid
+from narrowcast.kernels.reference.rounding import LANES, PIECES, SR_BITS, RoundingGrid, random_bits
 
 PRODUCT, TERM, SUM, GAIN, CARRY = range(5)
 """Which rounding of a step: each has random bits of its own, under the stream SLOTS * step + slot."""

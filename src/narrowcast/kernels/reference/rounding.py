@@ -1,4 +1,11 @@
-"""Rounding by definition: search the format's grid. Slow, readable, and what every kernel is tested against."""
+"""Rounding by definition: search the format's grid. Slow, readable, and what every kernel is tested against.
+
+The random bits: Philox4x32-7 (Salmon et al. 2011), a function of (seed, stream, element index) and nothing else.
+Element i of a tensor takes 16 bits: with i = 128 g + 16 p + l (p < 8, l < 16), the counter is
+(c lo, c hi, stream lo, stream hi) with c = 16 g + l, the key is (seed lo, seed hi), and the bits are the low
+(p even) or high (p odd) half of output word p // 2. So 16 neighbours come from 16 neighbouring counters, which is what
+a vector unit wants.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +15,52 @@ import torch
 from torch import Tensor
 
 from narrowcast.formats import FloatFormat, Format, Kind
-from narrowcast.kernels.arithmetic import keeps_subnormals
-from narrowcast.kernels.reference.cast import put
-from narrowcast.kernels.reference.philox import random_bits
+from narrowcast.kernels.arithmetic import keeps_subnormals, put
 
 FRACTION = 23
 HIDDEN = 1 << FRACTION
 SR_BITS = 17
 """A stochastic rounding compares 17 bits: the 16 random ones and a half, so that it has no bias."""
+
+ROUNDS = 7
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+MASK = 0xFFFFFFFF
+
+LANES = 16
+PIECES = 8
+
+
+def _mulhilo(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
+    # 32 x 32 bits in int64: the sum wraps modulo 2**64, which is what the two halves need
+    product = word * multiplier
+    return (product >> 32) & MASK, product & MASK
+
+
+def philox(counters: Tensor, seed: int, stream: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Four words of 32 random bits for each 64-bit counter (all held in int64)."""
+    c0, c1 = counters & MASK, (counters >> 32) & MASK
+    c2, c3 = torch.full_like(c0, stream & MASK), torch.full_like(c0, (stream >> 32) & MASK)
+    k0, k1 = seed & MASK, (seed >> 32) & MASK
+    for _ in range(ROUNDS):
+        hi0, lo0 = _mulhilo(c0, MULTIPLIERS[0])
+        hi1, lo1 = _mulhilo(c2, MULTIPLIERS[1])
+        c0, c1, c2, c3 = hi1 ^ c1 ^ k0, lo1, hi0 ^ c3 ^ k1, lo0
+        k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK
+    return c0, c1, c2, c3
+
+
+def random_bits(n: int, seed: int, stream: int, offset: int = 0, device: torch.device | None = None) -> Tensor:
+    """The 16 random bits (int64, 0 to 65535) of elements offset .. offset + n - 1."""
+    span = LANES * PIECES
+    first = offset // span
+    groups = -(-(offset + n) // span) - first
+    counters = LANES * first + torch.arange(LANES * groups, device=device)
+    words = torch.stack(philox(counters, seed, stream))
+    halves = torch.stack([words & 0xFFFF, words >> 16], dim=1).view(PIECES, groups, LANES)
+    ordered = halves.permute(1, 0, 2).reshape(-1)
+    skip = offset - first * span
+    return ordered[skip : skip + n]
 
 
 class RoundingGrid:
@@ -91,13 +136,10 @@ def codes_of(fmt: Format, t: Tensor, random: Tensor | None) -> Tensor:
 
 def special_codes(fmt: Format, x: Tensor, code: Tensor) -> Tensor:
     """Put the codes of NaN and Inf where x has them (a format without such codes takes its largest value)."""
-    top = int(fmt.grid_codes[-1])
-    bottom = int(fmt.grid_codes[0])
+    bottom, top = int(fmt.grid_codes[0]), int(fmt.grid_codes[-1])
     nan = fmt.nan_code if fmt.nan_code is not None else fmt.inf_code
     positive = fmt.inf_code if fmt.inf_code is not None else fmt.nan_code
-    negative = positive
-    if fmt.inf_code is not None:
-        negative = fmt.inf_code + 2 ** (fmt.bits - 1)
+    negative = positive if fmt.inf_code is None else fmt.inf_code + 2 ** (fmt.bits - 1)
     code = torch.where(torch.isposinf(x), top if positive is None else positive, code)
     code = torch.where(torch.isneginf(x), bottom if negative is None else negative, code)
     return torch.where(torch.isnan(x), top if nan is None else nan, code)
@@ -120,13 +162,7 @@ def _with_overflow(fmt: FloatFormat) -> RoundingGrid:
 def _overflows(index: Tensor, grid: RoundingGrid, rounding: str) -> Tensor:
     """Where a finite x went over the top. Rounding towards zero or away from that end never does."""
     high, low = index == len(grid.values) - 1, index == 0
-    if rounding == "toward-zero":
-        return torch.zeros_like(high)
-    if rounding == "down":
-        return low
-    if rounding == "up":
-        return high
-    return high | low
+    return {"toward-zero": high & low, "down": low, "up": high}.get(rounding, high | low)
 
 
 def _finite_values(x: Tensor, fmt: Format, rounding: str, overflow: str, random: Tensor | None) -> Tensor:

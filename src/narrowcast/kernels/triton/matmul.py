@@ -15,8 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from narrowcast.kernels.matmul.accumulator import Accumulator, Number
-from narrowcast.kernels.matmul.operands import How
+from narrowcast.kernels.matmul.accumulator import Accumulator, How, Number
 from narrowcast.kernels.noise import as_signed
 from narrowcast.kernels.triton.constants import constants
 from narrowcast.kernels.triton.launch import _on

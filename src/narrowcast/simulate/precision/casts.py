@@ -125,18 +125,16 @@ def caster(what: What, rounding: str | None = None, overflow: str | None = None,
     if what is None or what == FLOAT32 or what == "as-is":
         return Caster()
     if isinstance(what, Codec) or (isinstance(what, str) and ("/" in what or "@" in what)):
-        return _codec_caster(codec(what), rounding, overflow)
+        chosen = codec(what)
+        if rounding is not None or overflow is not None:
+            advice = "a codec's spec says how it rounds (+sr); leave rounding and overflow out"
+            raise ValueError(f"cast to {chosen}: {advice}")
+        if chosen.feedback:
+            raise ValueError(f"cast to {chosen}: a cast keeps no residual; leave +ef out")
+        return Caster(codec=chosen)
     if isinstance(what, str) and what.endswith("+sr"):
         what, rounding = what.removesuffix("+sr"), "stochastic"
     return Caster(_format(what), None, rounding or "nearest", overflow, rules)
-
-
-def _codec_caster(chosen: Codec, rounding: str | None, overflow: str | None) -> Caster:
-    if rounding is not None or overflow is not None:
-        raise ValueError(f"cast to {chosen}: a codec's spec says how it rounds (+sr); leave rounding and overflow out")
-    if chosen.feedback:
-        raise ValueError(f"cast to {chosen}: a cast keeps no residual; leave +ef out")
-    return Caster(codec=chosen)
 
 
 class Casting(NamedTuple):
@@ -159,9 +157,11 @@ class _Casts(torch.autograd.Function):
         # an unused result has no gradient, rather than one of zeros
         ctx.set_materialize_grads(False)
         results = tuple(
-            x.view_as(x) if how.forward.is_identity else _not_itself(how.forward(x, how.seeds[0], step), x)
+            x.view_as(x) if how.forward.is_identity else how.forward(x, how.seeds[0], step)
             for x, how in zip(tensors, castings, strict=True)
         )
+        # a caster may give back what it got (before it begins), of which autograd would make a view
+        results = tuple(y.clone() if y is x else y for x, y in zip(tensors, results, strict=True))
         constant = [y for x, y in zip(tensors, results, strict=True) if not x.requires_grad]
         if constant:
             # else gradients would be computed for inputs that want none, pictures for example
@@ -175,11 +175,6 @@ class _Casts(torch.autograd.Function):
             leave = grad is None or how.backward.is_identity
             back.append(grad if leave else how.backward(grad, how.seeds[1], ctx.step))
         return None, None, *back
-
-
-def _not_itself(y: Tensor, x: Tensor) -> Tensor:
-    """A caster may give back what it got (before it begins), of which autograd would make a view."""
-    return y.clone() if y is x else y
 
 
 class _GradientCast(torch.autograd.Function):

@@ -9,7 +9,7 @@ weights. So a product written with `@` has the roles that it has as F.linear.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,15 +25,6 @@ NOTHING = Caster()
 ACTIVATION, WEIGHT, OUTPUT, ROUNDED_OUTPUT = "activation", "weight", "output", "rounded output"
 """What a tensor is to an operation. A weight's gradient is cast on its way out; of an output only the gradient that
 comes back is cast; a rounded one leaves an operation that has no accumulator of ours."""
-
-
-def _castings(weights: Caster, activations: Caster, gradients: Caster) -> dict[str, Casting]:
-    return {
-        ACTIVATION: Casting(activations, NOTHING),
-        WEIGHT: Casting(weights, gradients),
-        OUTPUT: Casting(NOTHING, gradients),
-        ROUNDED_OUTPUT: Casting(activations, gradients),
-    }
 
 
 @dataclass(frozen=True)
@@ -61,7 +52,12 @@ class Precision:
         derived = {
             "is_plain": all(c.is_identity for c in casts) and sums.is_torch,
             "stochastic": any(rule.stochastic for rule in rules),
-            "castings": _castings(*casts),
+            "castings": {
+                ACTIVATION: Casting(self.activations, NOTHING),
+                WEIGHT: Casting(self.weights, self.gradients),
+                OUTPUT: Casting(NOTHING, self.gradients),
+                ROUNDED_OUTPUT: Casting(self.activations, self.gradients),
+            },
             "sums": sums,
         }
         for name, value in derived.items():
@@ -96,33 +92,19 @@ def precision(base: Precision, roles: Mapping[str, Any]) -> Precision:
 Overrides = Mapping[str, Mapping[str, What | Accumulator] | str | None]
 
 
-class Chosen:
-    """The precision of each module by name. The first pattern that matches decides; "as-is" or None leaves it alone."""
-
-    def __init__(self, base: Precision, overrides: Overrides) -> None:
-        self.base = base
-        self.patterns = {pattern: self._precision(what) for pattern, what in overrides.items()}
-        self.used: set[str] = set()
-
-    def _precision(self, what: Mapping[str, Any] | str | None) -> Precision:
-        if what is None or what == "as-is":
-            return Precision()
-        if isinstance(what, str):
+def precisions(names: Sequence[str], base: Precision, overrides: Overrides) -> dict[str, Precision]:
+    """Of each module by name. The first pattern that matches decides; "as-is" or None leaves a module alone."""
+    patterns: dict[str, Precision] = {}
+    for pattern, what in overrides.items():
+        if isinstance(what, str) and what != "as-is":
             raise ValueError(f"lower: an override is a dict of roles or 'as-is', got {what!r}")
-        return precision(self.base, what)
-
-    def of(self, name: str) -> Precision:
-        for pattern, chosen in self.patterns.items():
-            if fnmatch.fnmatchcase(name, pattern):
-                self.used.add(pattern)
-                return chosen
-        return self.base
-
-    def check_used(self, names: list[str]) -> None:
-        """A pattern that matches nothing is a mistake."""
-        unused = [p for p in self.patterns if not any(fnmatch.fnmatchcase(name, p) for name in names)]
-        if unused:
-            raise ValueError(f"lower: override {unused[0]!r} matches no module; modules are {', '.join(names[:20])}")
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            raise ValueError(f"lower: override {pattern!r} matches no module; modules are {', '.join(names[:20])}")
+        patterns[pattern] = Precision() if what is None or isinstance(what, str) else precision(base, what)
+    return {
+        name: next((own for pattern, own in patterns.items() if fnmatch.fnmatchcase(name, pattern)), base)
+        for name in names
+    }
 
 
 @dataclass

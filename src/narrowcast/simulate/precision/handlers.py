@@ -6,6 +6,7 @@ statistics of norms and all that is elementwise stay float32. Arguments have tor
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from narrowcast.simulate.precision import autograd, conv, gemm
+from narrowcast.simulate.precision import autograd, gemm
 from narrowcast.simulate.precision.formats import ACTIVATION, OUTPUT, ROUNDED_OUTPUT, WEIGHT, LoweredCall, Site, role_of
 
 Handler = Callable[..., Any]
@@ -30,28 +31,25 @@ def _operands(
     return x, weight, bias
 
 
-def linear(site: Site, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    call = site.new_call()
-    return call.cast(gemm.affine(*_operands(call, input, weight, bias), call.sums), OUTPUT)
+def _summed(compute: Callable[..., Tensor]) -> Handler:
+    """linear and convolutions: the three operands are cast, and the gradient that comes back."""
 
-
-def _conv(convolve: Callable[..., Tensor]) -> Handler:
     def handler(
         site: Site, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
     ) -> Tensor:
         call = site.new_call()
-        return call.cast(convolve(*_operands(call, input, weight, bias), call.sums, *args, **kwargs), OUTPUT)
+        return call.cast(compute(*_operands(call, input, weight, bias), call.sums, *args, **kwargs), OUTPUT)
 
     return handler
 
 
-_plain_conv2d = _conv(conv.convolution2d)
+linear, _plain_conv2d = _summed(gemm.affine), _summed(gemm.convolution2d)
 
 
 def conv2d(site: Site, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
     operands = [input, weight] if bias is None else [input, weight, bias]
     fits = site.precision.sums.is_torch and autograd.suits(*operands)
-    run = conv.torch_convolution(input, *args, **kwargs) if fits else None
+    run = gemm.torch_convolution(input, *args, **kwargs) if fits else None
     if run is None:
         return _plain_conv2d(site, input, weight, bias, *args, **kwargs)
     call = site.new_call()
@@ -71,10 +69,6 @@ def _product(site: Site, left: tuple[Tensor, str], right: tuple[Tensor, str]) ->
     site.operands.add(f"{left[1]} @ {right[1]}")
     a, b = call.cast_together(left, right)
     return call.cast(gemm.product(a, b, call.sums), OUTPUT)
-
-
-def matmul_reversed(site: Site, other: Tensor, input: Tensor) -> Tensor:
-    return matmul(site, input, other)
 
 
 def added_matmul(site: Site, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
@@ -99,31 +93,9 @@ def _in_place(handler: Handler) -> Handler:
     return handle
 
 
-def _attention_mask(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor | None:
-    if is_causal and mask is not None:
-        raise ValueError("scaled_dot_product_attention: got attn_mask and is_causal=True; give one of them")
-    if is_causal:
-        allowed = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
-        return torch.zeros(allowed.shape, device=query.device).masked_fill(~allowed, -math.inf)
-    if mask is not None and mask.dtype == torch.bool:
-        return torch.zeros(mask.shape, device=query.device).masked_fill(~mask, -math.inf)
-    return mask
-
-
-def attention(
-    site: Site,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """F.scaled_dot_product_attention: both products are lowered, the softmax is float32."""
-    options = attn_mask, dropout_p, is_causal, scale, enable_gqa
-    return _attention(site, query, key, value, _softmax_or_zeros, *options)[0]
+def _masking(where: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """An additive mask: minus infinity there, zero elsewhere."""
+    return torch.zeros(where.shape, dtype=dtype, device=where.device).masked_fill(where, -math.inf)
 
 
 def _softmax_or_zeros(scores: Tensor, dim: int) -> Tensor:
@@ -133,19 +105,27 @@ def _softmax_or_zeros(scores: Tensor, dim: int) -> Tensor:
 
 
 def _attention(
-    site: Site, query: Tensor, key: Tensor, value: Tensor, softmax: Callable[[Tensor, int], Tensor],
-    attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-    enable_gqa: bool = False,
+    site: Site, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    *, softmax: Callable[[Tensor, int], Tensor] = _softmax_or_zeros,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """What comes out, and the weights that it was mixed by; `softmax` where there is a mask."""
+    """F.scaled_dot_product_attention and the weights that it mixed by: products are lowered, the softmax is float32.
+
+    softmax: where there is a mask.
+    """
+    if is_causal and attn_mask is not None:
+        raise ValueError("scaled_dot_product_attention: got attn_mask and is_causal=True; give one of them")
     roles = role_of(query), role_of(key), role_of(value)
     if enable_gqa:
         repeats = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = _product(site, (query * factor, roles[0]), (key.mT, roles[1]))
-    mask = _attention_mask(query, key, attn_mask, is_causal)
-    probabilities = torch.softmax(scores, -1) if mask is None else softmax(scores + mask, -1)
+    if is_causal:
+        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = _masking(~attn_mask)
+    probabilities = torch.softmax(scores, -1) if attn_mask is None else softmax(scores + attn_mask, -1)
     dropped = torch.dropout(probabilities, dropout_p, dropout_p > 0)
     return _product(site, (dropped, ACTIVATION), (value, roles[2])), dropped
 
@@ -170,15 +150,10 @@ def _pad_positions(x: Tensor, extra: Tensor | None, zero: bool) -> Tensor:
     return torch.cat(parts)
 
 
-def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    if mask is None or mask.is_floating_point():
-        return mask
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, -math.inf)
-
-
 def _mask(arguments: dict[str, Any], batch: int, heads: int, dtype: torch.dtype, length: int) -> Tensor | None:
     """One additive mask that broadcasts to batch x heads x target x source."""
-    mask, padding = _additive(arguments["attn_mask"], dtype), _additive(arguments["key_padding_mask"], dtype)
+    masks = arguments["attn_mask"], arguments["key_padding_mask"]
+    mask, padding = (m if m is None or m.is_floating_point() else _masking(m, dtype) for m in masks)
     if mask is not None:
         mask = mask.view(batch, heads, *mask.shape[1:]) if mask.dim() == 3 else mask[None, None]
         mask = functional.pad(mask, (0, length - mask.shape[-1]))
@@ -190,27 +165,18 @@ def _mask(arguments: dict[str, Any], batch: int, heads: int, dtype: torch.dtype,
     return mask + padding
 
 
-def _heads(x: Tensor, batch: int, heads: int) -> Tensor:
-    """L x B x E to B x heads x L x (E / heads)."""
-    return x.reshape(x.shape[0], batch, heads, -1).permute(1, 2, 0, 3)
-
-
-MULTIHEAD_NAMES = (
-    *("embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v", "add_zero_attn"),
-    *("dropout_p", "out_proj_weight", "out_proj_bias", "training", "key_padding_mask", "need_weights", "attn_mask"),
-    *("use_separate_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "static_k", "static_v"),
-    *("average_attn_weights", "is_causal"),
-)
-MULTIHEAD_DEFAULTS: dict[str, Any] = dict.fromkeys(MULTIHEAD_NAMES) | dict.fromkeys(
-    ("training", "need_weights", "average_attn_weights"), True
-)
+MULTIHEAD = {
+    name: None if parameter.default is parameter.empty else parameter.default
+    for name, parameter in list(inspect.signature(functional.multi_head_attention_forward).parameters.items())[3:]
+}
+"""Its arguments after query, key and value, with torch's defaults."""
 
 
 def multihead_attention(
     site: Site, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> tuple[Tensor, Any]:
     """F.multi_head_attention_forward: its projections and both products are lowered, nothing else changes."""
-    arguments = MULTIHEAD_DEFAULTS | dict(zip(MULTIHEAD_NAMES, args, strict=False)) | kwargs
+    arguments = MULTIHEAD | dict(zip(MULTIHEAD, args, strict=False)) | kwargs
     if arguments["static_k"] is not None or arguments["static_v"] is not None:
         raise NotImplementedError("lower: multi_head_attention_forward with static_k or static_v is not lowered")
     batched = query.dim() == 3
@@ -230,17 +196,16 @@ def _attend(
     length, batch, width = inputs[0].shape
     heads = arguments["num_heads"]
     q, k, v = _projections(site, inputs, arguments)
-    k, v = (
-        _pad_positions(k, arguments["bias_k"], arguments["add_zero_attn"]),
-        _pad_positions(v, arguments["bias_v"], arguments["add_zero_attn"]),
-    )
+    zero = arguments["add_zero_attn"]
+    k, v = _pad_positions(k, arguments["bias_k"], zero), _pad_positions(v, arguments["bias_v"], zero)
     mask = _mask(arguments, batch, heads, q.dtype, k.shape[0])
     causal = arguments["is_causal"] and mask is None
-    q, k, v = (_heads(x, batch, heads) for x in (q, k, v))
+    # L x B x E to B x heads x L x (E / heads)
+    q, k, v = (x.reshape(x.shape[0], batch, heads, -1).permute(1, 2, 0, 3) for x in (q, k, v))
     drop = arguments["dropout_p"] if arguments["training"] else 0.0
     # torch mixes by a softmax that is NaN where all is masked if somebody wants to see the weights, else by zeros
     softmax = torch.softmax if arguments["need_weights"] else _softmax_or_zeros
-    mixed, weights = _attention(site, q, k, v, softmax, mask, drop, causal)
+    mixed, weights = _attention(site, q, k, v, mask, drop, causal, softmax=softmax)
     joined = mixed.permute(2, 0, 1, 3).reshape(length, batch, width)
     out = linear(site, joined, arguments["out_proj_weight"], arguments["out_proj_bias"])
     return out, weights if arguments["need_weights"] else None
@@ -289,29 +254,21 @@ def batch_norm(
     return autograd.apply_operation(run, [input, weight, bias], [castings[2], *castings[:2]], after, site.origin.step)
 
 
-def _rms_norm(
-    site: Site, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
-) -> Tensor:
-    call = site.new_call()
-    *weights, x = call.cast_together(*((w, WEIGHT) for w in (weight,) if w is not None), (input, ACTIVATION))
-    return call.cast(functional.rms_norm(x, normalized_shape, weights[0] if weights else None, eps), ROUNDED_OUTPUT)
-
-
 _mm = _rename_arguments(matmul, mat2="other")
 _addmm, _baddbmm = added_matmul, _rename_arguments(added_matmul, batch1="mat1", batch2="mat2")
 
 HANDLERS: dict[Callable[..., Any], Handler] = {
     functional.linear: linear,
-    torch.conv1d: _conv(conv.convolution1d),
+    torch.conv1d: _summed(gemm.convolution1d),
     torch.conv2d: conv2d,
     **dict.fromkeys((torch.matmul, torch.linalg.matmul, Tensor.matmul, Tensor.__matmul__), matmul),
     **dict.fromkeys((torch.mm, torch.bmm, Tensor.mm, Tensor.bmm), _mm),
-    Tensor.__rmatmul__: matmul_reversed,
+    Tensor.__rmatmul__: lambda site, other, input: matmul(site, input, other),
     **dict.fromkeys((torch.addmm, Tensor.addmm), _addmm),
     **dict.fromkeys((torch.baddbmm, Tensor.baddbmm), _baddbmm),
     Tensor.addmm_: _in_place(_addmm),
     Tensor.baddbmm_: _in_place(_baddbmm),
-    functional.scaled_dot_product_attention: attention,
+    functional.scaled_dot_product_attention: lambda *args, **kwargs: _attention(*args, **kwargs)[0],
     functional.multi_head_attention_forward: multihead_attention,
     functional.embedding: _embedding(functional.embedding),
     torch.embedding: _embedding(torch.embedding),
@@ -320,12 +277,12 @@ HANDLERS: dict[Callable[..., Any], Handler] = {
     functional.layer_norm: _norm(functional.layer_norm, 1),
     functional.group_norm: _norm(functional.group_norm, 1),
     functional.instance_norm: _norm(functional.instance_norm, 2),
-    functional.rms_norm: _rms_norm,
+    functional.rms_norm: _norm(functional.rms_norm, 1),
     torch.batch_norm: _norm(torch.batch_norm, 0),
     torch.layer_norm: _norm(torch.layer_norm, 1),
     torch.group_norm: _norm(torch.group_norm, 1),
     torch.instance_norm: _norm(torch.instance_norm, 0),
-    torch.rms_norm: _rms_norm,
+    torch.rms_norm: _norm(torch.rms_norm, 1),
 }
 
 

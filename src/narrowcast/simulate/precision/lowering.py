@@ -17,18 +17,9 @@ from torch.overrides import TorchFunctionMode
 
 from narrowcast.kernels import Accumulator, derive
 from narrowcast.kernels import matmul as kernel
+from narrowcast.simulate.precision import formats
 from narrowcast.simulate.precision.casts import MASTER, Caster, What, caster
-from narrowcast.simulate.precision.formats import (
-    WEIGHT,
-    Chosen,
-    NoiseOrigin,
-    Overrides,
-    Precision,
-    Site,
-    follow,
-    mark,
-    precision,
-)
+from narrowcast.simulate.precision.formats import NoiseOrigin, Overrides, Precision, Site
 from narrowcast.simulate.precision.handlers import HANDLERS, REFUSED
 
 CONVOLUTIONS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.MultiheadAttention, nn.Embedding)
@@ -61,7 +52,7 @@ class Interception(TorchFunctionMode):
             self._refuse(func)
             return func(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
-        follow(func, args, kwargs or {}, result)
+        formats.follow(func, args, kwargs or {}, result)
         return result
 
     def _refuse(self, func: Callable[..., Any]) -> None:
@@ -90,7 +81,7 @@ class LoweredModule(nn.Module):
                 return super().forward(*args, **kwargs)
         for parameter in self._parameters.values():
             if parameter is not None:  # of another kind where torch.func.functional_call puts it there
-                mark(parameter, WEIGHT)
+                formats.mark(parameter, formats.WEIGHT)
         with self._interception:
             return super().forward(*args, **kwargs)
 
@@ -102,11 +93,6 @@ class LoweredModule(nn.Module):
         return _rebuild, (type(self).__mro__[2],), self.__dict__
 
 
-def _rebuild(original: type[nn.Module]) -> nn.Module:
-    lowered = lowered_class(original)
-    return lowered.__new__(lowered)
-
-
 _CLASSES: dict[type[nn.Module], type[LoweredModule]] = {}
 
 
@@ -115,6 +101,11 @@ def lowered_class(original: type[nn.Module]) -> type[LoweredModule]:
     if original not in _CLASSES:
         _CLASSES[original] = type(f"Lowered{original.__name__}", (LoweredModule, original), {})
     return _CLASSES[original]
+
+
+def _rebuild(original: type[nn.Module]) -> nn.Module:
+    lowered = lowered_class(original)
+    return lowered.__new__(lowered)
 
 
 @dataclass(frozen=True)
@@ -184,26 +175,18 @@ class Lowered:
             kind = type(module).__name__.removeprefix("Lowered")
             site = self._sites.get(name)
             if site is None:
-                rows.append(
-                    ModuleRow(name, kind, "as-is", self._left.get(name, "float32: nothing here is lowered"), ())
-                )
-            else:
-                seen = tuple(f"{func}: {what}" for func, what in sorted(site.seen.items()))
-                runs = self._left.get(name) or _runs(site.precision)
-                rows.append(ModuleRow(name, kind, str(site.precision), runs, seen, tuple(sorted(site.operands))))
+                why = self._left.get(name, "float32: nothing here is lowered")
+                rows.append(ModuleRow(name, kind, "as-is", why, ()))
+                continue
+            seen = tuple(f"{func}: {what}" for func, what in sorted(site.seen.items()))
+            runs = self._left.get(name) or _runs(site.precision)
+            rows.append(ModuleRow(name, kind, str(site.precision), runs, seen, tuple(sorted(site.operands))))
         return rows
 
     def state_dict(self) -> dict[str, Any]:
         """The seed, the step, the worker and how many operations of this step have drawn noise."""
         calls = {name: site.calls for name, site in self._sites.items()}
-        origin = self._origin
-        return {
-            "seed": origin.seed,
-            "step": origin.step,
-            "worker": origin.worker,
-            "rounds": self._rounds,
-            "calls": calls,
-        }
+        return {**vars(self._origin), "rounds": self._rounds, "calls": calls}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._origin.seed, self._origin.step = state["seed"], state["step"]
@@ -229,13 +212,10 @@ def _runs(what: Precision) -> str:
     return "; ".join(sorted(f"{c.implementation}{f' ({c.why})' if c.why else ''}" for c in choices))
 
 
-def _belongs_to_torch(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn.modules")
-
-
 def _why_left(module: nn.Module, norms: bool) -> str | None:
     """Why a module is not lowered, or None where it is."""
-    if not _belongs_to_torch(module) or isinstance(module, (*CONVOLUTIONS, *WITH_SUBMODULES)):
+    is_torchs = type(module).__module__.startswith("torch.nn.modules")
+    if not is_torchs or isinstance(module, (*CONVOLUTIONS, *WITH_SUBMODULES)):
         return None
     if isinstance(module, NORMS):
         return None if norms else "norms=False"
@@ -279,16 +259,15 @@ def lower(
         raise ValueError(f"lower: unknown unsupported {unsupported!r}; take 'raise' or 'float32'")
     _check_model(model)
     roles = {"weights": weights, "activations": activations, "gradients": gradients, "accumulate": accumulate}
-    base = precision(Precision(), roles | {"accumulate_backward": accumulate_backward})
-    chosen, to_master = Chosen(base, overrides or {}), caster(master)
-    names = [name for name, _ in model.named_modules()]
-    chosen.check_used(names)
-    _check_seed(chosen, to_master, seed)
-    _check_dtypes(model, chosen)
-    _check_supported(model, chosen, unsupported)
+    base = formats.precision(Precision(), roles | {"accumulate_backward": accumulate_backward})
+    names, to_master = [name for name, _ in model.named_modules()], caster(master)
+    chosen = formats.precisions(names, base, overrides or {})
+    if seed is None and (to_master.stochastic or any(p.stochastic for p in (base, *chosen.values()))):
+        raise ValueError("lower: stochastic rounding needs seed=, an integer; the same seed gives the same run")
+    _check_modules(model, chosen, unsupported)
     lowered = Lowered(model, NoiseOrigin(seed or 0), to_master)
     for number, (name, module) in enumerate(model.named_modules()):
-        _lower_module(lowered, name, module, Site(name, number, chosen.of(name), lowered._origin), norms, unsupported)
+        _lower_module(lowered, name, module, Site(name, number, chosen[name], lowered._origin), norms, unsupported)
     lowered.round_master()
     return lowered
 
@@ -301,39 +280,26 @@ def _check_model(model: nn.Module) -> None:
         if isinstance(module, LoweredModule):
             raise ValueError("lower: this model is lowered already; restore() it first")
         if isinstance(module, torch.jit.ScriptModule):
-            raise NotImplementedError(
-                f"lower: {what} is compiled by TorchScript, where nothing is seen; lower the original"
-            )
+            problem = "is compiled by TorchScript, where nothing is seen"
+            raise NotImplementedError(f"lower: {what} {problem}; lower the original")
         if any(nn.parameter.is_lazy(p) for p in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
             raise ValueError(f"lower: {what} does not know its shapes yet; call the model once, then lower it")
 
 
-def _check_seed(chosen: Chosen, master: Caster, seed: int | None) -> None:
-    stochastic = master.stochastic or any(p.stochastic for p in (chosen.base, *chosen.patterns.values()))
-    if stochastic and seed is None:
-        raise ValueError("lower: stochastic rounding needs seed=, an integer; the same seed gives the same run")
-
-
-def _check_dtypes(model: nn.Module, chosen: Chosen) -> None:
-    """What accumulators of ours give is float32, which layers of other types would not take."""
+def _check_modules(model: nn.Module, chosen: dict[str, Precision], unsupported: str) -> None:
+    refused = []
     for name, module in model.named_modules():
         for own, parameter in module.named_parameters(name, recurse=False):
-            # integers are indices, which no accumulator meets
+            # what accumulators of ours give is float32; integers are indices, which no accumulator meets
             other = parameter.is_floating_point() and parameter.dtype != torch.float32
-            if other and not chosen.of(name).sums.is_torch:
+            if other and not chosen[name].sums.is_torch:
                 advice = "accumulators give float32, so call model.float() first"
                 raise ValueError(f"lower: {own} is {parameter.dtype}; {advice} and name the formats to round to")
-
-
-def _check_supported(model: nn.Module, chosen: Chosen, unsupported: str) -> None:
-    unsupported_modules = [
-        f"{name} ({type(module).__name__})"
-        for name, module in model.named_modules()
-        if isinstance(module, NOT_LOWERED) and not chosen.of(name).is_plain
-    ]
-    if unsupported_modules and unsupported == "raise":
+        if isinstance(module, NOT_LOWERED) and not chosen[name].is_plain:
+            refused.append(f"{name} ({type(module).__name__})")
+    if refused and unsupported == "raise":
         advice = "override them with 'as-is', or give unsupported='float32'"
-        raise NotImplementedError(f"lower: {', '.join(unsupported_modules)} cannot be lowered; {advice}")
+        raise NotImplementedError(f"lower: {', '.join(refused)} cannot be lowered; {advice}")
 
 
 def _lower_module(lowered: Lowered, name: str, module: nn.Module, site: Site, norms: bool, unsupported: str) -> None:

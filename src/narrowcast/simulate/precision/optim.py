@@ -74,17 +74,9 @@ The expressions are those of torch.optim, operation by operation, so that in flo
 """
 
 
-def _at_least_zero(value: Any) -> bool:
-    return float(value) >= 0
-
-
-def _below_one(betas: Any) -> bool:
-    return all(0 <= float(beta) < 1 for beta in betas)
-
-
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("lr", "momentum", "weight_decay", "eps"), (_at_least_zero, "zero or more")),
-    "betas": (_below_one, "zero or more and below one, each"),
+    **dict.fromkeys(("lr", "momentum", "weight_decay", "eps"), (lambda value: float(value) >= 0, "zero or more")),
+    "betas": (lambda betas: all(0 <= float(beta) < 1 for beta in betas), "zero or more and below one, each"),
 }
 """What the numbers of a group may be; NaN is neither."""
 
@@ -173,22 +165,20 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         w = state["master"] if self.master else p
         update = self._update(p, w, group, store)
         if self.update == "kahan":
-            self._apply_compensated(p, update, state, lambda x: self.weights(x, derive(seed, next(slots)), step))
+
+            def rounded(x: Tensor) -> Tensor:
+                return self.weights(x, derive(seed, next(slots)), step)
+
+            lost = state.get("compensation")
+            y = rounded(rounded(update.difference(p)) - (torch.zeros_like(p) if lost is None else lost))
+            t = rounded(p + y)
+            state["compensation"] = rounded(rounded(t - p) - y)
+            p.copy_(t)
             return
         new = update.apply(w)
         if self.master:
             w.copy_(new)
         p.copy_(self.weights(new, derive(seed, WEIGHT), step))
-
-    def _apply_compensated(
-        self, p: Tensor, update: Update, state: dict[str, Any], rounded: Callable[[Tensor], Tensor]
-    ) -> None:
-        lost = state.get("compensation")
-        lost = torch.zeros_like(p) if lost is None else lost
-        y = rounded(rounded(update.difference(p)) - lost)
-        t = rounded(p + y)
-        state["compensation"] = rounded(rounded(t - p) - y)
-        p.copy_(t)
 
 
 class SGD(LowPrecisionOptimizer):
@@ -211,21 +201,16 @@ class SGD(LowPrecisionOptimizer):
 
     def _update(self, p: Tensor, w: Tensor, group: dict[str, Any], store: Callable[[str, Tensor], Tensor]) -> Update:
         assert p.grad is not None
-        return LinearUpdate(self._direction(p, self._gradient(p.grad, w, group), group, store), group["lr"])
-
-    def _gradient(self, grad: Tensor, w: Tensor, group: dict[str, Any]) -> Tensor:
-        return grad.add(w, alpha=group["weight_decay"]) if group["weight_decay"] else grad
-
-    def _direction(
-        self, p: Tensor, grad: Tensor, group: dict[str, Any], store: Callable[[str, Tensor], Tensor]
-    ) -> Tensor:
-        momentum = group["momentum"]
+        grad, momentum = self._gradient(p.grad, w, group), group["momentum"]
         if not momentum:
-            return grad
+            return LinearUpdate(grad, group["lr"])
         before = self.state[p].get("momentum_buffer")
         new = grad.clone() if before is None else before.mul(momentum).add(grad, alpha=1 - group["dampening"])
         buffer = store("momentum_buffer", new)
-        return grad.add(buffer, alpha=momentum) if group["nesterov"] else buffer
+        return LinearUpdate(grad.add(buffer, alpha=momentum) if group["nesterov"] else buffer, group["lr"])
+
+    def _gradient(self, grad: Tensor, w: Tensor, group: dict[str, Any]) -> Tensor:
+        return grad.add(w, alpha=group["weight_decay"]) if group["weight_decay"] else grad
 
 
 class LARS(SGD):

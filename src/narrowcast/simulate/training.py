@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable
-from contextlib import closing
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from narrowcast.parallel import MIN_VALUES
+from narrowcast.simulate import settings as arguments
+from narrowcast.simulate.exchange import GradientExchange
 from narrowcast.simulate.precision.casts import Quantizer
-from narrowcast.simulate.training.batches import Augment, Batches, Data, MicroBatches, seed_of
-from narrowcast.simulate.training.exchange import GradientExchange
-from narrowcast.simulate.training.files import Log, Record, load_checkpoint, save_checkpoint
-from narrowcast.simulate.training.settings import Rate, check_data, device_of, settings, total_steps, world_of
-from narrowcast.simulate.world.world import World
-
-if TYPE_CHECKING:
-    from narrowcast.simulate.precision.lowering import Lowered
+from narrowcast.simulate.precision.lowering import Lowered
+from narrowcast.simulate.precision.lowering import lower as lower_model
+from narrowcast.simulate.settings import Augment, Batches, Data, Log, MicroBatches, PathLike, Rate, Record
+from narrowcast.simulate.world import World
 
 FLUSH_STEPS = 50
 """Losses stay on the device for so many steps: a look at each would make the host wait."""
 TEST_BATCH = 1000
 
-Path = str | os.PathLike[str]
 LossOf = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -89,8 +85,8 @@ def train(
     seed: int = 0,
     device: str | torch.device | None = None,
     augment: Augment | None = None,
-    log: Path | None = None,
-    checkpoint: Path | None = None,
+    log: PathLike | None = None,
+    checkpoint: PathLike | None = None,
     checkpoint_every: int | None = None,
     resume: bool = True,
     test_every: int | None = None,
@@ -114,28 +110,34 @@ def train(
     every so many steps. time_limit: seconds after which to save and return. lower: arguments for `simulate.lower`,
     which makes the model compute in low precision; its noise is that of `set_step(step, worker)`.
     """
-    world, spec = world_of(workers, spec, algorithm, seed)
-    check_data(data)
-    device = device_of(model, device)
-    lowered = _lower(model.to(device), lower)
-    source = MicroBatches(data, device, Batches(len(data.x_train), batch, world.n, seed), augment)
+    world, spec = arguments.world_of(workers, spec, algorithm, seed)
+    device = arguments.device_of(model, device)
+    source = MicroBatches(data, device, batch, world.n, seed, augment)
+    model.to(device)
+    lowered = None if lower is None else lower_model(model, **lower)
     exchange = GradientExchange(model, world, spec, min_values, bucket_cap_mb)
     make = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
-    total = total_steps(epochs, steps, source.batches.steps_per_epoch)
+    total = source.batches.total_steps(epochs, steps)
     run = Run(model, make(list(model.parameters())), world, exchange, source.batches, Log(log), total, lowered)
     if lowered is not None:
         lowered.keep_master(run.optimizer)
-    training = _SimulatedTraining(run, source, loss, lr, seed, error_every, before_step, after_step)
+    training = _SimulatedTraining(run, source, loss, lr, error_every, before_step, after_step)
     sizes = {"batch": batch, "examples": len(data.x_train), "min_values": min_values, "bucket_cap_mb": bucket_cap_mb}
-    facts = settings(model, run.optimizer, world, spec=spec, lr=lr, lower=lower, seed=seed, **sizes)
+    facts = arguments.settings(model, run.optimizer, world, spec=spec, lr=lr, lower=lower, seed=seed, **sizes)
     saver = _Saver(run, checkpoint, facts)
     if not (resume and saver.load(device)):
         run.log.begin()
-        _log_start(run, saver.settings)
+        saver.log_start()
     per_epoch = source.batches.steps_per_epoch
+    shown: Iterable[int] = range(run.step, total)
+    if progress:
+        from narrowcast.console import progress as bar
+
+        shown = bar(shown, total - run.step, "training")
     until = None if time_limit is None else time.monotonic() + time_limit
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), closing(training):
-        for _ in _show_progress(range(run.step, total), total - run.step, progress):
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), ExitStack() as ending:
+        ending.callback(training.flush)  # the log holds every step that was done
+        for _ in shown:
             training.step()
             late = until is not None and time.monotonic() >= until
             last = run.finished or run.stop
@@ -149,50 +151,18 @@ def train(
     return run
 
 
-def _lower(model: nn.Module, options: dict[str, Any] | None) -> Lowered | None:
-    if options is None:
-        return None
-    from narrowcast.simulate.precision.lowering import lower
-
-    return lower(model, **options)
-
-
-def _log_start(run: Run, settings: dict[str, Any]) -> None:
-    """The settings, and the wire of every tensor or why it stays as it is."""
-    wires = [{"name": row.name, "values": row.numel, "wire": row.wire, "why": row.why} for row in run.exchange.rows()]
-    facts = {key: value for key, value in settings.items() if key != "parameters"}
-    run.log.write("start", **facts, steps=run.total_steps, tensors=wires)
-
-
-def _show_progress(steps: Iterable[int], total: int, progress: bool) -> Iterable[int]:
-    if not progress:
-        return steps
-    from narrowcast.console import progress as bar
-
-    return bar(steps, total, "training")
-
-
+@dataclass(frozen=True)
 class _SimulatedTraining:
     """One step after another."""
 
-    def __init__(
-        self,
-        run: Run,
-        source: MicroBatches,
-        loss: LossOf,
-        lr: Rate,
-        seed: int,
-        error_every: int,
-        before_step: Hook | None,
-        after_step: Hook | None,
-    ) -> None:
-        self._run, self._source, self._loss, self._lr, self._seed = run, source, loss, lr, seed
-        self._error_every, self._before, self._after = error_every, before_step, after_step
-        self._began = time.monotonic()
-
-    def close(self) -> None:
-        """Whatever ended the run: the log holds every step that was done."""
-        self.flush()
+    _run: Run
+    _source: MicroBatches
+    _loss: LossOf
+    _lr: Rate
+    _error_every: int
+    _before: Hook | None
+    _after: Hook | None
+    _began: float = field(default_factory=time.monotonic)
 
     def step(self) -> None:
         run, exchange = self._run, self._run.exchange
@@ -207,7 +177,7 @@ class _SimulatedTraining:
             # the log has the order of the steps, however often a run was cut
             self.flush()
         for error in errors:
-            run.log.write("error", step=run.step, **error.as_dict())
+            run.log.write("error", step=run.step, **asdict(error))
         run.optimizer.step()
         run.pending.append((run.step, run.loss, rate))
         run.step += 1
@@ -234,7 +204,7 @@ class _SimulatedTraining:
         for worker in range(run.world.n):
             if worker:
                 _copy(before, buffers)
-            with _ReadyOrder(run.exchange, record=run.step == 0 and worker == 0):
+            with run.exchange.rebuild_when_ready() if run.step == 0 and worker == 0 else nullcontext():
                 losses.append(self._one_worker(worker))
             if worker == 0:
                 after = [b.clone() for b in buffers]
@@ -244,7 +214,7 @@ class _SimulatedTraining:
     def _one_worker(self, worker: int) -> Tensor:
         run = self._run
         x, y = self._source.of(run.step, worker)
-        torch.manual_seed(seed_of(self._seed, run.step, worker))
+        torch.manual_seed(self._source.seed(run.step, worker))
         _set_worker(run, worker)
         for parameter in run.exchange.parameters.values():
             parameter.grad = None
@@ -294,32 +264,20 @@ def _copy(source: list[Tensor], target: list[Tensor]) -> None:
         there.copy_(here)
 
 
-class _ReadyOrder:
-    """Notes in which order gradients become ready in the first backward pass of worker 0: DDP's buckets follow it."""
-
-    def __init__(self, exchange: GradientExchange, record: bool) -> None:
-        self._exchange, self._record = exchange, record
-        self._order: list[str] = []
-        self._hooks: list[Any] = []
-
-    def __enter__(self) -> None:
-        if self._record:
-            for name, parameter in self._exchange.parameters.items():
-                note = self._order.append
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(lambda _, n=name, f=note: f(n)))
-
-    def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        if self._record:
-            self._exchange.rebuild(self._order)
-
-
+@dataclass(frozen=True)
 class _Saver:
     """Checkpoints of a run, and the way back."""
 
-    def __init__(self, run: Run, path: Path | None, settings: dict[str, Any]) -> None:
-        self._run, self._path, self.settings = run, path, settings
+    _run: Run
+    _path: PathLike | None
+    settings: dict[str, Any]
+
+    def log_start(self) -> None:
+        """The settings, and the wire of every tensor or why it stays as it is."""
+        rows = self._run.exchange.rows()
+        wires = [{"name": row.name, "values": row.numel, "wire": row.wire, "why": row.why} for row in rows]
+        facts = {key: value for key, value in self.settings.items() if key != "parameters"}
+        self._run.log.write("start", **facts, steps=self._run.total_steps, tensors=wires)
 
     def save(self) -> None:
         if self._path is None:
@@ -336,11 +294,11 @@ class _Saver:
             "log": run.log.records,
             "test": [run.accuracy, run.test_loss],
         }
-        save_checkpoint(self._path, state)
+        arguments.save_checkpoint(self._path, state)
 
     def load(self, device: torch.device) -> bool:
         """Whether there was something to go on from."""
-        state = load_checkpoint(self._path, device, self.settings) if self._path is not None else None
+        state = arguments.load_checkpoint(self._path, device, self.settings) if self._path is not None else None
         if state is None:
             return False
         run = self._run
@@ -351,5 +309,5 @@ class _Saver:
             run.exchange.rebuild(state["ready"])
         run.exchange.watch.load_state_dict(state["policy"])
         run.step, (run.accuracy, run.test_loss) = state["step"], state["test"]
-        run.log.go_on(state["log"])
+        run.log.begin(state["log"])
         return True

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from narrowcast.codecs import SLACK, Codec
 from narrowcast.collectives import segment_ranges
 from narrowcast.kernels import FLOATS
 from narrowcast.parallel import TensorRow, Watch, buckets, policy
-from narrowcast.simulate.world.stack import stacked
-from narrowcast.simulate.world.world import World
+from narrowcast.simulate.stack import in_rank_order, stacked
+from narrowcast.simulate.world import World
 
 
 @dataclass(frozen=True)
@@ -54,21 +55,23 @@ class GradientExchange:
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.watch = WorldWatch(gradients, world.n, min_values)
         self._bucket_cap_mb = bucket_cap_mb
-        self._check_dtypes()
+        for name, parameter in self.parameters.items():
+            if parameter.dtype not in FLOATS:
+                raise TypeError(f"train: {name} is {parameter.dtype}; codecs take float32, float16 and bfloat16")
         self.ready: list[str] = []
         """The parameters in the order in which their gradients first became ready; DDP rebuilds its buckets by it."""
         self.buckets = self._named(buckets.first_buckets(list(self.parameters.values())))
         self.groups: list[StackedGroup] = []
         self._layout: object = None
         self._storage: dict[torch.dtype, Tensor] = {}
+        """Room for the gradients of all workers, of each dtype."""
+        for p in self.parameters.values():
+            if p.dtype not in self._storage:
+                values = sum(other.numel() for other in self.parameters.values() if other.dtype == p.dtype)
+                self._storage[p.dtype] = torch.empty(world.n * values, dtype=p.dtype, device=p.device)
         self._used: set[str] = set()
         for name, parameter in self.parameters.items():
             world.algorithm_for(self.choice(name, 0).codec, parameter.numel())
-
-    def _check_dtypes(self) -> None:
-        for name, parameter in self.parameters.items():
-            if parameter.dtype not in FLOATS:
-                raise TypeError(f"train: {name} is {parameter.dtype}; codecs take float32, float16 and bfloat16")
 
     def choice(self, name: str, step: int) -> policy.CodecChoice:
         return policy.choose(self.policy, self._info(name), step, self.min_values)
@@ -79,11 +82,8 @@ class GradientExchange:
 
     def rows(self, step: int = 0) -> list[TensorRow]:
         """Every tensor: its wire, or why it stays as it is."""
-        rows = []
-        for name, parameter in self.parameters.items():
-            choice = self.choice(name, step)
-            rows.append(TensorRow.of(name, parameter.numel(), choice, parameter.dtype))
-        return rows
+        named = self.parameters.items()
+        return [TensorRow.of(name, p.numel(), self.choice(name, step), p.dtype) for name, p in named]
 
     def _named(self, numbers: Sequence[Sequence[int]]) -> list[list[str]]:
         names = list(self.parameters)
@@ -96,6 +96,21 @@ class GradientExchange:
         order = [place[name] for name in self.ready]
         rebuilt = buckets.rebuilt_buckets(list(self.parameters.values()), order, self._bucket_cap_mb)
         self.buckets = self._named(rebuilt)
+
+    @contextmanager
+    def rebuild_when_ready(self) -> Iterator[None]:
+        """Around the first backward pass of worker 0: in the order in which its gradients become ready."""
+        order: list[str] = []
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
+            for name, parameter in self.parameters.items()
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self.rebuild(order)
 
     def begin_step(self, step: int) -> None:
         """Lay the buffer out for the codecs of this step."""
@@ -115,21 +130,14 @@ class GradientExchange:
     def _place(self, layout: list[list[Planned]]) -> None:
         used: dict[torch.dtype, int] = {}
         self.groups = []
-        calls = [(i, j) for i, bucket in enumerate(layout) for j in range(len(bucket))]
-        for call, (codec, names) in zip(calls, (group for bucket in layout for group in bucket), strict=True):
+        planned = [((i, j), *group) for i, bucket in enumerate(layout) for j, group in enumerate(bucket)]
+        for call, codec, names in planned:
             likes = tuple(self.parameters[name] for name in names)
             dtype, numel = likes[0].dtype, sum(like.numel() for like in likes)
-            flat, first = self._buffer(likes[0]), used.get(dtype, 0)
+            first = used.get(dtype, 0)
             used[dtype] = first + self.world.n * numel
-            stack_Wn = flat[first : used[dtype]].view(self.world.n, numel)
+            stack_Wn = self._storage[dtype][first : used[dtype]].view(self.world.n, numel)
             self.groups.append(StackedGroup(codec, call, names, stack_Wn, likes))
-
-    def _buffer(self, like: Tensor) -> Tensor:
-        """Room for the gradients of all workers, of one dtype."""
-        if like.dtype not in self._storage:
-            values = sum(p.numel() for p in self.parameters.values() if p.dtype == like.dtype)
-            self._storage[like.dtype] = torch.empty(self.world.n * values, dtype=like.dtype, device=like.device)
-        return self._storage[like.dtype]
 
     def take(self, worker: int) -> None:
         """Copy the gradients that the last backward pass left into a worker's rows. None counts as zero."""
@@ -152,21 +160,13 @@ class GradientExchange:
         """Exchange all buckets; parameters get the mean as their gradient. measure: return what the exchange lost."""
         errors: list[LayerError] = []
         for group in self.groups:
-            result_Wn = self.world.all_reduce(
-                group.stack_Wn,
-                "avg",
-                step=(step, *group.call),
-                spec=group.codec,
-                segments=group.lengths,
-                names=group.names,
-            )
+            how: dict[str, Any] = {"spec": group.codec, "segments": group.lengths, "names": group.names}
+            result = self.world.all_reduce(group.stack_Wn, "avg", step=(step, *group.call), **how)[0]
             if self.watch.active:
-                self._show(group, result_Wn[0], step)
+                self._show(group, result, step)
             if measure and not group.codec.lossless:
-                errors += layer_errors(
-                    self.world, group.codec, group.names, group.stack_Wn, group.lengths, result_Wn[0]
-                )
-            for name, mean in zip(group.names, group.views(result_Wn[0]), strict=True):
+                errors += layer_errors(self.world, group, result)
+            for name, mean in zip(group.names, group.views(result), strict=True):
                 self.parameters[name].grad = mean if name in self._used else None
         self.watch.decide(step)
         return errors
@@ -204,7 +204,7 @@ class WorldWatch:
         everything = [{**own, **common} for own in seen]
         merged = Watch(self._gradients)
         merged.give(everything[0])
-        merged.decide(step, lambda _: _in_rank_order([Watch.flat(own) for own in everything]), self._workers)
+        merged.decide(step, lambda _: in_rank_order([Watch.flat(own) for own in everything]), self._workers)
 
     def state_dict(self) -> list[dict[str, Any]]:
         return [watcher.state_dict() for watcher in policy.all_watchers(self._gradients)]
@@ -212,13 +212,6 @@ class WorldWatch:
     def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
         for watcher, state in zip(policy.all_watchers(self._gradients), states, strict=True):
             watcher.load_state_dict(state)
-
-
-def _in_rank_order(rows: Sequence[Tensor]) -> Tensor:
-    total = torch.zeros_like(rows[0])
-    for row in rows:
-        total = total + row
-    return total
 
 
 @dataclass(frozen=True)
@@ -236,21 +229,17 @@ class LayerError:
     saturated: float
     """Share of worker 0's values beyond what its first encoding can bring back."""
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-def layer_errors(
-    world: World, codec: Codec, names: Sequence[str], stack_Wn: Tensor, lengths: Sequence[int], result: Tensor
-) -> list[LayerError]:
+def layer_errors(world: World, group: StackedGroup, result: Tensor) -> list[LayerError]:
     """One entry for each tensor of a group; it makes the host wait for the device."""
-    scales = world.scales(stacked("train", stack_Wn, world.n, lengths), codec, None)[0][0]
+    scales = world.scales(stacked("train", group.stack_Wn, world.n, group.lengths), group.codec, None)[0][0]
     errors = []
-    for number, (name, (low, high)) in enumerate(zip(names, segment_ranges(lengths), strict=True)):
-        exact, got = stack_Wn[:, low:high].double().mean(dim=0).cpu(), result[low:high].double().cpu()
+    for number, (name, (low, high)) in enumerate(zip(group.names, segment_ranges(group.lengths), strict=True)):
+        own_Wn = group.stack_Wn[:, low:high]
+        exact, got = own_Wn.double().mean(dim=0).cpu(), result[low:high].double().cpu()
         scale = scales[number] if scales else None
-        lost = _saturated_share(stack_Wn[0, low:high].cpu(), codec, None if scale is None else scale.cpu())
-        errors.append(_layer_error(name, codec, exact, got, lost))
+        lost = _saturated_share(own_Wn[0].cpu(), group.codec, None if scale is None else scale.cpu())
+        errors.append(_layer_error(name, group.codec, exact, got, lost))
     return errors
 
 

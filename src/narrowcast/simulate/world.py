@@ -34,12 +34,10 @@ from narrowcast.collectives import (
 from narrowcast.formats import Format
 from narrowcast.formats import format as format_named
 from narrowcast.kernels import FLOATS, Noise, derive
-from narrowcast.simulate.world.residuals import WorldResiduals
-from narrowcast.simulate.world.stack import Stack, Tensors, flat_row, largest_WS, own_scales, stacked
+from narrowcast.simulate.stack import Stack, Tensors, WorldResiduals, flat_row, largest_WS, own_scales, stacked
 
 OPS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG}
 ORDERS = ("cluster", "reversed", "random", "pairwise")
-FLOAT32 = ("fp32", "float32")
 
 
 class World:
@@ -71,8 +69,11 @@ class World:
         self.nodes, self.inner = _nodes(n, groups, nodes), codec_named(inner)
         self.order: str | list[int] = order if isinstance(order, str) else list(order)
         self.low = accumulate == "low"
-        self.sums = SumRule(_accumulator(accumulate), kahan, order == "pairwise")
+        wide = accumulate in ("fp32", "float32", "low")
+        narrow = format_named(accumulate) if isinstance(accumulate, str) and not wide else accumulate
+        self.sums = SumRule(narrow if isinstance(narrow, Format) else None, kahan, order == "pairwise")
         self.residuals = WorldResiduals(n)
+        self._algorithms: dict[tuple[Codec, int], str] = {}
         _check_order(self.order, n)
         self.algorithm_for(self.codec, 1 << 30)
 
@@ -102,7 +103,8 @@ class World:
         residuals = self._residuals_of(codec, stack, names, unit)
         algorithm = ALGORITHMS[self.algorithm_for(codec, out.numel())]
         noise = noise_of("World.all_reduce", codec, self.seed, step)
-        noise_of("World.all_reduce inside a node", self.inner, self.seed, step)
+        if self.inner.stochastic:
+            noise_of("World.all_reduce inside a node", self.inner, self.seed, step)
         if self.n == 1 or out.numel() == 0:
             record.reduce_alone(stack.x_Wn[0], out, reduction, residuals.of_one() if residuals else None)
             return stack.for_all(out)
@@ -169,6 +171,9 @@ class World:
 
     def algorithm_for(self, codec: Codec, numel: int) -> str:
         """The algorithm of a call; raises where it cannot be, or cannot be simulated."""
+        known = self._algorithms.get((codec, numel))
+        if known is not None:
+            return known
         name = record.choose(self.algorithm, codec, numel, self.n, bool(self.nodes))
         record.check(name, codec, self.n, self.nodes, "World")
         _check_sums(ALGORITHMS[name], self.sums)
@@ -176,6 +181,7 @@ class World:
             record.check_accumulator(name, "World: accumulate", "casts a worker's own values")
         if self.low and self.sums.kahan:
             raise ValueError("World: accumulate='low' and kahan=True: choose one")
+        self._algorithms[codec, numel] = name
         return name
 
     def _reduction(self, op: object) -> Reduction:
@@ -233,7 +239,9 @@ class World:
     ) -> tuple[list[Scales], Tensor | None]:
         """The scales of each worker's own values, and the unit of each value in a low-precision accumulator."""
         if not codec.takes_scale:
-            return [None] * self.n, _constant_unit(codec, stack)
+            constant = codec.constant_scale
+            unit = None if constant is None else torch.full_like(stack.x_Wn[0], constant, dtype=torch.float32)
+            return [None] * self.n, unit
         # residuals count too: a scale for the gradient alone would cut them off or flush them
         top_WS = largest_WS(stack.x_Wn if residuals is None else residuals.added_to(stack.x_Wn), stack.lengths)
         if not codec.agrees_on_scales:
@@ -243,18 +251,6 @@ class World:
         if self.sums.format is not None:
             unit_n = agreed_S.repeat_interleave(torch.tensor(stack.lengths, device=agreed_S.device))
         return [list(agreed_S.view(-1, 1).unbind())] * self.n, unit_n
-
-
-def _constant_unit(codec: Codec, stack: Stack) -> Tensor | None:
-    if codec.constant_scale is None:
-        return None
-    return torch.full_like(stack.x_Wn[0], codec.constant_scale, dtype=torch.float32)
-
-
-def _accumulator(accumulate: str | Format) -> Format | None:
-    if isinstance(accumulate, Format):
-        return accumulate
-    return None if accumulate in (*FLOAT32, "low") else format_named(accumulate)
 
 
 def _nodes(n: int, groups: int | None, nodes: Sequence[Sequence[int]] | None) -> list[list[int]] | None:

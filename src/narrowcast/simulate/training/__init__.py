@@ -1,1 +1,0 @@
-"""A data-parallel training in one process."""

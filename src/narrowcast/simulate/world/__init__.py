@@ -1,1 +1,0 @@
-"""N workers in one process."""
