@@ -20,6 +20,7 @@ from torch import Tensor
 import narrowcast as nc
 from narrowcast.collectives import AllReduce, Flat, PreparedCall, Reduction, Residuals, start_together
 from narrowcast.collectives.algorithms import two_shot
+from narrowcast.collectives.algorithms.two_shot import device_rounds
 from narrowcast.collectives.runtime.channel import BrokenChannelError, Channel
 from narrowcast.collectives.runtime.messages import Exchange
 from narrowcast.collectives.runtime.streams import DeviceStream, Way
@@ -101,6 +102,28 @@ def test_calls_that_travel_together_take_two_calls_of_the_backend(monkeypatch: p
     run(2, CPU, Way.ROUNDS, together(True))
     # and two for the scales of e5m2+aps, which all ranks agree on: its own messages
     assert len(swaps) == 2 * 3 * 3
+
+
+def test_a_device_takes_few_rounds_and_more_where_the_codec_is_slow_or_the_wire_long() -> None:
+    large = 100 << 20
+    assert device_rounds(4, 4, over_host=False) == 1
+    assert device_rounds(large, large // 4, over_host=False) == 2
+    assert device_rounds(large, large // 2, over_host=False) == 4
+    assert device_rounds(large, large // 4, over_host=True) == two_shot.MAX_CHUNKS
+    rounds = [device_rounds(n, n // 4, over_host=False) for n in range(4, 1 << 31, 1 << 24)]
+    assert rounds == sorted(rounds)
+    assert max(rounds) == two_shot.MAX_CHUNKS
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_call_takes_two_calls_of_the_backend_a_round(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    swaps: list[int] = []
+    swap = LateTransport.swap
+    monkeypatch.setattr(LateTransport, "swap", lambda self, *args: [swap(self, *args), swaps.append(self.rank)][0])
+    monkeypatch.setattr(two_shot, "device_rounds", lambda *_: count)
+    job = cases.all_reduces("int8/256", "two_shot", N, CPU)
+    assert same(run(2, CPU, Way.ROUNDS, job), run(2, CPU, Way.PLAIN, job))
+    assert len(swaps) == 2 * cases.STEPS * 2 * count
 
 
 @pytest.mark.parametrize("n", [0, 1, 100, 2000])

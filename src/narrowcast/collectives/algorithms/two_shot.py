@@ -19,12 +19,14 @@ from narrowcast.collectives.segments import Coder, Range, split, take
 MAX_CHUNKS = 8
 CHUNK_BYTES = 256 << 10
 """Below this a message costs more by its latency than it gains by overlap."""
-DEVICE_RATE = 1e12
-"""Bytes of values a second that a device encodes, sums and decodes, roughly."""
-HOST_RATE = 2e9
-"""The same where a device has no kernel for a codec, and values go over the host."""
-ROUND_SECONDS = 5e-4
-"""What a further call of a device's backend costs: measured on sockets, 0.1 to 0.9 ms."""
+DEVICE_RATE, HOST_RATE = 1e12, 1e9
+"""Bytes of values a second that one pass of a codec takes, roughly: on a device, and where values go over the host."""
+LAUNCH_SECONDS = 25e-6
+"""Of the host for one launch of a kernel."""
+ROUND_SECONDS = 150e-6
+"""What a further round costs a device's backend while others are under way, roughly."""
+ROUND_BYTES = 16 << 20
+"""Of wires: beyond it NCCL's own calls lose a tenth and more on sockets."""
 Parts = list[Range]
 """What one rank sums in a round: a chunk of its shard, or several."""
 
@@ -103,19 +105,22 @@ def rounds_of(call: Call) -> list[list[Parts]]:
         return [[[chunk] for chunk in of_round] for of_round in zip(*chunks, strict=True)]
     if coder.whole_segments:
         return [chunks]
-    count = device_rounds(coder.numel * coder.dtype.itemsize, coder.over_host)
+    values, wire = coder.numel * coder.dtype.itemsize, coder.nbytes((0, coder.numel))
+    count = device_rounds(values, wire, coder.over_host)
     cut = [split(shard, count, coder.align) for shard in coder.shards(world)]
     return [[[part] for part in of_round] for of_round in zip(*cut, strict=True)]
 
 
-def device_rounds(nbytes: int, over_host: bool) -> int:
-    """Into how many rounds a device's backend takes a tensor of so many bytes.
+def device_rounds(values: int, wire: int, over_host: bool) -> int:
+    """Into how many rounds a device's backend takes a tensor of so many bytes and so many on the wire.
 
-    With k of them a k-th of the codec's time lies open, not all of it, and k - 1 calls more are paid for: the sum is
-    least at k = sqrt(codec time / time of a call).
+    With k of them a k-th of the codec's time lies open, not all of it, and k - 1 rounds more are paid for: the sum is
+    least at k = sqrt(codec time / time of a round).
     """
-    codec = nbytes / (HOST_RATE if over_host else DEVICE_RATE)
-    return max(1, min(MAX_CHUNKS, int(math.sqrt(codec / ROUND_SECONDS))))
+    passes = 3  # encode, sum, decode
+    codec = passes * (values / (HOST_RATE if over_host else DEVICE_RATE) + LAUNCH_SECONDS)
+    least = -(-wire // ROUND_BYTES)
+    return min(MAX_CHUNKS, max(1, least, round(math.sqrt(codec / ROUND_SECONDS))))
 
 
 def simulate(workers: Workers) -> None:
