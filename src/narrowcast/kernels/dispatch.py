@@ -17,7 +17,7 @@ from narrowcast.kernels import native, reference, triton_loader
 from narrowcast.kernels.arithmetic import NO_FINISH, Feedback, Finish
 from narrowcast.kernels.noise import NO_NOISE, Noise
 from narrowcast.kernels.plan import AnyPlan, CastPlan, CustomPlan, Plan
-from narrowcast.kernels.unfused import Unfused
+from narrowcast.kernels.unfused import Unfused, decode_each, encode_each
 
 RoundTo = Callable[..., Tensor]
 """x, format, rounding, overflow, rules, seed, out: returns `out`."""
@@ -52,6 +52,20 @@ class Kernels(Protocol):
         finish: Finish = ...,
         out: Tensor | None = None,
     ) -> None: ...
+
+    def sum_wires(self, plan: Any, wires: Any, n: int, out: Tensor, finish: Finish = ...) -> None: ...
+
+    def encode_rows(
+        self,
+        plan: Any,
+        x: Tensor,
+        per: int,
+        wires: Tensor,
+        noise: Noise = ...,
+        feedback: Feedback | None = None,
+    ) -> None: ...
+
+    def decode_rows(self, plan: Any, wires: Tensor, per: int, out: Tensor) -> None: ...
 
 
 class Implementation(Protocol):
@@ -212,6 +226,28 @@ class CpuFallback:
         _copy_back(feedback, kept)
         if out is not None and values is not None:
             out.copy_(values)
+
+    def sum_wires(self, plan: AnyPlan, wires: Tensor, n: int, out: Tensor, finish: Finish = NO_FINISH) -> None:
+        """See `kernels.ops.sum_wires`."""
+        total = torch.empty(n)
+        self.on_cpu.sum_wires(plan, wires.cpu().unbind(), n, total, finish)
+        out.copy_(total)
+
+    def encode_rows(
+        self,
+        plan: AnyPlan,
+        x: Tensor,
+        per: int,
+        wires: Tensor,
+        noise: Noise = NO_NOISE,
+        feedback: Feedback | None = None,
+    ) -> None:
+        """See `kernels.ops.encode_rows`."""
+        encode_each(self.encode, plan, x, per, wires, noise, feedback)
+
+    def decode_rows(self, plan: AnyPlan, wires: Tensor, per: int, out: Tensor) -> None:
+        """See `kernels.ops.decode_rows`."""
+        decode_each(self.decode, plan, wires, per, out)
 
 
 def _on_host(feedback: Feedback | None) -> Feedback | None:
