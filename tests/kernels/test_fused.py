@@ -87,6 +87,20 @@ def test_a_reduction_equals_the_separate_steps(spec: str) -> None:
             assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True)), (n, dtype)
 
 
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_sum_of_wires_equals_decode_and_add(spec: str) -> None:
+    codec, noise = nc.codec(spec), noise_of(spec)
+    if native.why_not(codec.plan) is not None:
+        pytest.skip("the reference alone has it")
+    for n, finish in ((1, Finish()), (1000, Finish(3.0)), (20_011, Finish(1.0, 0.3))):
+        ranks, _ = cases(spec, n)
+        wires = [codec.encode(x, seed=noise.seed, stream=rank) for rank, x in enumerate(ranks)]
+        found = [torch.empty(n), torch.empty(n)]
+        for kernels, out in zip((reference.PLANS, native.PLANS), found, strict=True):
+            kernels.sum_wires(codec.plan, wires, n, out, finish)
+        assert torch.equal(bits(found[0]), bits(found[1])), n
+
+
 def test_which_plans_go_in_one_pass() -> None:
     """A test that compares the separate steps with themselves would show nothing."""
 

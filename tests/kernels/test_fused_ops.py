@@ -8,10 +8,15 @@ from laws.inputs import hard_values, normal, with_specials
 from torch import Tensor
 
 import narrowcast as nc
-from narrowcast.kernels import ops
+from narrowcast.codecs import all_specs
+from narrowcast.kernels import Feedback, Finish, Noise, ops
 
 SPECS = ("int8/256", "int4/128+sr", "e5m2", "nvfp4", "onebit/64", "uint8/512", "bf16", "fp32", "dtree8")
 N = 1001
+
+
+def bits(x: Tensor) -> Tensor:
+    return torch.where(x.isnan(), -1, x.view(torch.int32))
 
 
 @pytest.mark.parametrize("unit", [1.0, 1024.0, 3.0])
@@ -48,6 +53,85 @@ def test_reduce_is_decode_and_add_in_order_then_encode(spec: str) -> None:
         got = codec.reduce(given, N, seed=9, stream=2, divide=4.0, multiply=0.5, decoded=decoded)
         assert torch.equal(got, wanted)
         assert torch.equal(decoded, codec.decode(wanted, N, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("spec", all_specs())
+def test_a_sum_is_decode_and_add_in_order(spec: str) -> None:
+    codec = nc.codec(spec)
+    ranks = [normal(N, 0), with_specials(hard_values(codec.block or 256, N), 300), -normal(N, 0), normal(N, 3)]
+    rows = ops.aligned_rows(4, codec.nbytes(N))
+    for rank, (row, x) in enumerate(zip(rows, ranks, strict=True)):
+        codec.encode(x, seed=rank, out=row)
+    wanted = codec.decode(rows[0], N)
+    for row in rows[1:]:
+        codec.decode(row, N, out=wanted, accumulate=True)
+    finish = Finish(3.0, 0.7)
+    for given in (rows, list(rows.clone())):
+        out = torch.empty(N)
+        assert codec.sum_with(given, N, out=out) is out
+        assert torch.equal(bits(out), bits(wanted))
+        assert torch.equal(bits(codec.sum_with(given, N, finish)), bits(finish.apply(wanted)))
+
+
+@pytest.mark.parametrize("spec", all_specs())
+def test_rows_are_encoded_and_decoded_as_each_by_itself(spec: str) -> None:
+    codec, per, world = nc.codec(spec), 304, 3
+    x, residual = with_specials(hard_values(codec.block or 256, per * world), 300), 0.01 * normal(per * world, 5)
+    for floats, owing in ((x, False), (x, True), (normal(per * world).to(torch.bfloat16), True)):
+        feedback = Feedback(residual.clone(), 3.0) if owing else None
+        wanted_left = residual.clone()
+        rows = ops.aligned_rows(world, codec.nbytes(per, torch.float32 if owing else floats.dtype))
+        codec.encode_rows(floats, rows, Noise(5, 6, 32), feedback)
+        for row in range(world):
+            part = slice(row * per, (row + 1) * per)
+            kept = {"residual": wanted_left[part], "unit": 3.0} if owing else {}
+            wanted = codec.encode(floats[part], seed=5, stream=6, offset=32 + row * per, **kept)
+            assert torch.equal(rows[row], wanted), row
+        if feedback is not None:
+            assert torch.equal(bits(feedback.residual), bits(wanted_left))
+    out = torch.empty(per * world)
+    codec.decode_rows(rows, out)
+    assert torch.equal(bits(out), bits(torch.cat([codec.decode(row, per) for row in rows])))
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda c: c.sum_with(wires(), 64, out=torch.zeros(64).half()), "must be 64 contiguous float32, got 64 of"),
+        (lambda c: c.sum_with(wires(), 64, out=torch.zeros(64, 2)[:, 0]), "64 contiguous float32, .*not contiguous"),
+        (lambda c: c.sum_with([], 64), "got no wires"),
+        (lambda c: c.sum_with(torch.zeros(2, 17 * 4).to(torch.uint8), 60), "60 values take 64 bytes"),
+        (lambda c: c.encode_rows(torch.zeros(65), torch.zeros(2, 36, dtype=torch.uint8)), "2 equal parts"),
+        (lambda c: c.encode_rows(torch.zeros(2, 32), torch.zeros(2, 36, dtype=torch.uint8)), "give a flat tensor"),
+        (lambda c: c.encode_rows(torch.zeros(64), torch.zeros(36, dtype=torch.uint8)), "one wire in each row"),
+        (lambda c: c.encode_rows(torch.zeros(64), torch.zeros(2, 35, dtype=torch.uint8)), "must be 36 contiguous"),
+        (lambda c: c.decode_rows(torch.zeros(2, 35, dtype=torch.uint8), torch.zeros(64)), "32 values take 36 bytes"),
+        (lambda c: c.encode_rows(*two_that_overlap()), "wires overlaps x in memory"),
+        (lambda c: c.decode_rows(*two_that_overlap()[::-1]), "out overlaps wires in memory"),
+        (lambda c: c.sum_with(two_that_overlap()[1], 32, out=two_that_overlap()[0][:32]), "out overlaps wire 0"),
+        (
+            lambda c: c.encode_rows(torch.zeros(64), torch.zeros(36, dtype=torch.uint8).expand(2, 36)),
+            "share their memory",
+        ),
+    ],
+)
+def test_wrong_rows_are_named(call: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(nc.codec("int8/64"))  # type: ignore[operator]
+
+
+ROOM = torch.zeros(100)
+
+
+def two_that_overlap() -> tuple[Tensor, Tensor]:
+    """64 values, and two rows of 36 bytes among them."""
+    return ROOM[:64], ROOM.view(torch.uint8)[:72].view(2, 36)
+
+
+def test_rows_between_which_random_bits_do_not_begin_are_refused() -> None:
+    codec = nc.codec("int8/64+sr")
+    with pytest.raises(ValueError, match="a multiple of 16"):
+        codec.encode_rows(torch.zeros(40), torch.zeros(2, 24, dtype=torch.uint8))
 
 
 def test_the_first_wire_starts_the_sum() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import narrowcast as nc
 from narrowcast.codecs import Codec
-from narrowcast.kernels import Noise, dispatch, ops
+from narrowcast.kernels import Feedback, Finish, Noise, dispatch, ops
 
 pytest.importorskip("triton")
 
@@ -28,7 +28,8 @@ from narrowcast.kernels.triton import launch, start
 N = 1 << 16
 BASE_ARGUMENTS = 13
 """Grid, stream, function and what else a compiled kernel is launched with before its own arguments."""
-MOST_CALLS = {"encode": 32, "encode with all": 40, "decode": 26, "reduce": 38, "reduce with all": 44}
+MOST_CALLS = {"encode": 32, "encode with all": 40, "decode": 28, "reduce": 38, "reduce with all": 44, "sum": 30}
+MOST_CALLS |= {"encode rows": 46, "decode rows": 34}
 """Calls of Python functions for one launch; it was 94, 109, 61, 125 and 144 when every launch was prepared anew."""
 
 
@@ -112,8 +113,12 @@ def python_calls(function: Callable[[], object]) -> int:
 def calls_of(codec: Codec) -> dict[str, Callable[[], object]]:
     x, out, residual = torch.zeros(N), torch.zeros(N), torch.zeros(N)
     wire, rows = codec.encode(x), ops.aligned_rows(4, codec.nbytes(N))
-    noise = {"seed": 2**64 - 1, "stream": 3, "offset": 128}
+    noise, finish = {"seed": 2**64 - 1, "stream": 3, "offset": 128}, Finish(4.0)
+    parts = ops.aligned_rows(4, codec.nbytes(N // 4))
     return {
+        "encode rows": lambda: codec.encode_rows(x, parts, Noise(3), Feedback(residual)),
+        "decode rows": lambda: codec.decode_rows(parts, out),
+        "sum": lambda: codec.sum_with(rows, N, finish, out),
         "encode": lambda: codec.encode(x, out=wire),
         "encode with all": lambda: codec.encode(x, **noise, residual=residual, unit=3.0, out=wire),
         "decode": lambda: codec.decode(wire, N, out=out),
@@ -144,8 +149,8 @@ def test_the_stub_is_what_was_launched(kernels: list[StubKernel]) -> None:
             call()
     encodes, parts, sums, decodes = kernels
     # `calls_of` encodes once by itself
-    assert [len(one.later) for one in encodes.compiled] == [3, 2, 2, 2]
-    assert [len(one.later) for one in decodes.compiled] == [2]
+    assert [len(one.later) for one in encodes.compiled] == [3, 2, 2, 2, 2]
+    assert [len(one.later) for one in decodes.compiled] == [2, 2, 2]
     assert not parts.compiled
     assert not sums.compiled
 
@@ -189,7 +194,7 @@ def call_somehow(codec: Codec, source: random.Random, given: list[Tensor] | None
     arguments: dict[str, Any] = {"seed": noise.seed, "stream": noise.stream, "offset": noise.offset, "out": wire}
     if source.random() < 0.5:
         arguments |= {"residual": room(n), "unit": source.choice((1, 1.0, 3.0, 1024.0))}
-    match source.randrange(3):
+    match source.randrange(6):
         case 0:
             codec.encode(room(n, floats), **arguments)
         case 1:
@@ -198,6 +203,19 @@ def call_somehow(codec: Codec, source: random.Random, given: list[Tensor] | None
             stride = size + source.choice((-size % 16, 1, 4))
             rows = room(world * stride, torch.uint8).view(world, stride)[:, :size]
             codec.reduce(rows, n, divide=source.choice((1, 1.0, 4, 4.0)), decoded=room(n, floats), **arguments)
+        case 3:
+            rows = room(world * size, torch.uint8).view(world, size)
+            codec.sum_with(rows, n, Finish(source.choice((1, 4, 4.0)), source.choice((1, 0.5))), room(n))
+        case 4:
+            per, feedback = source.choice((16, 256)), None
+            rows = room(world * codec.nbytes(per), torch.uint8).view(world, -1)
+            if source.random() < 0.5:
+                feedback = Feedback(room(world * per), 3.0)
+            x = room(world * per, torch.float32 if codec.is_identity else floats)
+            codec.encode_rows(x, rows, noise, feedback)
+        case 5:
+            per = source.choice((1, 16, 256))
+            codec.decode_rows(room(world * codec.nbytes(per), torch.uint8).view(world, -1), room(world * per, floats))
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -272,6 +272,28 @@ class Codec(abc.ABC):
             return compiled.reduce(self.spec, wires, n, noise, scale, finish, out)
         return calls.reduce(self, wires, n, noise, scale, feedback, finish, out, decoded)
 
+    def sum_with(
+        self,
+        wires: Tensor | Sequence[Tensor],
+        n: int,
+        finish: Finish = NO_FINISH,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """The sum that `reduce` would encode, as float32: n values, flat, or in `out` (contiguous float32)."""
+        return calls.sum_wires(self, wires, n, finish, out)
+
+    def encode_rows(self, x: Tensor, wires: Tensor, noise: Noise = NO_NOISE, feedback: Feedback | None = None) -> None:
+        """Cut flat x into as many equal parts as `wires` has rows, and write the wire of each into its row.
+
+        noise: of the first part, the others have what follows it in the tensor. feedback: of all of x. On a GPU this is
+        one kernel where no scale follows from more than 4096 values.
+        """
+        calls.encode_rows(self, x, wires, noise, feedback)
+
+    def decode_rows(self, wires: Tensor, out: Tensor) -> None:
+        """The inverse: the values of each row of `wires` into its part of flat `out`; on a GPU one kernel."""
+        calls.decode_rows(self, wires, out)
+
     def decode(
         self,
         wire: Tensor,

@@ -190,6 +190,65 @@ class Coder:
             )
         self.times.decode += time.perf_counter() - start
 
+    def encode_parts(
+        self,
+        values: Tensor,
+        parts: Sequence[Range],
+        rows: Tensor,
+        noise: Noise,
+        scales: Scales = None,
+        feedback: Feedback | None = None,
+    ) -> None:
+        """Write the message of each part to where its row begins; `values` and `feedback` hold the whole tensor.
+
+        Parts of equal length that lie side by side are one launch on a GPU, for codecs with blocks.
+        """
+        for first, last in self._runs(parts):
+            low, high = parts[first][0], parts[last - 1][1]
+            some, kept = values[low:high], None if feedback is None else feedback.part(slice(low, high))
+            size = self.nbytes(parts[first])
+            if last == first + 1:
+                self.encode(some, parts[first], rows[first, :size], noise, scales, kept)
+                continue
+            start = time.perf_counter()
+            drawn = noise.part(low) if self._draws else NO_NOISE
+            self.codec.encode_rows(some, rows[first:last, :size], drawn, kept)
+            self.times.encode += time.perf_counter() - start
+
+    def decode_parts(self, rows: Tensor, parts: Sequence[Range], out: Tensor) -> None:
+        """Read the messages of all parts, one a row, into `out`, which holds the whole tensor; as `encode_parts`."""
+        for first, last in self._runs(parts):
+            low, high, size = parts[first][0], parts[last - 1][1], self.nbytes(parts[first])
+            if last == first + 1:
+                self.decode(rows[first, :size], parts[first], out[low:high])
+                continue
+            start = time.perf_counter()
+            self.codec.decode_rows(rows[first:last, :size], out[low:high])
+            self.times.decode += time.perf_counter() - start
+
+    def _runs(self, parts: Sequence[Range]) -> Iterator[Range]:
+        """Numbers of the parts that may go together: of one length, side by side, each where random bits begin."""
+        first = 0
+        for number in range(1, len(parts) + 1):
+            if number < len(parts) and self._go_together(parts[number - 1], parts[number]):
+                continue
+            yield first, number
+            first = number
+
+    def _go_together(self, one: Range, other: Range) -> bool:
+        length = one[1] - one[0]
+        alike = length > 0 and other == (one[1], one[1] + length)
+        return alike and not self.whole_segments and one[0] % ALIGNMENT == length % ALIGNMENT == 0
+
+    def sum(self, wires: Tensor, part: Range, finish: Finish, out: Tensor) -> None:
+        """Add the messages of all ranks, one a row, in their order, into float32 `out`, which holds that part alone."""
+        at, start = 0, time.perf_counter()
+        for _, (low, high) in self.pieces(part):
+            size = self._size(high - low)
+            self.codec.sum_with(wires[:, at : at + size], high - low, finish, out[low - part[0] : high - part[0]])
+            at += size
+        self.times.decode += time.perf_counter() - start
+
     def _places(self, part: Range, noise: Noise, scales: Scales, feedback: Feedback | None) -> Iterator[_Piece]:
         at = 0
         for number, (low, high) in self.pieces(part):

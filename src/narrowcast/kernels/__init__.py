@@ -18,6 +18,7 @@ from narrowcast.kernels.arithmetic import saturate as saturate
 from narrowcast.kernels.checks import FLOATS as FLOATS
 from narrowcast.kernels.checks import Stretch as Stretch
 from narrowcast.kernels.checks import are_plain_rows as are_plain_rows
+from narrowcast.kernels.checks import check_apart as check_apart
 from narrowcast.kernels.checks import check_count as check_count
 from narrowcast.kernels.checks import check_floats as check_floats
 from narrowcast.kernels.checks import check_integer as check_integer

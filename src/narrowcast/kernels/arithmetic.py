@@ -127,6 +127,28 @@ NO_FINISH = Finish()
 """The sum as it is."""
 
 
+def encode_each(
+    encode: Callable[..., None],
+    plan: Any,
+    x: Tensor,
+    per: int,
+    wires: Tensor,
+    noise: Noise = NO_NOISE,
+    feedback: Feedback | None = None,
+) -> None:
+    """See `kernels.ops.encode_rows`: one after another."""
+    for row, wire in enumerate(wires):
+        values = slice(row * per, (row + 1) * per)
+        kept = None if feedback is None else feedback.part(values)
+        encode(plan, x[values], wire, noise.after(row * per), None, kept)
+
+
+def decode_each(decode: Callable[..., None], plan: Any, wires: Tensor, per: int, out: Tensor) -> None:
+    """See `kernels.ops.decode_rows`: one after another."""
+    for row, wire in enumerate(wires):
+        decode(plan, wire, per, out[row * per : (row + 1) * per], False)
+
+
 @dataclass(frozen=True)
 class Unfused:
     """The kernels of an implementation that has but an encode (plan, x, wire, noise, scale) and a decode."""
@@ -167,8 +189,32 @@ class Unfused:
     ) -> None:
         """Decode all wires into one float32 sum, in order; encode that."""
         total = torch.empty(n)
-        for number, one in enumerate(wires):
-            self.decode(plan, one, n, total, number > 0)
+        self.sum_wires(plan, wires, n, total)
         self.encode(plan, finish.apply(total), wire, noise, scale, feedback)
         if out is not None:
             self.decode(plan, wire, n, out, False)
+
+    def sum_wires(
+        self, plan: Any, wires: Tensor | Sequence[Tensor], n: int, out: Tensor, finish: Finish = NO_FINISH
+    ) -> None:
+        """See `kernels.ops.sum_wires`."""
+        for number, one in enumerate(wires):
+            self.decode(plan, one, n, out, number > 0)
+        if finish != NO_FINISH:
+            out.copy_(finish.apply(out))
+
+    def encode_rows(
+        self,
+        plan: Any,
+        x: Tensor,
+        per: int,
+        wires: Tensor,
+        noise: Noise = NO_NOISE,
+        feedback: Feedback | None = None,
+    ) -> None:
+        """See `kernels.ops.encode_rows`."""
+        encode_each(self.encode, plan, x, per, wires, noise, feedback)
+
+    def decode_rows(self, plan: Any, wires: Tensor, per: int, out: Tensor) -> None:
+        """See `kernels.ops.decode_rows`."""
+        decode_each(self.decode, plan, wires, per, out)

@@ -174,7 +174,9 @@ def _is_free(begin: int, end: int, taken: list[Stretch]) -> bool:
 
 
 def are_plain_rows(rows: Tensor, nbytes: int, taken: list[Stretch]) -> bool:
-    """Whether rows are wires of so many bytes, each contiguous; their stretch of memory is added to `taken`."""
+    """Whether rows are wires of so many bytes, each contiguous, and their stretch of memory lies apart from all that is
+    `taken`, to which it is added. They may lie upon each other.
+    """
     try:
         if rows.dtype is not torch.uint8 or rows.layout is not torch.strided or rows.is_nested or rows.dim() != 2:
             return False
@@ -185,8 +187,7 @@ def are_plain_rows(rows: Tensor, nbytes: int, taken: list[Stretch]) -> bool:
             return False
     except RuntimeError:
         return False
-    taken.append((begin, begin + (count - 1) * stride + nbytes))
-    return True
+    return _is_free(begin, begin + (count - 1) * stride + nbytes, taken)
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:

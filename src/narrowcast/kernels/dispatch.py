@@ -14,7 +14,7 @@ from torch import Tensor
 
 from narrowcast.formats import Format
 from narrowcast.kernels import native, reference, triton_loader
-from narrowcast.kernels.arithmetic import NO_FINISH, Feedback, Finish, Unfused
+from narrowcast.kernels.arithmetic import NO_FINISH, Feedback, Finish, Unfused, decode_each, encode_each
 from narrowcast.kernels.noise import NO_NOISE, Noise
 from narrowcast.kernels.plan import AnyPlan, CastPlan, CustomPlan, Plan
 
@@ -51,6 +51,20 @@ class Kernels(Protocol):
         finish: Finish = ...,
         out: Tensor | None = None,
     ) -> None: ...
+
+    def sum_wires(self, plan: Any, wires: Any, n: int, out: Tensor, finish: Finish = ...) -> None: ...
+
+    def encode_rows(
+        self,
+        plan: Any,
+        x: Tensor,
+        per: int,
+        wires: Tensor,
+        noise: Noise = ...,
+        feedback: Feedback | None = None,
+    ) -> None: ...
+
+    def decode_rows(self, plan: Any, wires: Tensor, per: int, out: Tensor) -> None: ...
 
 
 class Implementation(Protocol):
@@ -211,6 +225,28 @@ class CpuFallback:
         _copy_back(feedback, kept)
         if out is not None and values is not None:
             out.copy_(values)
+
+    def sum_wires(self, plan: AnyPlan, wires: Tensor, n: int, out: Tensor, finish: Finish = NO_FINISH) -> None:
+        """See `kernels.ops.sum_wires`."""
+        total = torch.empty(n)
+        self.on_cpu.sum_wires(plan, wires.cpu().unbind(), n, total, finish)
+        out.copy_(total)
+
+    def encode_rows(
+        self,
+        plan: AnyPlan,
+        x: Tensor,
+        per: int,
+        wires: Tensor,
+        noise: Noise = NO_NOISE,
+        feedback: Feedback | None = None,
+    ) -> None:
+        """See `kernels.ops.encode_rows`."""
+        encode_each(self.encode, plan, x, per, wires, noise, feedback)
+
+    def decode_rows(self, plan: AnyPlan, wires: Tensor, per: int, out: Tensor) -> None:
+        """See `kernels.ops.decode_rows`."""
+        decode_each(self.decode, plan, wires, per, out)
 
 
 def _on_host(feedback: Feedback | None) -> Feedback | None:

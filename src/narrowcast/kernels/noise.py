@@ -61,6 +61,10 @@ class Noise(NamedTuple):
         """
         return Noise(self.seed, self.stream, first) if first % ALIGNMENT == 0 else self.derive(first)
 
+    def after(self, count: int) -> Noise:
+        """The noise of the values that come so many later in the same tensor; `count` is a multiple of 16."""
+        return Noise(self.seed, self.stream, self.offset + count)
+
 
 NO_NOISE = Noise()
 """Of whoever gives none."""

@@ -91,6 +91,34 @@ def reduce(
     kernels.reduce(plan, wires, n, wire, noise, scale, feedback, finish, out)
 
 
+def sum_wires(plan: AnyPlan, wires: Tensor | Sequence[Tensor], n: int, out: Tensor, finish: Finish = NO_FINISH) -> None:
+    """The sum that `reduce` would encode, into contiguous float32 `out`: what it decodes, adds, divides, multiplies."""
+    if out.is_cuda and not isinstance(wires, Tensor):
+        wires = _stack(wires)
+    dispatch.kernels_for(plan, "cuda" if out.is_cuda else "cpu").sum_wires(plan, wires, n, out, finish)
+
+
+def encode_rows(
+    plan: AnyPlan,
+    x: Tensor,
+    per: int,
+    wires: Tensor,
+    noise: Noise = NO_NOISE,
+    feedback: Feedback | None = None,
+) -> None:
+    """`encode` of each `per` values of contiguous x into a row of `wires`, which has as many rows as x has such parts.
+
+    `noise` is that of the first part; the others have what follows it in the tensor. feedback: of all of x.
+    """
+    kernels = dispatch.kernels_for(plan, "cuda" if x.is_cuda else "cpu")
+    kernels.encode_rows(plan, x, per, wires, noise, feedback)
+
+
+def decode_rows(plan: AnyPlan, wires: Tensor, per: int, out: Tensor) -> None:
+    """`decode` of each row of `wires` into the `per` values of contiguous `out` that are its part."""
+    dispatch.kernels_for(plan, "cuda" if out.is_cuda else "cpu").decode_rows(plan, wires, per, out)
+
+
 ROW_ALIGNMENT = 16
 
 

@@ -158,6 +158,56 @@ def check_wires(plan: Plan, rows: Tensor, n: int, what: str) -> None:
     same(got, wanted, f"reduce of {what}")
 
 
+def check_sum(plan: Plan | CastPlan, rows: Tensor, n: int, finish: Finish, what: str) -> None:
+    wanted, got = torch.zeros(n), torch.zeros(n)
+    oracle(plan).sum_wires(plan, rows, n, wanted, finish)
+    launch.sum_wires(plan, rows, n, got, finish)
+    same(got, wanted, f"sum of {what}, {finish}")
+
+
+def sums(specs: list[str]) -> None:
+    """Sums of wires of every listed codec: hard values, and wires that no encoder makes."""
+    for number, spec in enumerate(specs):
+        plan = nc.codec(spec).plan_for(torch.float32)
+        if triton_loader.why_not(plan) is not None:
+            continue
+        n, world = (4099, 1001, 300, 17, 1)[number % 5], (2, 3, 17)[number % 3]
+        rows = ops.aligned_rows(world, plan.layout(n).nbytes)
+        for rank, row in enumerate(rows):
+            oracle(plan).encode(plan, inputs(plan, n) if rank == 1 else normal(n, rank % 4), row, Noise(rank))
+        check_sum(plan, rows, n, (Finish(), Finish(3.0), Finish(1.0, 0.3))[number % 3], f"{spec}, {world} x {n}")
+        if spec in BY_WORDS + FUSED and isinstance(plan, Plan):
+            full = 4096 if not plan.block else 4096 // plan.block * plan.block or plan.block
+            for what, hard in hard_wires(plan, full, 3):
+                check_sum(plan, hard, full, Finish(), f"{spec}, {what}")
+
+
+def check_rows(plan: Plan | CastPlan, per: int, world: int, number: int, what: str) -> None:
+    """Every row as it is alone: bytes, residuals, and nothing written between rows."""
+    dtype, noise, nbytes = DTYPES[number % 3], Noise(2**63 + 5, 6, 16 * (number % 9)), plan.layout(per).nbytes
+    x = torch.cat([inputs(plan, per, dtype).roll(row) for row in range(world)])
+    between, left = (0, 3, -nbytes % 16)[number % 3], 0.01 * normal(per * world, 9)
+    found = []
+    for kernels in (oracle(plan), launch):
+        room = torch.full((world, nbytes + between), 0xA5, dtype=torch.uint8)
+        feedback = Feedback(left.clone(), (1.0, 1024.0, 3.0)[number % 3]) if number % 2 else None
+        kernels.encode_rows(plan, x, per, room[:, :nbytes], noise, feedback)
+        out = torch.full((per * world,), 7.0, dtype=dtype)
+        kernels.decode_rows(plan, found[0][0][:, :nbytes] if found else room[:, :nbytes], per, out)
+        found.append((room, out, feedback.residual if feedback is not None else left))
+    for wanted, got, name in zip(*found, ("wires", "values", "residual"), strict=True):
+        same(got.flatten(), wanted.flatten(), f"{name} of {world} rows of {per}, {what} from {dtype}")
+
+
+def rows(specs: list[str]) -> None:
+    for number, spec in enumerate(specs):
+        plan = nc.codec(spec).plan_for(torch.float32)
+        if triton_loader.why_not(plan) is None:
+            check_rows(plan, (304, 1024, 16, 2064)[number % 4], (2, 3)[number % 2], number, spec)
+    for number, per in enumerate((1, 17, 1001)):  # parts that no cut makes
+        check_rows(nc.codec("int4/128").plan, per, 3, number, "int4/128")
+
+
 def by_words() -> None:
     """Full tiles of narrow codes are summed and packed word by word, the rest as other tiles are."""
     for number, spec in enumerate(BY_WORDS):
@@ -295,6 +345,9 @@ def groups() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "fused", lambda: (fused(), empty())[0]
     yield "wide", lambda: (wide(), casts())[0]
     yield "words", by_words
+    yield "sums-0", lambda: sums(specs[0::2])
+    yield "sums-1", lambda: sums(specs[1::2])
+    yield "rows", lambda: rows(specs)
     yield "rounding", rounding
     yield "cpd", cpd
     yield "finite", finite

@@ -18,7 +18,10 @@ pytest.importorskip("triton")
 SCRIPT = Path(__file__).with_name("interpreted.py")
 
 
-@pytest.mark.parametrize("group", ["codecs-0", "codecs-1", "fused", "wide", "words", "rounding", "cpd", "finite"])
+GROUPS = ("codecs-0", "codecs-1", "fused", "wide", "words", "sums-0", "sums-1", "rows", "rounding", "cpd", "finite")
+
+
+@pytest.mark.parametrize("group", GROUPS)
 def test_every_kernel_equals_the_reference(group: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(SCRIPT), group],

@@ -339,15 +339,24 @@ def end_of(block, n, P: tl.constexpr):
 
 @triton.jit(do_not_specialize=PLAIN)
 def encode_kernel(
-    x, wire, residual, out, table, parts, sums, given_scale, n, stride, scales_at, tail_at, codes_end, scales_end,
+    x, wire, residual, out, table, parts, sums, given_scale, n, stride, per, scales_at, tail_at, codes_end, scales_end,
     tiles, chunks, blocks, count, seed: tl.int64, stream: tl.int64, offset: tl.int64, divide, multiply, unit, backward,
     P: tl.constexpr, J: tl.constexpr,
 ):  # fmt: skip
-    """A program does `tiles` tiles; where a block is larger than a tile, `chunks` programs do a block."""
+    """A program does `tiles` tiles; where a block is larger than a tile, `chunks` programs do a block. J.many: a row of
+    programs does `per` values, whose wire begins `stride` bytes after the one before.
+    """
     program = tl.program_id(0).to(tl.int64)
+    offset = offset.to(tl.int64)
+    if J.many:
+        row = tl.program_id(1).to(tl.int64)
+        x += row * per
+        residual += row * per
+        offset += row * per
+        wire += row * stride
     memory = (x, wire, residual, out, table)
     planes = (stride, scales_at, tail_at)
-    noise = (seed.to(tl.int64), stream.to(tl.int64), offset.to(tl.int64))
+    noise = (seed.to(tl.int64), stream.to(tl.int64), offset)
     factors = (divide, multiply, unit, backward)
     first = tl.zeros((J.rows,), tl.float32)
     second = first

@@ -35,6 +35,7 @@ from narrowcast.kernels.triton.recipe import (
 )
 from narrowcast.kernels.triton.shapes import SUMS, Tuning
 from narrowcast.kernels.triton.start import COMPILING, FAST, Start, current_device
+from narrowcast.kernels.unfused import encode_each
 
 VERSION = f"triton {triton.__version__}"
 MAX_PARTS = 1024
@@ -64,6 +65,8 @@ class Variant:
     given_scale: bool = False
     offset: int = 0
     """Modulo 128."""
+    rows: int = 0
+    """Wires from parts of one tensor; 0: one, of all of it."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ def _prepare(recipe: Recipe, n: int, variant: Variant) -> Prepared:
     across = shapes.across(recipe, shape, tuning.warps)
     if not variant.world:
         job = replace(job, **across)
-    two_passes = shape.mode == shapes.WIDE or recipe.method == NVFP4
+    two_passes = shapes.takes_two_passes(recipe)
     has_sums = shape.mode == shapes.WIDE and (recipe.l2 or recipe.method in (MEANS, SIGN))
     size = min(recipe.block, n) if shape.mode == shapes.WIDE and recipe.block else n
     blocks, in_block = -(-n // size), -(-size // tuning.tile)
@@ -125,7 +128,10 @@ def _prepare(recipe: Recipe, n: int, variant: Variant) -> Prepared:
     programs, tiles, chunks = _grid(recipe, shape, n, blocks, in_block)
     shared = recipe.stochastic and shapes.shares_noise(recipe, shape, variant.offset)
     has_out = variant.out_dtype >= 0
-    last = replace(job, loop=tiles > 1, out=has_out, out_dtype=max(variant.out_dtype, 0), shared_noise=shared)
+    last = replace(
+        job, loop=tiles > 1, out=has_out, out_dtype=max(variant.out_dtype, 0), shared_noise=shared,
+        many=variant.rows > 0,
+    )  # fmt: skip
     kinds = 3 if recipe.method == AFFINE else 1
     part_words = kinds * blocks * count if two_passes else 0
     return Prepared(
@@ -179,9 +185,10 @@ class EncodeCall:
         self.first_numbers = (
             n, stride, layout.scales, layout.tensor_scale, prepared.first_tiles, prepared.blocks, prepared.count,
         )  # fmt: skip
+        last = prepared.last
         self.numbers = (
-            n, stride if prepared.last.world else 0, layout.scales, layout.tensor_scale, plan.code_bytes(n),
-            scales_end, prepared.tiles, prepared.chunks, prepared.blocks, prepared.count,
+            n, stride if last.world or last.many else 0, n if last.many else 0, layout.scales, layout.tensor_scale,
+            plan.code_bytes(n), scales_end, prepared.tiles, prepared.chunks, prepared.blocks, prepared.count,
         )  # fmt: skip
         self.first = self.sums = None
         if prepared.first is not None:
@@ -190,7 +197,7 @@ class EncodeCall:
         if prepared.sums is not None:
             programs = prepared.blocks * prepared.sums.columns // COLUMN_GROUP
             self.sums = Start(encoding.sums_kernel, programs, recipe, prepared.sums, SUMS)
-        self.last = Start(encoding.encode_kernel, prepared.programs, recipe, prepared.last, tuning)
+        self.last = Start(encoding.encode_kernel, prepared.programs, recipe, last, tuning, variant.rows)
         self.ready = False
         """Whether addresses will do: all was compiled."""
 
@@ -252,7 +259,23 @@ def encode(
     feedback: Feedback | None = None,
 ) -> None:
     """See `kernels.ops.encode`."""
-    _run(plan, x, x.numel(), 0, 0, wire, noise, scale, feedback, NO_FINISH, None)
+    _run(plan, x, x.numel(), 0, 0, 0, wire, noise, scale, feedback, NO_FINISH, None)
+
+
+def encode_rows(
+    plan: Plan | CastPlan,
+    x: Tensor,
+    per: int,
+    wires: Tensor,
+    noise: Noise = NO_NOISE,
+    feedback: Feedback | None = None,
+) -> None:
+    """See `kernels.ops.encode_rows`."""
+    rows = wires.shape[0]
+    if rows == 1 or shapes.takes_two_passes(describe(plan)[0]):
+        encode_each(encode, plan, x, per, wires, noise, feedback)
+    else:
+        _run(plan, x, per, 0, wires.stride()[0], rows, wires, noise, None, feedback, NO_FINISH, None)
 
 
 def reduce(
@@ -267,7 +290,7 @@ def reduce(
     out: Tensor | None = None,
 ) -> None:
     """See `kernels.ops.reduce`."""
-    _run(plan, wires, n, wires.shape[0], wires.stride()[0], wire, noise, scale, feedback, finish, out)
+    _run(plan, wires, n, wires.shape[0], wires.stride()[0], 0, wire, noise, scale, feedback, finish, out)
 
 
 def _run(
@@ -276,6 +299,7 @@ def _run(
     n: int,
     world: int,
     stride: int,
+    rows: int,
     wire: Tensor,
     noise: Noise,
     scale: Tensor | None,
@@ -283,13 +307,15 @@ def _run(
     finish: Finish,
     out: Tensor | None,
 ) -> None:
-    """Values x, or `world` wires that begin `stride` bytes apart, into a wire."""
+    """Values x, or the sum of `world` wires, into a wire; or `rows` times n values into a wire each. Where there are
+    several wires, they begin `stride` bytes apart.
+    """
     if n == 0:
         return
     device = wire.get_device()
     if device >= 0 and device != current_device():
         with torch.cuda.device(device):  # where launches go
-            _run(plan, x, n, world, stride, wire, noise, scale, feedback, finish, out)
+            _run(plan, x, n, world, stride, rows, wire, noise, scale, feedback, finish, out)
         return
     (seed, stream, offset), (divide, multiply) = noise, finish
     residual, unit = (None, 1.0) if feedback is None else feedback
@@ -302,17 +328,21 @@ def _run(
     # Whatever Triton looks at in an argument must be the same in all calls of one key. Addresses: their alignment.
     # Numbers: they follow from these, and noise always has 64 bits. Memory of our own begins as torch's does.
     key = (
-        n, world, stride, x.dtype, None if out is None else out.dtype, None if residual is None else _unit_kind(unit),
-        divide == 1.0, multiply == 1.0, scale is None, offset & 127, device,
+        n, world, stride, rows, x.dtype, None if out is None else out.dtype,
+        None if residual is None else _unit_kind(unit), divide == 1.0, multiply == 1.0, scale is None, offset & 127,
+        device,
         tuple([at & 15 for at in memory]) if (x_at | wire_at | residual_at | out_at | scale_at) & 15 else 0,
     )  # fmt: skip
     kept = _kept_of(plan)
     call = kept.get(key)
     if call is None:
-        aligned = wire_at % 4 == 0 and (world == 0 or (x_at | stride) % 4 == 0)
+        aligned = (wire_at | stride) % 4 == 0 and (world == 0 or x_at % 4 == 0)
+        # where random bits begin, in every row
+        first = (offset | n if rows else offset) % 128
         variant = Variant(
             aligned, world, 0 if world else DTYPES[x.dtype], -1 if out is None else DTYPES[out.dtype],
-            residual is not None, _unit_kind(unit), divide != 1.0, multiply != 1.0, scale is not None, offset % 128,
+            residual is not None, _unit_kind(unit), divide != 1.0, multiply != 1.0, scale is not None, first,
+            rows,
         )  # fmt: skip
         call = kept[key] = EncodeCall(plan, n, stride, variant, wire.device)
     if not call.ready:
@@ -322,53 +352,99 @@ def _run(
     call.run(memory, words, (float(divide), float(multiply), float(unit), 1.0 / unit), device)
 
 
-class DecodeCall:
-    """The launch of one decode: all but memory."""
+@dataclass(frozen=True)
+class Reading:
+    """What one decode or sum of wires differs in from another, beside the recipe and n."""
 
-    def __init__(
-        self, plan: Plan | CastPlan, n: int, aligned: bool, dtype: int, accumulate: bool, device: torch.device
-    ) -> None:
+    aligned: bool
+    dtype: int = 0
+    accumulate: bool = False
+    world: int = 0
+    divide: bool = False
+    multiply: bool = False
+    rows: int = 0
+
+
+class DecodeCall:
+    """The launch of one decode: all but memory and factors."""
+
+    def __init__(self, plan: Plan | CastPlan, n: int, stride: int, reading: Reading, device: torch.device) -> None:
         recipe, tables = describe(plan)
-        job, programs, chunks, tuning = _prepare_decode(recipe, n, aligned, dtype, accumulate)
+        job, tuning = _prepare_decode(recipe, n, reading)
+        programs, chunks = -(-n // (job.rows * job.step)), 1
+        if job.mode == shapes.WIDE:
+            size = min(recipe.block, n) if recipe.block else n
+            chunks = -(-size // job.cols)
+            programs = -(-n // size) * chunks
         self.table, layout = tables.on(device), plan.layout(n)
         self.table_at = self.table.data_ptr()
-        self.numbers = n, layout.scales, layout.tensor_scale, chunks
-        self.start = Start(decoding.decode_kernel, programs, recipe, job, tuning)
+        self.numbers = n, stride, n if job.many else 0, layout.scales, layout.tensor_scale, chunks
+        self.start = Start(decoding.decode_kernel, programs, recipe, job, tuning, reading.rows)
 
 
-def _prepare_decode(
-    recipe: Recipe, n: int, aligned: bool, dtype: int, accumulate: bool
-) -> tuple[CodecJob, int, int, Tuning]:
-    """The job, programs, programs for each large block, tuning."""
-    tuning = shapes.tuning_of(recipe, "decode")
-    job = replace(shapes.shape_of(recipe, n, aligned, tuning.tile), out_dtype=dtype, accumulate=accumulate, words=False)
-    if job.mode != shapes.WIDE:
-        return job, -(-n // (job.rows * job.step)), 1, tuning
-    size = min(recipe.block, n) if recipe.block else n
-    chunks = -(-size // job.cols)
-    return job, -(-n // size) * chunks, chunks, tuning
+def _prepare_decode(recipe: Recipe, n: int, reading: Reading) -> tuple[CodecJob, Tuning]:
+    tuning = shapes.tuning_of(recipe, "reduce" if reading.world else "decode")
+    shape = shapes.shape_of(recipe, n, reading.aligned, tuning.tile)
+    job = replace(
+        shape, out_dtype=reading.dtype, accumulate=reading.accumulate, words=shape.words and reading.world > 0,
+        world=reading.world, divide=reading.divide, multiply=reading.multiply, many=reading.rows > 0,
+    )  # fmt: skip
+    if reading.world:
+        job = replace(job, **shapes.of_sum(recipe, shape, tuning.warps, reading.world))
+    return job, tuning
 
 
 def decode(plan: Plan | CastPlan, wire: Tensor, n: int, out: Tensor, accumulate: bool = False) -> None:
     """See `kernels.ops.decode`."""
+    _read(plan, wire, n, 0, 0, 0, out, accumulate, NO_FINISH)
+
+
+def decode_rows(plan: Plan | CastPlan, wires: Tensor, per: int, out: Tensor) -> None:
+    """See `kernels.ops.decode_rows`."""
+    _read(plan, wires, per, 0, wires.stride()[0], wires.shape[0], out, False, NO_FINISH)
+
+
+def sum_wires(plan: Plan | CastPlan, wires: Tensor, n: int, out: Tensor, finish: Finish = NO_FINISH) -> None:
+    """See `kernels.ops.sum_wires`."""
+    _read(plan, wires, n, wires.shape[0], wires.stride()[0], 0, out, False, finish)
+
+
+def _read(
+    plan: Plan | CastPlan,
+    wires: Tensor,
+    n: int,
+    world: int,
+    stride: int,
+    rows: int,
+    out: Tensor,
+    accumulate: bool,
+    finish: Finish,
+) -> None:
+    """A wire to values; the sum of `world` wires; or `rows` wires to n values each."""
     if n == 0:
         return
     device = out.get_device()
     if device >= 0 and device != current_device():
         with torch.cuda.device(device):
-            decode(plan, wire, n, out, accumulate)
+            _read(plan, wires, n, world, stride, rows, out, accumulate, finish)
         return
-    wire_at, out_at = wire.data_ptr(), out.data_ptr()
-    key = n, out.dtype, accumulate, wire_at & 15, out_at & 15, device
+    wires_at, out_at, (divide, multiply) = wires.data_ptr(), out.data_ptr(), finish
+    # as in `_run`
+    key = (
+        n, world, stride, rows, out.dtype, accumulate, divide == 1.0, multiply == 1.0, wires_at & 15, out_at & 15,
+        device,
+    )  # fmt: skip
     kept = _kept_of(plan)
-    found = kept.get(key)
-    if found is None:
-        found = DecodeCall(plan, n, wire_at % 4 == 0, DTYPES[out.dtype], accumulate, out.device)
-        kept[key] = found
-    if found.start.compiled is None:
-        found.start.begin(device, wire, out, found.table, *found.numbers)
+    call = kept.get(key)
+    if call is None:
+        aligned = (wires_at | stride) % 4 == 0
+        reading = Reading(aligned, DTYPES[out.dtype], accumulate, world, divide != 1.0, multiply != 1.0, rows)
+        call = kept[key] = DecodeCall(plan, n, stride, reading, out.device)
+    factors = float(divide), float(multiply)
+    if call.start.compiled is None:
+        call.start.begin(device, wires, out, call.table, *call.numbers, *factors)
     else:
-        found.start.begin(device, wire_at, out_at, found.table_at, *found.numbers)
+        call.start.begin(device, wires_at, out_at, call.table_at, *call.numbers, *factors)
 
 
 def _on(tensor: Tensor) -> AbstractContextManager[object]:

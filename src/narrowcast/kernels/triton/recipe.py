@@ -190,6 +190,8 @@ class CodecJob(Named):
     """Tiles begin where groups of random bits do, so eight values share a call of the generator."""
     given_scale: bool = False
     """The scale comes from the caller."""
+    many: bool = False
+    """Many wires from or to parts of one tensor that lie side by side: the grid has a row for each."""
     parts: int = 1
     """Places for what the first pass left of a block: a power of two."""
     columns: int = 1

@@ -116,6 +116,11 @@ def mode_of(recipe: Recipe) -> int:
     return WIDE
 
 
+def takes_two_passes(recipe: Recipe) -> bool:
+    """Whether a scale follows from more than one tile."""
+    return mode_of(recipe) == WIDE or recipe.method == NVFP4
+
+
 @lru_cache(maxsize=4096)
 def shape_of(recipe: Recipe, n: int, aligned: bool, tile: int) -> CodecJob:
     """The tiles of n values."""

@@ -38,8 +38,8 @@ class Start:
 
     __slots__ = ("_after", "_before", "_launch", "compiled", "constant", "grid", "kernel", "options")
 
-    def __init__(self, kernel: Any, programs: int, recipe: Named, job: Named, tuning: Tuning) -> None:
-        self.kernel, self.grid = kernel, (programs, 1, 1)
+    def __init__(self, kernel: Any, programs: int, recipe: Named, job: Named, tuning: Tuning, rows: int = 0) -> None:
+        self.kernel, self.grid = kernel, (programs, rows or 1, 1)
         self.constant, self.options = (constants(recipe), constants(job)), tuning.options()
         self.compiled: Any = None
         """What Triton compiled; until then arguments are tensors and numbers, and then addresses will do, too."""
