@@ -29,10 +29,9 @@ def reduce_scatter(call: Call, parts: Sequence[Range], scales: Scales = None) ->
         call.encode(take(call.x, parts[rank]), parts[rank], 0, scales, wire=wires.leaving(rank))
         wires.send(rank)
     total = exchange.floats(mine[1] - mine[0])
-    for rank, wire in enumerate(wires.arrived()):
-        coder.decode(wire, mine, total, accumulate=rank > 0)
+    coder.sum(wires.arrived(), mine, call.reduction, total)
     exchange.finish()
-    return call.reduction.finish(total)
+    return total
 
 
 def all_gather(call: Call, parts: Sequence[Range], own: Tensor, scales: Scales = None) -> None:

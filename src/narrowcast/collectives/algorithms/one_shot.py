@@ -36,8 +36,7 @@ class OneShot:
         self.second = [call.coder.nbytes(self._whole)] * call.exchange.world
 
     def encode(self, wires: Scatter) -> None:
-        for rank in range(self._call.exchange.world):
-            wires.send(rank)
+        wires.send_all()
 
     def reduce(self, arrived: Tensor, wires: Gather) -> None:
         call = self._call
@@ -46,9 +45,13 @@ class OneShot:
 
     def collect(self, wires: Gather) -> None:
         call, total = self._call, self._call.exchange.floats(self._call.x.numel())
-        for rank in range(call.exchange.world):
-            call.coder.decode(wires.arrived(rank), self._whole, total, accumulate=rank > 0)
-        total = call.reduction.finish(total)
+        rows = wires.rows()
+        if rows is not None:
+            call.coder.sum(rows, self._whole, call.reduction, total)
+        else:
+            for rank in range(call.exchange.world):
+                call.coder.decode(wires.arrived(rank), self._whole, total, accumulate=rank > 0)
+            total = call.reduction.finish(total)
         store(call.x, total)
         if call.residuals is not None:
             call.residuals.keep(total, call.x, FIRST, self._whole, call.reduction.gain / call.exchange.world)

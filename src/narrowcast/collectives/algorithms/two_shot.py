@@ -58,9 +58,16 @@ class TwoShots:
     def __init__(self, call: Call, parts: Sequence[Parts]) -> None:
         self._call, self._parts = call, parts
         self.first = self.second = [sum(map(call.coder.nbytes, of_rank)) for of_rank in parts]
+        # one a rank, but for codecs that are encoded by segments
+        self._shards = [part for of_rank in parts for part in of_rank]
 
     def encode(self, wires: Scatter) -> None:
         call, noise = self._call, self._call.noise_in(FIRST)
+        if wires.rows is not None and not call.coder.whole_segments:
+            whole = None if call.residuals is None else call.residuals.of(FIRST, (0, call.x.numel()))
+            call.coder.encode_parts(call.x, self._shards, wires.rows, noise, call.scales, whole)
+            wires.send_all()
+            return
         for rank in [*call.exchange.others(), call.exchange.rank]:
             for part, wire in call.coder.places(self._parts[rank], wires.leaving(rank)):
                 call.coder.encode(take(call.x, part), part, wire, noise, call.scales, call.feedback(FIRST, part))
@@ -80,7 +87,11 @@ class TwoShots:
                 call.residuals.keep(exact, take(call.x, part), SECOND, part)
 
     def collect(self, wires: Gather) -> None:
-        call = self._call
+        call, rows = self._call, wires.rows()
+        if rows is not None and not call.coder.whole_segments:
+            # our own shard, too: it is there, and one launch takes all
+            call.coder.decode_parts(rows, self._shards, call.x)
+            return
         for peer in call.exchange.others():
             for part, wire in call.coder.places(self._parts[peer], wires.arrived(peer)):
                 call.coder.decode(wire, part, take(call.x, part))

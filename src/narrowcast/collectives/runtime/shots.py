@@ -22,11 +22,17 @@ from narrowcast.kernels import ROW_ALIGNMENT, aligned_rows
 class Scatter(Protocol):
     """Every rank has a wire for each rank, itself too."""
 
+    rows: Tensor | None
+    """Memory for all of them, each at the begin of a row, where they lie so."""
+
     def leaving(self, rank: int) -> Tensor:
         """Memory for the wire to a rank."""
 
     def send(self, rank: int) -> None:
         """It has been written. To be called once for each rank."""
+
+    def send_all(self) -> None:
+        """All have."""
 
     def arrived(self) -> Tensor:
         """The wires for this rank, one a row; waits for all of them."""
@@ -37,6 +43,9 @@ class Gather(Protocol):
 
     own: Tensor
     """Memory for it."""
+
+    def rows(self) -> Tensor | None:
+        """The wires of all ranks, each at the begin of a row, where they lie so; waits for them."""
 
     def send(self) -> None:
         """It has been written."""
@@ -70,6 +79,8 @@ def gather_together(exchange: Exchange, sizes: Sequence[Sequence[int]], index: i
 
 
 class _ScatteredMessages:
+    rows: Tensor | None = None
+
     def __init__(self, exchange: Exchange, sizes: Sequence[int], index: int) -> None:
         self._exchange, self._sizes, self._index = exchange, sizes, index
         self._rows = aligned_rows(exchange.world, sizes[exchange.rank], exchange.stream.device)
@@ -86,6 +97,10 @@ class _ScatteredMessages:
         if rank != self._exchange.rank and self._sizes[rank]:
             self._exchange.send(self._wires.pop(rank), rank, self._index)
 
+    def send_all(self) -> None:
+        for rank in self._exchange.others():
+            self.send(rank)
+
     def arrived(self) -> Tensor:
         for incoming in self._incoming:
             incoming.get()
@@ -101,6 +116,9 @@ class _GatheredMessages:
     def send(self) -> None:
         for peer in self._exchange.others():
             self._exchange.send(self.own, peer, self._index)
+
+    def rows(self) -> Tensor | None:
+        return None
 
     def arrived(self, rank: int) -> Tensor:
         return self.own if rank == self._exchange.rank else self._incoming[rank].get()
@@ -126,8 +144,8 @@ class _ScatteredRows:
         self._arriving = self.rows
         self._pending: Pending | None = None
 
-    def send(self) -> None:
-        self._unsent -= 1
+    def send(self, wires: int) -> None:
+        self._unsent -= wires
         if not self._unsent and self.rows.numel():
             self._arriving = torch.empty_like(self.rows)
             self._pending = self._exchange.transport.all_to_all(self._arriving, self.rows)
@@ -144,16 +162,21 @@ class _ScatteredRows:
 
 class _ScatterWindow:
     def __init__(self, shared: _ScatteredRows, start: int, sizes: Sequence[int]) -> None:
-        self._shared, self._start, self._sizes = shared, start, sizes
+        self._shared, self._sizes, self._columns = shared, sizes, slice(start, start + max(sizes))
+        self._rows = shared.rows[:, self._columns]
+        self.rows: Tensor | None = self._rows
 
     def leaving(self, rank: int) -> Tensor:
-        return self._shared.rows[rank, self._start : self._start + self._sizes[rank]]
+        return self._rows[rank, : self._sizes[rank]]
 
     def send(self, rank: int) -> None:
-        self._shared.send()
+        self._shared.send(1)
+
+    def send_all(self) -> None:
+        self._shared.send(len(self._sizes))
 
     def arrived(self) -> Tensor:
-        return self._shared.arrived()[:, self._start : self._start + self._sizes[self._shared.rank]]
+        return self._shared.arrived()[:, self._columns][:, : self._sizes[self._shared.rank]]
 
 
 class _GatheredRows:
@@ -181,17 +204,18 @@ class _GatheredRows:
 
 class _GatherWindow:
     def __init__(self, shared: _GatheredRows, start: int, sizes: Sequence[int]) -> None:
-        self._shared, self._start, self._sizes = shared, start, sizes
-        self.own = self._of(shared.rank)
+        self._shared, self._sizes, self._rows = shared, sizes, shared.rows[:, start : start + max(sizes)]
+        self.own = self._rows[shared.rank, : sizes[shared.rank]]
 
     def send(self) -> None:
         self._shared.send()
+
+    def rows(self) -> Tensor | None:
+        self._shared.await_all()
+        return self._rows
 
     def arrived(self, rank: int) -> Tensor:
         if rank == self._shared.rank:
             return self.own
         self._shared.await_all()
-        return self._of(rank)
-
-    def _of(self, rank: int) -> Tensor:
-        return self._shared.rows[rank, self._start : self._start + self._sizes[rank]]
+        return self._rows[rank, : self._sizes[rank]]

@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from narrowcast.formats import Format, Kind, UniformFormat
-from narrowcast.kernels.arithmetic import NO_FINISH, Feedback, Finish
+from narrowcast.kernels.arithmetic import NO_FINISH, Feedback, Finish, encode_each
 from narrowcast.kernels.noise import NO_NOISE, Noise, as_signed
 from narrowcast.kernels.plan import CastPlan, Plan
 from narrowcast.kernels.triton import decode as decoding
@@ -35,7 +35,6 @@ from narrowcast.kernels.triton.recipe import (
 )
 from narrowcast.kernels.triton.shapes import SUMS, Tuning
 from narrowcast.kernels.triton.start import COMPILING, FAST, Start, current_device
-from narrowcast.kernels.unfused import encode_each
 
 VERSION = f"triton {triton.__version__}"
 MAX_PARTS = 1024
