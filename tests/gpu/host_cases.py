@@ -196,12 +196,14 @@ def check_rows(found: Found, codec: Codec) -> None:
         size = codec.nbytes(per)
         stride = size + (-size % 16 if between < 0 else between)
         for turn, noise in enumerate(NOISES[1:4]):
-            x, left = values(codec.block or 256, per * WORLD, turn), 0.01 * normal(per * WORLD, turn)
+            pitch = per + 128 * turn
+            n = (WORLD - 1) * pitch + per
+            x, left = values(codec.block or 256, n, turn), 0.01 * normal(n, turn)
             room, wanted = poison(WORLD * stride).view(WORLD, stride), poison(WORLD * stride).view(WORLD, stride).cpu()
             feedbacks = (Feedback(left), Feedback(put(left))) if per == PER else (None, None)
-            reference.kernels(plan).encode_rows(plan, x, per, wanted[:, :size], noise, feedbacks[0])
-            codec.encode_rows(put(x), room[:, :size], noise, feedbacks[1])
-            what = f"{WORLD} rows of {per}, {between} between, call {turn}, {noise}"
+            reference.kernels(plan).encode_rows(plan, x, per, wanted[:, :size], noise, feedbacks[0], pitch)
+            codec.encode_rows(put(x), room[:, :size], noise, feedbacks[1], per)
+            what = f"{WORLD} rows of {per}, {pitch} apart, {between} between, call {turn}, {noise}"
             for row in range(WORLD):
                 found.same(
                     as_stored(plan, room[row, :size]), as_stored(plan, wanted[row, :size]), f"row {row} of {what}"
@@ -209,9 +211,9 @@ def check_rows(found: Found, codec: Codec) -> None:
             found.same(room[:, size:], wanted[:, size:], f"between {what}")
             if feedbacks[1] is not None:
                 found.same(feedbacks[1].residual, left, f"residual of {what}")
-            out, values_wanted = put(torch.full((per * WORLD,), 7.0)), torch.empty(per * WORLD)
-            reference.kernels(plan).decode_rows(plan, wanted[:, :size], per, values_wanted)
-            codec.decode_rows(rows_on_gpu(wanted[:, :size], between), out)
+            out, values_wanted = put(torch.full((n,), 7.0)), torch.full((n,), 7.0)
+            reference.kernels(plan).decode_rows(plan, wanted[:, :size], per, values_wanted, pitch)
+            codec.decode_rows(rows_on_gpu(wanted[:, :size], between), out, per)
             found.same(out, values_wanted, f"values of {what}")
 
 

@@ -73,25 +73,31 @@ def test_a_sum_is_decode_and_add_in_order(spec: str) -> None:
         assert torch.equal(bits(codec.sum_with(given, N, finish)), bits(finish.apply(wanted)))
 
 
+@pytest.mark.parametrize("gap", [0, 16])
 @pytest.mark.parametrize("spec", all_specs())
-def test_rows_are_encoded_and_decoded_as_each_by_itself(spec: str) -> None:
+def test_rows_are_encoded_and_decoded_as_each_by_itself(spec: str, gap: int) -> None:
     codec, per, world = nc.codec(spec), 304, 3
-    x, residual = with_specials(hard_values(codec.block or 256, per * world), 300), 0.01 * normal(per * world, 5)
-    for floats, owing in ((x, False), (x, True), (normal(per * world).to(torch.bfloat16), True)):
+    pitch = per + gap
+    n = world * pitch - gap
+    x, residual = with_specials(hard_values(codec.block or 256, n), 300), 0.01 * normal(n, 5)
+    for floats, owing in ((x, False), (x, True), (normal(n).to(torch.bfloat16), True)):
         feedback = Feedback(residual.clone(), 3.0) if owing else None
         wanted_left = residual.clone()
         rows = ops.aligned_rows(world, codec.nbytes(per, torch.float32 if owing else floats.dtype))
-        codec.encode_rows(floats, rows, Noise(5, 6, 32), feedback)
+        codec.encode_rows(floats, rows, Noise(5, 6, 32), feedback, per)
         for row in range(world):
-            part = slice(row * per, (row + 1) * per)
+            part = slice(row * pitch, row * pitch + per)
             kept = {"residual": wanted_left[part], "unit": 3.0} if owing else {}
-            wanted = codec.encode(floats[part], seed=5, stream=6, offset=32 + row * per, **kept)
+            wanted = codec.encode(floats[part], seed=5, stream=6, offset=32 + row * pitch, **kept)
             assert torch.equal(rows[row], wanted), row
         if feedback is not None:
             assert torch.equal(bits(feedback.residual), bits(wanted_left))
-    out = torch.empty(per * world)
-    codec.decode_rows(rows, out)
-    assert torch.equal(bits(out), bits(torch.cat([codec.decode(row, per) for row in rows])))
+    out = torch.full((n + gap,), 7.0)
+    codec.decode_rows(rows, out[:n], per)
+    assert torch.equal(
+        bits(out.view(world, pitch)[:, :per]), bits(torch.stack([codec.decode(row, per) for row in rows]))
+    )
+    assert (out.view(world, pitch)[:, per:] == 7).all()
 
 
 @pytest.mark.parametrize(
@@ -103,6 +109,7 @@ def test_rows_are_encoded_and_decoded_as_each_by_itself(spec: str) -> None:
         (lambda c: c.sum_with(torch.zeros(2, 17 * 4).to(torch.uint8), 60), "60 values take 64 bytes"),
         (lambda c: c.encode_rows(torch.zeros(65), torch.zeros(2, 36, dtype=torch.uint8)), "2 equal parts"),
         (lambda c: c.encode_rows(torch.zeros(2, 32), torch.zeros(2, 36, dtype=torch.uint8)), "give a flat tensor"),
+        (lambda c: c.encode_rows(torch.zeros(63), torch.zeros(2, 36, dtype=torch.uint8), per=32), "do not overlap"),
         (lambda c: c.encode_rows(torch.zeros(64), torch.zeros(36, dtype=torch.uint8)), "one wire in each row"),
         (lambda c: c.encode_rows(torch.zeros(64), torch.zeros(2, 35, dtype=torch.uint8)), "must be 36 contiguous"),
         (lambda c: c.decode_rows(torch.zeros(2, 35, dtype=torch.uint8), torch.zeros(64)), "32 values take 36 bytes"),

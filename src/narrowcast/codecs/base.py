@@ -282,17 +282,25 @@ class Codec(abc.ABC):
         """The sum that `reduce` would encode, as float32: n values, flat, or in `out` (contiguous float32)."""
         return calls.sum_wires(self, wires, n, finish, out)
 
-    def encode_rows(self, x: Tensor, wires: Tensor, noise: Noise = NO_NOISE, feedback: Feedback | None = None) -> None:
+    def encode_rows(
+        self,
+        x: Tensor,
+        wires: Tensor,
+        noise: Noise = NO_NOISE,
+        feedback: Feedback | None = None,
+        per: int | None = None,
+    ) -> None:
         """Cut flat x into as many equal parts as `wires` has rows, and write the wire of each into its row.
 
         noise: of the first part, the others have what follows it in the tensor. feedback: of all of x. On a GPU this is
-        one kernel where no scale follows from more than 4096 values.
+        one kernel where no scale follows from more than 4096 values. per: values of a part, where others lie between
+        the parts; x is then as long as from the first to the end of the last.
         """
-        calls.encode_rows(self, x, wires, noise, feedback)
+        calls.encode_rows(self, x, wires, noise, feedback, per)
 
-    def decode_rows(self, wires: Tensor, out: Tensor) -> None:
+    def decode_rows(self, wires: Tensor, out: Tensor, per: int | None = None) -> None:
         """The inverse: the values of each row of `wires` into its part of flat `out`; on a GPU one kernel."""
-        calls.decode_rows(self, wires, out)
+        calls.decode_rows(self, wires, out, per)
 
     def decode(
         self,

@@ -276,21 +276,25 @@ def _sum_carefully(codec: Codec, wires: Wires, n: int, finish: Finish, out: Tens
     return total
 
 
-def encode_rows(codec: Codec, x: Tensor, wires: Tensor, noise: Noise, feedback: Feedback | None) -> None:
+def encode_rows(
+    codec: Codec, x: Tensor, wires: Tensor, noise: Noise, feedback: Feedback | None, per: int | None = None
+) -> None:
     """See `Codec.encode_rows`."""
-    per = check_rows(codec, "x", x, wires)
-    if not _encodes_rows_as_given(codec, x, wires, per, feedback):
-        _encode_rows_carefully(codec, x, wires, per, noise, feedback)
+    per, pitch = check_rows(codec, "x", x, wires, per)
+    if not _encodes_rows_as_given(codec, x, wires, per, pitch, feedback):
+        _encode_rows_carefully(codec, x, wires, per, pitch, noise, feedback)
         return
-    noise = check_noise(codec, noise)
-    ops.encode_rows(codec.plan_for(torch.float32 if feedback is not None else x.dtype), x, per, wires, noise, feedback)
+    noise, plan = check_noise(codec, noise), codec.plan_for(torch.float32 if feedback is not None else x.dtype)
+    ops.encode_rows(plan, x, per, wires, noise, feedback, pitch)
     mark_written(wires, None if feedback is None else feedback.residual)
 
 
-def _encodes_rows_as_given(codec: Codec, x: Tensor, wires: Tensor, per: int, feedback: Feedback | None) -> bool:
+def _encodes_rows_as_given(
+    codec: Codec, x: Tensor, wires: Tensor, per: int, pitch: int, feedback: Feedback | None
+) -> bool:
     """Whether no row must be looked at by itself."""
     taken: list[Stretch] = []
-    if not per or x.dtype not in FLOATS or not (x.is_cuda or x.is_cpu) or (codec.stochastic and per % ALIGNMENT):
+    if not per or x.dtype not in FLOATS or not (x.is_cuda or x.is_cpu) or (codec.stochastic and pitch % ALIGNMENT):
         return False
     n, nbytes = x.numel(), codec.nbytes(per, x.dtype if feedback is None else torch.float32)
     return (
@@ -303,27 +307,27 @@ def _encodes_rows_as_given(codec: Codec, x: Tensor, wires: Tensor, per: int, fee
 
 
 def _encode_rows_carefully(
-    codec: Codec, x: Tensor, wires: Tensor, per: int, noise: Noise, feedback: Feedback | None
+    codec: Codec, x: Tensor, wires: Tensor, per: int, pitch: int, noise: Noise, feedback: Feedback | None
 ) -> None:
     check_floats(codec, x)
     residual = None if feedback is None else feedback.residual
     check_written(codec, {"wires": wires, "residual": residual}, {"x": x})
     for row, wire in enumerate(wires):
-        values = slice(row * per, (row + 1) * per)
+        values = slice(row * pitch, row * pitch + per)
         kept = None if feedback is None else feedback.part(values)
-        encode(codec, x[values], noise.after(row * per) if codec.stochastic else NO_NOISE, None, kept, wire)
+        encode(codec, x[values], noise.after(row * pitch) if codec.stochastic else NO_NOISE, None, kept, wire)
 
 
-def decode_rows(codec: Codec, wires: Tensor, out: Tensor) -> None:
+def decode_rows(codec: Codec, wires: Tensor, out: Tensor, per: int | None = None) -> None:
     """See `Codec.decode_rows`."""
-    per = check_rows(codec, "out", out, wires)
+    per, pitch = check_rows(codec, "out", out, wires, per)
     if not _decodes_rows_as_given(codec, wires, per, out):
         check_floats(codec, out)
         check_apart(codec, "out", out, "wires", wires)
         for row, wire in enumerate(wires):
-            decode(codec, wire, per, out[row * per : (row + 1) * per], False, out.dtype)
+            decode(codec, wire, per, out[row * pitch : row * pitch + per], False, out.dtype)
         return
-    ops.decode_rows(codec.plan_for(out.dtype), wires, per, out)
+    ops.decode_rows(codec.plan_for(out.dtype), wires, per, out, pitch)
     mark_written(out)
 
 

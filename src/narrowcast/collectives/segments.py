@@ -201,7 +201,7 @@ class Coder:
     ) -> None:
         """Write the message of each part to where its row begins; `values` and `feedback` hold the whole tensor.
 
-        Parts of equal length that lie side by side are one launch on a GPU, for codecs with blocks.
+        Parts of equal length that begin equally far apart are one launch on a GPU, for codecs with blocks.
         """
         for first, last in self._runs(parts):
             low, high = parts[first][0], parts[last - 1][1]
@@ -212,7 +212,7 @@ class Coder:
                 continue
             start = time.perf_counter()
             drawn = noise.part(low) if self._draws else NO_NOISE
-            self.codec.encode_rows(some, rows[first:last, :size], drawn, kept)
+            self.codec.encode_rows(some, rows[first:last, :size], drawn, kept, parts[first][1] - low)
             self.times.encode += time.perf_counter() - start
 
     def decode_parts(self, rows: Tensor, parts: Sequence[Range], out: Tensor) -> None:
@@ -223,22 +223,26 @@ class Coder:
                 self.decode(rows[first, :size], parts[first], out[low:high])
                 continue
             start = time.perf_counter()
-            self.codec.decode_rows(rows[first:last, :size], out[low:high])
+            self.codec.decode_rows(rows[first:last, :size], out[low:high], parts[first][1] - low)
             self.times.decode += time.perf_counter() - start
 
     def _runs(self, parts: Sequence[Range]) -> Iterator[Range]:
-        """Numbers of the parts that may go together: of one length, side by side, each where random bits begin."""
-        first = 0
-        for number in range(1, len(parts) + 1):
-            if number < len(parts) and self._go_together(parts[number - 1], parts[number]):
-                continue
-            yield first, number
-            first = number
+        """Numbers of the parts that may go together: of one length, equally far apart, each where random bits begin."""
+        first, pitch = 0, 0
+        for number in range(1, len(parts)):
+            step = parts[number][0] - parts[number - 1][0]
+            if (pitch and step != pitch) or not self._go_together(parts[number - 1], parts[number]):
+                yield first, number
+                first, pitch = number, 0
+            else:
+                pitch = step
+        if parts:
+            yield first, len(parts)
 
     def _go_together(self, one: Range, other: Range) -> bool:
-        length = one[1] - one[0]
-        alike = length > 0 and other == (one[1], one[1] + length)
-        return alike and not self.whole_segments and one[0] % ALIGNMENT == length % ALIGNMENT == 0
+        length, step = one[1] - one[0], other[0] - one[0]
+        alike = 0 < length == other[1] - other[0] and length <= step
+        return alike and not self.whole_segments and one[0] % ALIGNMENT == step % ALIGNMENT == 0
 
     def sum(self, wires: Tensor, part: Range, finish: Finish, out: Tensor) -> None:
         """Add the messages of all ranks, one a row, in their order, into float32 `out`, which holds that part alone."""

@@ -135,18 +135,21 @@ def encode_each(
     wires: Tensor,
     noise: Noise = NO_NOISE,
     feedback: Feedback | None = None,
+    pitch: int = 0,
 ) -> None:
     """See `kernels.ops.encode_rows`: one after another."""
     for row, wire in enumerate(wires):
-        values = slice(row * per, (row + 1) * per)
+        begin = row * (pitch or per)
+        values = slice(begin, begin + per)
         kept = None if feedback is None else feedback.part(values)
-        encode(plan, x[values], wire, noise.after(row * per), None, kept)
+        encode(plan, x[values], wire, noise.after(begin), None, kept)
 
 
-def decode_each(decode: Callable[..., None], plan: Any, wires: Tensor, per: int, out: Tensor) -> None:
+def decode_each(decode: Callable[..., None], plan: Any, wires: Tensor, per: int, out: Tensor, pitch: int = 0) -> None:
     """See `kernels.ops.decode_rows`: one after another."""
     for row, wire in enumerate(wires):
-        decode(plan, wire, per, out[row * per : (row + 1) * per], False)
+        begin = row * (pitch or per)
+        decode(plan, wire, per, out[begin : begin + per], False)
 
 
 @dataclass(frozen=True)
@@ -211,10 +214,11 @@ class Unfused:
         wires: Tensor,
         noise: Noise = NO_NOISE,
         feedback: Feedback | None = None,
+        pitch: int = 0,
     ) -> None:
         """See `kernels.ops.encode_rows`."""
-        encode_each(self.encode, plan, x, per, wires, noise, feedback)
+        encode_each(self.encode, plan, x, per, wires, noise, feedback, pitch)
 
-    def decode_rows(self, plan: Any, wires: Tensor, per: int, out: Tensor) -> None:
+    def decode_rows(self, plan: Any, wires: Tensor, per: int, out: Tensor, pitch: int = 0) -> None:
         """See `kernels.ops.decode_rows`."""
-        decode_each(self.decode, plan, wires, per, out)
+        decode_each(self.decode, plan, wires, per, out, pitch)

@@ -62,9 +62,10 @@ class Kernels(Protocol):
         wires: Tensor,
         noise: Noise = ...,
         feedback: Feedback | None = None,
+        pitch: int = 0,
     ) -> None: ...
 
-    def decode_rows(self, plan: Any, wires: Tensor, per: int, out: Tensor) -> None: ...
+    def decode_rows(self, plan: Any, wires: Tensor, per: int, out: Tensor, pitch: int = 0) -> None: ...
 
 
 class Implementation(Protocol):
@@ -240,13 +241,14 @@ class CpuFallback:
         wires: Tensor,
         noise: Noise = NO_NOISE,
         feedback: Feedback | None = None,
+        pitch: int = 0,
     ) -> None:
         """See `kernels.ops.encode_rows`."""
-        encode_each(self.encode, plan, x, per, wires, noise, feedback)
+        encode_each(self.encode, plan, x, per, wires, noise, feedback, pitch)
 
-    def decode_rows(self, plan: AnyPlan, wires: Tensor, per: int, out: Tensor) -> None:
+    def decode_rows(self, plan: AnyPlan, wires: Tensor, per: int, out: Tensor, pitch: int = 0) -> None:
         """See `kernels.ops.decode_rows`."""
-        decode_each(self.decode, plan, wires, per, out)
+        decode_each(self.decode, plan, wires, per, out, pitch)
 
 
 def _on_host(feedback: Feedback | None) -> Feedback | None:

@@ -105,18 +105,20 @@ def encode_rows(
     wires: Tensor,
     noise: Noise = NO_NOISE,
     feedback: Feedback | None = None,
+    pitch: int = 0,
 ) -> None:
     """`encode` of each `per` values of contiguous x into a row of `wires`, which has as many rows as x has such parts.
 
-    `noise` is that of the first part; the others have what follows it in the tensor. feedback: of all of x.
+    `noise` is that of the first part; the others have what follows it in the tensor. feedback: of all of x. pitch: from
+    the begin of a part to that of the next, where values lie between them.
     """
     kernels = dispatch.kernels_for(plan, "cuda" if x.is_cuda else "cpu")
-    kernels.encode_rows(plan, x, per, wires, noise, feedback)
+    kernels.encode_rows(plan, x, per, wires, noise, feedback, pitch)
 
 
-def decode_rows(plan: AnyPlan, wires: Tensor, per: int, out: Tensor) -> None:
+def decode_rows(plan: AnyPlan, wires: Tensor, per: int, out: Tensor, pitch: int = 0) -> None:
     """`decode` of each row of `wires` into the `per` values of contiguous `out` that are its part."""
-    dispatch.kernels_for(plan, "cuda" if out.is_cuda else "cpu").decode_rows(plan, wires, per, out)
+    dispatch.kernels_for(plan, "cuda" if out.is_cuda else "cpu").decode_rows(plan, wires, per, out, pitch)
 
 
 ROW_ALIGNMENT = 16

@@ -185,15 +185,16 @@ def sums(specs: list[str]) -> None:
 def check_rows(plan: Plan | CastPlan, per: int, world: int, number: int, what: str) -> None:
     """Every row as it is alone: bytes, residuals, and nothing written between rows."""
     dtype, noise, nbytes = DTYPES[number % 3], Noise(2**63 + 5, 6, 16 * (number % 9)), plan.layout(per).nbytes
-    x = torch.cat([inputs(plan, per, dtype).roll(row) for row in range(world)])
-    between, left = (0, 3, -nbytes % 16)[number % 3], 0.01 * normal(per * world, 9)
+    pitch = per + (0, 16, 256)[number % 3]
+    x = torch.cat([inputs(plan, pitch, dtype).roll(row) for row in range(world)])[: (world - 1) * pitch + per]
+    between, left = (0, 3, -nbytes % 16)[number % 3], 0.01 * normal(x.numel(), 9)
     found = []
     for kernels in (oracle(plan), launch):
         room = torch.full((world, nbytes + between), 0xA5, dtype=torch.uint8)
         feedback = Feedback(left.clone(), (1.0, 1024.0, 3.0)[number % 3]) if number % 2 else None
-        kernels.encode_rows(plan, x, per, room[:, :nbytes], noise, feedback)
-        out = torch.full((per * world,), 7.0, dtype=dtype)
-        kernels.decode_rows(plan, found[0][0][:, :nbytes] if found else room[:, :nbytes], per, out)
+        kernels.encode_rows(plan, x, per, room[:, :nbytes], noise, feedback, pitch)
+        out = torch.full_like(x, 7.0)
+        kernels.decode_rows(plan, found[0][0][:, :nbytes] if found else room[:, :nbytes], per, out, pitch)
         found.append((room, out, feedback.residual if feedback is not None else left))
     for wanted, got, name in zip(*found, ("wires", "values", "residual"), strict=True):
         same(got.flatten(), wanted.flatten(), f"{name} of {world} rows of {per}, {what} from {dtype}")

@@ -174,7 +174,9 @@ NO_WORDS: Words = (0, 0, 0)
 class EncodeCall:
     """The launches of one encode or reduce: all but memory, noise and factors."""
 
-    def __init__(self, plan: Plan | CastPlan, n: int, stride: int, variant: Variant, device: torch.device) -> None:
+    def __init__(
+        self, plan: Plan | CastPlan, n: int, stride: int, pitch: int, variant: Variant, device: torch.device
+    ) -> None:
         recipe, tables = describe(plan)
         self.prepared = prepared = _prepare(recipe, n, variant)
         self.table, self.device = tables.on(device), device
@@ -186,7 +188,7 @@ class EncodeCall:
         )  # fmt: skip
         last = prepared.last
         self.numbers = (
-            n, stride if last.world or last.many else 0, n if last.many else 0, layout.scales, layout.tensor_scale,
+            n, stride if last.world or last.many else 0, pitch, layout.scales, layout.tensor_scale,
             plan.code_bytes(n), scales_end, prepared.tiles, prepared.chunks, prepared.blocks, prepared.count,
         )  # fmt: skip
         self.first = self.sums = None
@@ -268,13 +270,15 @@ def encode_rows(
     wires: Tensor,
     noise: Noise = NO_NOISE,
     feedback: Feedback | None = None,
+    pitch: int = 0,
 ) -> None:
     """See `kernels.ops.encode_rows`."""
     rows = wires.shape[0]
     if rows == 1 or shapes.takes_two_passes(describe(plan)[0]):
-        encode_each(encode, plan, x, per, wires, noise, feedback)
+        encode_each(encode, plan, x, per, wires, noise, feedback, pitch)
     else:
-        _run(plan, x, per, 0, wires.stride()[0], rows, wires, noise, None, feedback, NO_FINISH, None)
+        stride = wires.stride()[0]
+        _run(plan, x, per, 0, stride, rows, wires, noise, None, feedback, NO_FINISH, None, pitch or per)
 
 
 def reduce(
@@ -305,16 +309,17 @@ def _run(
     feedback: Feedback | None,
     finish: Finish,
     out: Tensor | None,
+    pitch: int = 0,
 ) -> None:
     """Values x, or the sum of `world` wires, into a wire; or `rows` times n values into a wire each. Where there are
-    several wires, they begin `stride` bytes apart.
+    several wires, they begin `stride` bytes apart, and rows `pitch` values.
     """
     if n == 0:
         return
     device = wire.get_device()
     if device >= 0 and device != current_device():
         with torch.cuda.device(device):  # where launches go
-            _run(plan, x, n, world, stride, rows, wire, noise, scale, feedback, finish, out)
+            _run(plan, x, n, world, stride, rows, wire, noise, scale, feedback, finish, out, pitch)
         return
     (seed, stream, offset), (divide, multiply) = noise, finish
     residual, unit = (None, 1.0) if feedback is None else feedback
@@ -327,7 +332,7 @@ def _run(
     # Whatever Triton looks at in an argument must be the same in all calls of one key. Addresses: their alignment.
     # Numbers: they follow from these, and noise always has 64 bits. Memory of our own begins as torch's does.
     key = (
-        n, world, stride, rows, x.dtype, None if out is None else out.dtype,
+        n, world, stride, rows, pitch, x.dtype, None if out is None else out.dtype,
         None if residual is None else _unit_kind(unit), divide == 1.0, multiply == 1.0, scale is None, offset & 127,
         device,
         tuple([at & 15 for at in memory]) if (x_at | wire_at | residual_at | out_at | scale_at) & 15 else 0,
@@ -337,13 +342,13 @@ def _run(
     if call is None:
         aligned = (wire_at | stride) % 4 == 0 and (world == 0 or x_at % 4 == 0)
         # where random bits begin, in every row
-        first = (offset | n if rows else offset) % 128
+        first = (offset | pitch) % 128
         variant = Variant(
             aligned, world, 0 if world else DTYPES[x.dtype], -1 if out is None else DTYPES[out.dtype],
             residual is not None, _unit_kind(unit), divide != 1.0, multiply != 1.0, scale is not None, first,
             rows,
         )  # fmt: skip
-        call = kept[key] = EncodeCall(plan, n, stride, variant, wire.device)
+        call = kept[key] = EncodeCall(plan, n, stride, pitch, variant, wire.device)
     if not call.ready:
         memory = x, wire, *(wire if one is None else one for one in (residual, out, scale))
     words = NO_WORDS if noise is NO_NOISE else (as_signed(seed), as_signed(stream), offset)
@@ -367,7 +372,9 @@ class Reading:
 class DecodeCall:
     """The launch of one decode: all but memory and factors."""
 
-    def __init__(self, plan: Plan | CastPlan, n: int, stride: int, reading: Reading, device: torch.device) -> None:
+    def __init__(
+        self, plan: Plan | CastPlan, n: int, stride: int, pitch: int, reading: Reading, device: torch.device
+    ) -> None:
         recipe, tables = describe(plan)
         job, tuning = _prepare_decode(recipe, n, reading)
         programs, chunks = -(-n // (job.rows * job.step)), 1
@@ -377,7 +384,7 @@ class DecodeCall:
             programs = -(-n // size) * chunks
         self.table, layout = tables.on(device), plan.layout(n)
         self.table_at = self.table.data_ptr()
-        self.numbers = n, stride, n if job.many else 0, layout.scales, layout.tensor_scale, chunks
+        self.numbers = n, stride, pitch, layout.scales, layout.tensor_scale, chunks
         self.start = Start(decoding.decode_kernel, programs, recipe, job, tuning, reading.rows)
 
 
@@ -398,9 +405,9 @@ def decode(plan: Plan | CastPlan, wire: Tensor, n: int, out: Tensor, accumulate:
     _read(plan, wire, n, 0, 0, 0, out, accumulate, NO_FINISH)
 
 
-def decode_rows(plan: Plan | CastPlan, wires: Tensor, per: int, out: Tensor) -> None:
+def decode_rows(plan: Plan | CastPlan, wires: Tensor, per: int, out: Tensor, pitch: int = 0) -> None:
     """See `kernels.ops.decode_rows`."""
-    _read(plan, wires, per, 0, wires.stride()[0], wires.shape[0], out, False, NO_FINISH)
+    _read(plan, wires, per, 0, wires.stride()[0], wires.shape[0], out, False, NO_FINISH, pitch or per)
 
 
 def sum_wires(plan: Plan | CastPlan, wires: Tensor, n: int, out: Tensor, finish: Finish = NO_FINISH) -> None:
@@ -418,27 +425,28 @@ def _read(
     out: Tensor,
     accumulate: bool,
     finish: Finish,
+    pitch: int = 0,
 ) -> None:
-    """A wire to values; the sum of `world` wires; or `rows` wires to n values each."""
+    """A wire to values; the sum of `world` wires; or `rows` wires to n values each, `pitch` apart."""
     if n == 0:
         return
     device = out.get_device()
     if device >= 0 and device != current_device():
         with torch.cuda.device(device):
-            _read(plan, wires, n, world, stride, rows, out, accumulate, finish)
+            _read(plan, wires, n, world, stride, rows, out, accumulate, finish, pitch)
         return
     wires_at, out_at, (divide, multiply) = wires.data_ptr(), out.data_ptr(), finish
     # as in `_run`
     key = (
-        n, world, stride, rows, out.dtype, accumulate, divide == 1.0, multiply == 1.0, wires_at & 15, out_at & 15,
-        device,
+        n, world, stride, rows, pitch, out.dtype, accumulate, divide == 1.0, multiply == 1.0, wires_at & 15,
+        out_at & 15, device,
     )  # fmt: skip
     kept = _kept_of(plan)
     call = kept.get(key)
     if call is None:
         aligned = (wires_at | stride) % 4 == 0
         reading = Reading(aligned, DTYPES[out.dtype], accumulate, world, divide != 1.0, multiply != 1.0, rows)
-        call = kept[key] = DecodeCall(plan, n, stride, reading, out.device)
+        call = kept[key] = DecodeCall(plan, n, stride, pitch, reading, out.device)
     factors = float(divide), float(multiply)
     if call.start.compiled is None:
         call.start.begin(device, wires, out, call.table, *call.numbers, *factors)
