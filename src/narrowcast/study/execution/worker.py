@@ -256,12 +256,6 @@ def _print(message: RankMessage) -> None:
     sys.stdout.flush()
 
 
-def _tell_first(message: RankMessage) -> None:
-    """All ranks have found the same: rank 0 says it."""
-    if dist.get_rank() == 0:
-        _print(message)
-
-
 def end_with_parent() -> None:
     """A process that another one started for a study ends when that one does, however it does."""
     parent = os.environ.get(PARENT)
@@ -283,7 +277,8 @@ def main() -> None:
         with _group(job.transport):
             # every rank has joined, so every rank has read it
             file.unlink(missing_ok=True)
-            run(job, _tell_first)
+            # all ranks find the same: rank 0 says it
+            run(job, _print if dist.get_rank() == 0 else lambda message: None)
     except Exception as error:
         # one line on every rank: the study shows that of the rank that failed first
         _print(jobs.RankFailed(f"{type(error).__name__}: {error}".replace("\n", " ")))
