@@ -10,7 +10,6 @@ from study.nets import OWN_STUDY
 from narrowcast.predict import Profile, TensorTime
 from narrowcast.study import Options, expand, parse, run
 from narrowcast.study.analysis.verdict import verdict_text
-from narrowcast.study.execution.accuracy import job_of
 from narrowcast.study.execution.results import latest, read
 from narrowcast.study.spec_bits import NONE, message_share, profile_share
 
@@ -50,7 +49,7 @@ def test_min_values_is_part_of_a_name_where_it_is_not_the_usual() -> None:
     assert usual == said
     assert other == [f"{name}|min_values 0" for name in usual]
     case = expand(parse(OWN + "min_values = 0\n"), "lab")[1][0]
-    assert (case.axes()["min_values"], job_of(case).min_values) == (0, 0)
+    assert (case.axes()["min_values"], case.min_values) == (0, 0)
 
 
 def test_what_is_predicted_knows_it_too() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from narrowcast.study.cases import Case, Setting
+from narrowcast.study.file import Grid, HostLayout
 from narrowcast.study.jobs import (
     CaseMeasured,
     JobError,
@@ -15,20 +18,22 @@ from narrowcast.study.jobs import (
     RankJob,
     RankMessage,
     SettingBegins,
-    SettingJob,
     TorchrunJob,
     TrainingJob,
     TrainingResult,
-    WireJob,
 )
 
-CASES = (WireJob("a|b", "int8/256", "auto", 1 << 16), WireJob("a|c", "fp32", "auto"))
-SETTING = SettingJob("time", "mlp", "digits", "data", 8, 3, 2, 0.5, 0, 10_000, ((0, 1), (2, 3)), CASES)
-JOB = RankJob("lab of 2", "gloo", None, 1.0, ("fp32", "bf16"), (SETTING,), "eth0")
+GRID = Grid("time", models=("mlp",), data=("digits",), wires=("int8/256", "fp32"), workers=(HostLayout(2, 2),))
+WIRES = (("int8/256", 1 << 16), ("fp32", None))
+CASES = tuple(
+    Case(*("time", "measured", "mlp", "digits", wire, "auto", HostLayout(2, 2), "1gbit", "gloo"), bytes=size, grid=GRID)
+    for wire, size in WIRES
+)
+JOB = RankJob("lab of 2", "gloo", None, 1.0, ("fp32", "bf16"), (Setting(CASES),), "eth0")
 MESSAGES: list[JobMessage] = [
     JOB,
     TorchrunJob(JOB, 29500),
-    TrainingJob("x", "mlp", "digits", "int8/256", "auto", 3, 8, 1.5, 0.1, 0, 0, 500, 4, None),
+    TrainingJob(replace(CASES[0], kind="accuracy", seed=3)),
     TrainingResult("x", {"accuracy": 97.5, "curve": [{"epoch": 1.0}]}),
     TrainingResult("x", error="it diverged"),
     LinkMeasured("format = 1\n"),
@@ -53,8 +58,8 @@ def test_what_is_written_is_read_back_in_one_line(message: JobMessage) -> None:
         (["transport"], None, "RankJob.transport: expected str"),
         (["settings"], {}, "RankJob.settings: expected a list"),
         (["settings", 0], 3, "RankJob.settings.0: expected an object"),
-        (["settings", 0, "batch"], True, "RankJob.settings.0.batch: expected int, got True"),
-        (["settings", 0, "nodes", 1, 0], "two", "RankJob.settings.0.nodes.1.0: expected int"),
+        (["settings", 0, "cases", 0, "grid", "batch"], True, "settings.0.cases.0.grid.batch: expected int, got True"),
+        (["settings", 0, "cases", 1, "layout", "hosts"], "two", "settings.0.cases.1.layout.hosts: expected int"),
         (["settings", 0, "cases", 1, "speed"], 1, "cases.1: speed is unknown"),
         (["type"], "TrainingJob", "expected an object of type RankJob, got 'TrainingJob'"),
     ],

@@ -91,7 +91,7 @@ def test_a_wire_that_fails_is_recorded_and_takes_no_other_down(tmp_path: Path) -
 def test_a_training_with_hierarchical_sums_is_one_of_hosts_with_several_ranks() -> None:
     text = OWN + 'workers = ["2x2"]\nkinds = "accuracy"\nalgorithms = ["hierarchical"]\n'
     case = next(case for case in expand(parse(text), "local")[0] if case.wire == "int8/256")
-    found = accuracy.run_job(accuracy.job_of(case))
+    found = accuracy.run_job(case)
     assert (case.algorithm, len(found["curve"])) == ("hierarchical", 2)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from narrowcast.lab import parse_rate
 from narrowcast.parallel import MIN_VALUES
 from narrowcast.study.file import REAL, UNLIMITED, USED, WHOLE, Grid, HostLayout, StudyFile
-from narrowcast.study.jobs import SettingJob, WireJob
 from narrowcast.toml_file import FileError
 
 PLAIN = "fp32"
@@ -52,6 +51,12 @@ class Case:
             return "|".join(["accuracy", *self._what(), str(self.layout), f"seed {self.seed}", *also])
         first = "predicted" if self.source == "predicted" else "time"
         return "|".join([first, *self._what(), *where, self.parallel, *also])
+
+    @property
+    def how(self) -> Grid:
+        """The numbers with which it is run."""
+        assert self.grid is not None
+        return self.grid
 
     @property
     def min_values(self) -> int:
@@ -99,30 +104,19 @@ class Setting:
     cases: tuple[Case, ...]
 
     @property
+    def first(self) -> Case:
+        """What it says of everything but wire and algorithm holds for all."""
+        return self.cases[0]
+
+    @property
     def place(self) -> Place:
-        first = self.cases[0]
-        return Place(first.layout, first.rate_name, first.transport)
+        return Place(self.first.layout, self.first.rate_name, self.first.transport)
 
     @property
     def slug(self) -> str:
-        first = self.cases[0]
-        words = (first.model, first.data, first.parallel, self.place.slug)
+        words = (self.first.model, self.first.data, self.first.parallel, self.place.slug)
         # not min_values: the file is a profile of steps without communication
         return "-".join(words).replace("/", "_").replace(":", "_").replace("\\", "_")
-
-    def job(self) -> SettingJob:
-        """What a rank needs to know."""
-        first, grid = self.cases[0], self.cases[0].grid
-        assert grid is not None
-        return SettingJob(
-            *(first.kind, first.model, first.data, first.parallel),
-            *(grid.batch, grid.steps, grid.repeats),
-            seconds=grid.seconds,
-            examples=grid.examples,
-            min_values=grid.min_values,
-            nodes=first.layout.nodes,
-            cases=tuple(WireJob(c.id, c.wire, c.algorithm, c.bytes) for c in self.cases),
-        )
 
 
 def expand(study: StudyFile, launcher: str) -> list[list[Case]]:
@@ -146,16 +140,14 @@ def expand(study: StudyFile, launcher: str) -> list[list[Case]]:
 
 def _differing(first: Case, second: Case) -> list[str]:
     """The numbers in which two grids would run a case in different ways."""
-    assert first.grid is not None
-    pairs = [(name, getattr(first.grid, name), getattr(second.grid, name)) for name in USED[first.grid.kind].split()]
+    pairs = [(name, getattr(first.how, name), getattr(second.how, name)) for name in USED[first.how.kind].split()]
     return [f"{name} {mine} and {other}" for name, mine, other in pairs if name in HOW and mine != other]
 
 
 def _clash(case: Case, differing: Sequence[str], launcher: str) -> str:
-    assert case.grid is not None
     also = "" if launcher == "lab" else f" (launcher {launcher} makes no link rates: grids that differ in them are one)"
     return (
-        f"this grid has cases that the grid of line {case.grid.line} has, such as {case.id}{also}, but with other "
+        f"this grid has cases that the grid of line {case.how.line} has, such as {case.id}{also}, but with other "
         f"numbers: {', '.join(differing)}. A case is run once: give both the same, or put one into a file of its own"
     )
 

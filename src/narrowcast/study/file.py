@@ -230,15 +230,12 @@ class StudyReader:
         place = {key: f"{path}.{key}".lstrip(".") if key in own else key for key in stated}
         made = {key: self._value(key, value, place[key], kind) for key, value in stated.items()}
         grid = Grid(kind, line=self.document.lines.get(path, 1), **made)
-        self._few_enough(grid, used, path)
-        self._fits(grid, place)
-        return grid
-
-    def _few_enough(self, grid: Grid, used: Sequence[str], path: str) -> None:
         axes = [value for key in used if isinstance(value := getattr(grid, key), tuple)]
         if (cases := math.prod(map(len, axes))) > MOST_CASES:
             what = f"a grid has at most {MOST_CASES:,} cases, this one {cases:,}; shorten its lists"
             self._fail(path or "wires", what)
+        self._fits(grid, place)
+        return grid
 
     def _fits(self, grid: Grid, place: dict[str, str]) -> None:
         """What each value allows by itself and all of them together do not."""

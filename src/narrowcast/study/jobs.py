@@ -10,8 +10,7 @@ import types
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
-Nodes = tuple[tuple[int, ...], ...]
-"""The ranks of each host."""
+from narrowcast.study.cases import Case, Setting
 
 
 class JobError(ValueError):
@@ -70,34 +69,6 @@ def _read(hint: Any, value: Any, path: str) -> Any:
 
 
 @dataclass(frozen=True)
-class WireJob:
-    """One case of a setting: a wire, and how it travels."""
-
-    case: str
-    wire: str
-    algorithm: str
-    bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class SettingJob:
-    """Cases that differ in wire and algorithm alone, and how they are timed."""
-
-    kind: str
-    model: str
-    data: str
-    parallel: str
-    batch: int
-    steps: int
-    repeats: int
-    seconds: float
-    examples: int
-    min_values: int
-    nodes: Nodes | None
-    cases: tuple[WireJob, ...]
-
-
-@dataclass(frozen=True)
 class RankJob(JobMessage):
     """What every rank of one start of ranks measures."""
 
@@ -107,7 +78,7 @@ class RankJob(JobMessage):
     """Seconds since the epoch at which no new setting begins."""
     probe_seconds: float
     probe_wires: tuple[str, ...]
-    settings: tuple[SettingJob, ...]
+    settings: tuple[Setting, ...]
     interface: str | None = None
     """Whose bytes are counted; None: nobody's."""
 
@@ -124,20 +95,7 @@ class TorchrunJob(JobMessage):
 class TrainingJob(JobMessage):
     """One training in the simulator."""
 
-    case: str
-    model: str
-    data: str
-    wire: str
-    algorithm: str
-    seed: int
-    batch: int
-    epochs: float
-    lr: float
-    examples: int
-    tests: int
-    min_values: int
-    workers: int
-    nodes: Nodes | None
+    case: Case
 
 
 @dataclass(frozen=True)

@@ -302,7 +302,7 @@ def _trained(row: Finding) -> str:
     return f"{row.model} on {row.data}, {formatting.count(row.workers, 'worker')}"
 
 
-def accuracy_words(row: Accuracy) -> str:
+def _accuracy_words(row: Accuracy) -> str:
     tested = row.difference
     assert tested is not None
     facts = [formatting.points(tested.interval), formatting.count(tested.seeds, "seed"), *_asides(row)]
@@ -320,7 +320,7 @@ def unknown_words(row: Uncompared) -> str:
 
 def accuracy_sentences(verdict: Verdict) -> list[str]:
     unknown = [f"{_trained(row)}: {unknown_words(row)}." for row in verdict.uncompared]
-    return [*(accuracy_words(row) for row in verdict.accuracies), *unknown]
+    return [*(_accuracy_words(row) for row in verdict.accuracies), *unknown]
 
 
 def how_sure(verdict: Verdict) -> list[str]:

@@ -33,37 +33,25 @@ LOOKS = 4
 """How often in a training the error of each layer is measured."""
 
 
-def job_of(case: Case) -> TrainingJob:
-    """What a training needs to know."""
-    grid = case.grid
-    assert grid is not None
-    assert case.seed is not None
-    return TrainingJob(
-        *(case.id, case.model, case.data, case.wire, case.algorithm, case.seed),
-        *(grid.batch, grid.epochs, grid.lr, grid.examples, grid.tests, grid.min_values),
-        *(case.layout.workers, case.layout.nodes),
-    )
-
-
-def run_job(job: TrainingJob) -> dict[str, Any]:
+def run_job(case: Case) -> dict[str, Any]:
     """Train, and say how it went: the result fields of a line."""
-    began = time.perf_counter()
-    examples = datasets.load(job.data, job.examples, job.tests)
-    model = models.build(job.model, examples, job.seed)
-    batch = job.batch * job.workers
-    steps = max(1, round(job.epochs * (len(examples.x_train) // batch)))
-    nodes = job.nodes if job.algorithm == "hierarchical" else None
+    began, how, seed, workers = time.perf_counter(), case.how, case.seed or 0, case.layout.workers
+    examples = datasets.load(case.data, how.examples, how.tests)
+    model = models.build(case.model, examples, seed)
+    batch = how.batch * workers
+    steps = max(1, round(how.epochs * (len(examples.x_train) // batch)))
+    nodes = case.layout.nodes if case.algorithm == "hierarchical" else None
     run = train(
         model,
         examples,
-        workers=World(job.workers, job.algorithm, nodes=nodes, seed=job.seed),
-        spec=job.wire,
-        min_values=job.min_values,
+        workers=World(workers, case.algorithm, nodes=nodes, seed=seed),
+        spec=case.wire,
+        min_values=case.min_values,
         steps=steps,
         batch=batch,
         # to zero in a straight line: the last steps then settle, and runs can be compared
-        lr=lambda step: job.lr * (1 - step / steps),
-        seed=job.seed,
+        lr=lambda step: how.lr * (1 - step / steps),
+        seed=seed,
         error_every=max(1, steps // LOOKS),
     )
     return {**_facts(run, examples.positions), "seconds": time.perf_counter() - began}
@@ -106,7 +94,7 @@ class _Process:
     """A process, and the training that it is at."""
 
     process: subprocess.Popen[bytes]
-    job: TrainingJob | None = None
+    case: Case | None = None
 
 
 class TrainingPool:
@@ -116,33 +104,31 @@ class TrainingPool:
         self._count = processes
         self._workers: list[_Process] = []
 
-    def run(self, jobs: Sequence[TrainingJob], go_on: Callable[[], bool]) -> Iterator[TrainingResult]:
+    def run(self, cases: Sequence[Case], go_on: Callable[[], bool]) -> Iterator[TrainingResult]:
         """Results in the order in which trainings end; no new one begins once `go_on` says no."""
-        waiting = deque(jobs)
+        waiting = deque(cases)
         try:
             with selectors.DefaultSelector() as selector:
                 while True:
                     self._hand_out(waiting, go_on, selector)
-                    if not any(worker.job for worker in self._workers):
+                    if not any(worker.case for worker in self._workers):
                         return
                     for key, _ in selector.select():
                         yield from self._result_of(key.data, selector)
         finally:
             self._end()
 
-    def _hand_out(
-        self, waiting: deque[TrainingJob], go_on: Callable[[], bool], selector: selectors.BaseSelector
-    ) -> None:
+    def _hand_out(self, waiting: deque[Case], go_on: Callable[[], bool], selector: selectors.BaseSelector) -> None:
         while waiting and go_on():
-            free = next((worker for worker in self._workers if worker.job is None), None)
+            free = next((worker for worker in self._workers if worker.case is None), None)
             if free is None:
                 if len(self._workers) >= self._count:
                     return
                 free = self._start(selector)
-            free.job = waiting.popleft()
+            free.case = waiting.popleft()
             assert free.process.stdin is not None
             with suppress(BrokenPipeError):  # it has died, which shows when its result is read
-                free.process.stdin.write(f"{free.job.to_json()}\n".encode())
+                free.process.stdin.write(f"{TrainingJob(free.case).to_json()}\n".encode())
                 free.process.stdin.flush()
 
     def _start(self, selector: selectors.BaseSelector) -> _Process:
@@ -156,19 +142,19 @@ class TrainingPool:
     def _result_of(self, worker: _Process, selector: selectors.BaseSelector) -> Iterator[TrainingResult]:
         assert worker.process.stdout is not None
         text = worker.process.stdout.readline()
-        job, worker.job = worker.job, None
+        case, worker.case = worker.case, None
         if text:
             yield TrainingResult.from_json(text)
             return
         selector.unregister(worker.process.stdout)
         self._workers.remove(worker)
         code = worker.process.wait()
-        if job is not None:
-            yield TrainingResult(job.case, error=f"the process that trained it ended with code {code}")
+        if case is not None:
+            yield TrainingResult(case.id, error=f"the process that trained it ended with code {code}")
 
     def _end(self) -> None:
         for worker in self._workers:
-            worker.process.kill() if worker.job else None
+            worker.process.kill() if worker.case else None
             assert worker.process.stdin is not None
             worker.process.stdin.close()
         for worker in self._workers:
@@ -186,11 +172,11 @@ def main() -> None:
     end_with_parent()
     torch.set_num_threads(1)
     for text in sys.stdin:
-        job = TrainingJob.from_json(text)
+        case = TrainingJob.from_json(text).case
         try:
-            result = TrainingResult(job.case, run_job(job))
+            result = TrainingResult(case.id, run_job(case))
         except Exception as error:  # noqa: BLE001  whatever it is, it belongs to this case alone
-            result = TrainingResult(job.case, error=f"{type(error).__name__}: {error}".replace("\n", " "))
+            result = TrainingResult(case.id, error=f"{type(error).__name__}: {error}".replace("\n", " "))
         sys.stdout.write(result.to_json() + "\n")
         sys.stdout.flush()
 

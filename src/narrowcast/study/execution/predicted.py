@@ -57,7 +57,10 @@ def on_cluster(case: Case) -> dict[str, Any]:
     of communication and computation add up."""
     cluster, network = cluster_for(case.rate_name, case.transport), zoo.MODELS[case.model]()
     profile = _paper_profile(network, cluster, case.layout.workers)
-    setup = replace(_setup(case), algorithm=_paper_algorithm(case), overlap=False)
+    algorithm = case.algorithm
+    if algorithm == "auto":  # MPI reduces and broadcasts by ranges, whatever the precision; NCCL adds float32 itself
+        algorithm = "native" if case.transport == "nccl" and case.wire == PLAIN else "two_shot"
+    setup = replace(_setup(case), algorithm=algorithm, overlap=False)
     made = StepPredictor(profile, costs.Costs(cluster)).predict(setup)
     dollars = _dollars(cluster, profile, network.samples, case.layout.workers, made.step)
     more = {"dollars_per_epoch": dollars} if dollars is not None else {}
@@ -91,13 +94,6 @@ def _paper_profile(network: Description, cluster: Cluster, workers: int) -> Prof
     if seconds is None:
         return network.profile(device.flops, device.memory_gbyte, batch, spread=device.spread)
     return network.profile_of(seconds, batch, spread=device.spread)
-
-
-def _paper_algorithm(case: Case) -> str:
-    """MPI reduces and broadcasts by ranges, whatever the precision; NCCL adds float32 itself."""
-    if case.algorithm != "auto":
-        return case.algorithm
-    return "native" if case.transport == "nccl" and case.wire == PLAIN else "two_shot"
 
 
 def _dollars(cluster: Cluster, profile: Profile, samples: int, workers: int, step: float) -> float | None:

@@ -21,7 +21,7 @@ from narrowcast.measure import describe_machine
 from narrowcast.predict import Cluster, Profile, load_cluster, load_profile
 from narrowcast.study.cases import LOOPBACK, Case, Place, Setting, expand, settings
 from narrowcast.study.execution import launch, predicted
-from narrowcast.study.execution.accuracy import TrainingPool, job_of
+from narrowcast.study.execution.accuracy import TrainingPool
 from narrowcast.study.execution.launch import Launcher, LaunchError
 from narrowcast.study.execution.progress import Progress, kind_of
 from narrowcast.study.execution.results import Results, ResultsError, latest
@@ -212,7 +212,7 @@ class _Runner:
             deadline=self.deadline,
             probe_seconds=probe,
             probe_wires=predicted.PROBED,
-            settings=tuple(setting.job() for setting in start.settings),
+            settings=tuple(start.settings),
         )
         self.launcher.run(place, job, lambda message: self._take(place, start, message))
 
@@ -245,7 +245,7 @@ class _Runner:
             self.kept.write(place.slug, message.cluster)
         elif isinstance(message, SettingBegins):
             start.at = message.number
-            first = start.settings[start.at].cases[0]
+            first = start.settings[start.at].first
             what = f"{first.model} on {first.data}" if first.model else "collectives alone"
             self.record.progress.doing(f"{what}, {place.layout} workers, {place.rate_name}, {place.transport}")
         elif isinstance(message, CaseMeasured):
@@ -272,9 +272,9 @@ class _Runner:
         """0 where the link is known already, or nobody asks."""
         if place.transport != "gloo" or self.kept.cluster(place.slug) is not None:
             return 0.0
-        grids = [setting.cases[0].grid for setting in waiting if setting.cases[0].kind == "time"]
+        grids = [setting.first.how for setting in waiting if setting.first.kind == "time"]
         named = (place.rate_name, "") if self.launcher.name == "lab" else None
-        asking = [grid for grid in grids if grid is not None and (named is None or grid.probe_at in named)]
+        asking = [grid for grid in grids if named is None or grid.probe_at in named]
         return max([grid.probe_seconds for grid in asking], default=0.0)
 
     def _predict(self, cases: Sequence[Case]) -> None:
@@ -292,8 +292,7 @@ class _Runner:
 
     def _prediction(self, case: Case) -> dict[str, Any] | None:
         """None: what it rests on was not measured, since the budget was used up or it failed."""
-        assert case.grid is not None
-        if case.grid.kind == "predicted":
+        if case.how.kind == "predicted":
             return predicted.on_cluster(case)
         place = Place(case.layout, LOOPBACK, case.transport)
         like = Case("time", "measured", case.model, case.data, case.wire, case.algorithm, case.layout, LOOPBACK, "gloo")
@@ -306,7 +305,7 @@ class _Runner:
         self.record.progress.doing("training in the simulator")
         by_id = {case.id: case for case in cases}
         pool = TrainingPool(self.options.processes or describe_machine()["cores"] or 1)
-        for trained in pool.run([job_of(case) for case in cases], self.in_time):
+        for trained in pool.run(cases, self.in_time):
             if trained.result is not None:
                 self.record.done(by_id[trained.case], trained.result)
             else:

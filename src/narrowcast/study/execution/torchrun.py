@@ -74,8 +74,11 @@ class TorchrunLauncher(Launcher):
         self._ended = False
 
     def fits(self, case: Case) -> bool:
-        there = case.layout.workers == world() and case.layout.per_host in (1, self._local)
-        return there and _can_travel(case.transport)
+        if case.layout.workers != world() or case.layout.per_host not in (1, self._local):
+            return False
+        # MPI needs ranks that mpirun has started, NCCL a GPU
+        started = case.transport != "mpi" or "OMPI_COMM_WORLD_RANK" in os.environ
+        return started and (case.transport != "nccl" or torch.cuda.is_available())
 
     def run(self, place: Place, job: RankJob, tell: Tell) -> None:
         shared = TorchrunJob(job, launch.free_port())
@@ -118,13 +121,6 @@ def _wait_for(store: Store, key: str) -> bytes:
         time.sleep(POLL_SECONDS)
     said: bytes = store.get(key)
     return said
-
-
-def _can_travel(transport: str) -> bool:
-    """MPI needs ranks that mpirun has started, NCCL a GPU."""
-    if transport == "mpi":
-        return "OMPI_COMM_WORLD_RANK" in os.environ
-    return transport != "nccl" or torch.cuda.is_available()
 
 
 def _take_part(store: Store, number: int, shared: TorchrunJob, tell: Tell) -> None:

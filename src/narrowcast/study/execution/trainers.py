@@ -16,9 +16,8 @@ from narrowcast import plugins
 from narrowcast.collectives import Channel, mpi_channel
 from narrowcast.parallel import DDPState, attach, ddp_hook
 from narrowcast.study import models
-from narrowcast.study.cases import PLAIN
+from narrowcast.study.cases import PLAIN, Case
 from narrowcast.study.datasets import Examples
-from narrowcast.study.jobs import SettingJob, WireJob
 from narrowcast.study.spec_bits import NONE, Share, compressed_share
 
 LR = 0.01
@@ -62,10 +61,10 @@ def counted_of(stats: dict[str, float], beside: float = 0.0) -> Counted:
 class _DDPTrainer:
     """Steps of a network under DDP."""
 
-    def __init__(self, name: str, examples: Examples, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, case: Case, examples: Examples) -> None:
+        self.device = device = device_of_rank(case.transport)
         ids = [device.index] if device.type == "cuda" else None
-        self.model = DistributedDataParallel(models.build(name, examples).to(device), device_ids=ids)
+        self.model = DistributedDataParallel(models.build(case.model, examples).to(device), device_ids=ids)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LR)
 
     def step(self, x: Tensor, y: Tensor) -> None:
@@ -79,8 +78,8 @@ class _DDPTrainer:
 class DataParallel(_DDPTrainer):
     """DDP: as it is for fp32, with `attach` for every other wire."""
 
-    def __init__(self, setting: SettingJob, examples: Examples, case: WireJob, device: torch.device) -> None:
-        super().__init__(setting.model, examples, device)
+    def __init__(self, case: Case, examples: Examples) -> None:
+        super().__init__(case, examples)
         self._values, self._steps = models.parameters_of(self.model), 0
         # what DDP broadcasts before each forward pass (the statistics of batch norms), for each rank
         size = sum(buffer.numel() * buffer.element_size() for buffer in self.model.module.buffers())
@@ -88,8 +87,8 @@ class DataParallel(_DDPTrainer):
         self._buffers = size * (world - 1) / world if self.model.broadcast_buffers else 0.0
         self._handle = None
         if case.wire != PLAIN:
-            nodes = setting.nodes if case.algorithm == "hierarchical" else None
-            least = setting.min_values
+            nodes = case.layout.nodes if case.algorithm == "hierarchical" else None
+            least = case.min_values
             self._handle = attach(self.model, case.wire, algorithm=case.algorithm, nodes=nodes, min_values=least)
 
     def step(self, x: Tensor, y: Tensor) -> None:
@@ -123,10 +122,10 @@ class _MpiState(DDPState):
 class MpiDataParallel(_DDPTrainer):
     """DDP whose gradients travel over MPI; fp32 is MPI's own Allreduce."""
 
-    def __init__(self, setting: SettingJob, examples: Examples, case: WireJob) -> None:
-        super().__init__(setting.model, examples, torch.device("cpu"))
+    def __init__(self, case: Case, examples: Examples) -> None:
+        super().__init__(case, examples)
         chosen = "native" if case.wire == PLAIN else case.algorithm
-        state = _MpiState(self.model, case.wire, algorithm=chosen, min_values=setting.min_values)
+        state = _MpiState(self.model, case.wire, algorithm=chosen, min_values=case.min_values)
         self._state = state.over(mpi_ranks())
         self.model.register_comm_hook(self._state, ddp_hook)
 
@@ -140,13 +139,11 @@ class MpiDataParallel(_DDPTrainer):
         self._state.close()
 
 
-def make(setting: SettingJob, examples: Examples, case: WireJob, transport: str) -> Trainer:
+def make(case: Case, examples: Examples) -> Trainer:
     """What trains one wire of a setting."""
-    if setting.parallel != "data":
-        return plugins.trainer(setting.parallel)(setting.model, examples, case.wire, case.algorithm)
-    if transport == "mpi":
-        return MpiDataParallel(setting, examples, case)
-    return DataParallel(setting, examples, case, device_of_rank(transport))
+    if case.parallel != "data":
+        return plugins.trainer(case.parallel)(case.model, examples, case.wire, case.algorithm)
+    return (MpiDataParallel if case.transport == "mpi" else DataParallel)(case, examples)
 
 
 def device_of_rank(transport: str) -> torch.device:

@@ -26,10 +26,10 @@ from narrowcast.measure import InterfaceCount, count_interface, first_decides, f
 from narrowcast.predict import Profile, Profiler, dump_cluster, dump_profile, mean_over_ranks, measure_cluster
 from narrowcast.simulate import Batches
 from narrowcast.study import datasets, jobs, models
-from narrowcast.study.cases import PLAIN
+from narrowcast.study.cases import PLAIN, Case, Setting
 from narrowcast.study.execution import trainers
 from narrowcast.study.execution.trainers import Counted, Trainer
-from narrowcast.study.jobs import CaseMeasured, Nodes, RankJob, RankMessage, SettingJob, WireJob
+from narrowcast.study.jobs import CaseMeasured, RankJob, RankMessage
 from narrowcast.study.spec_bits import message_share
 
 MARK = "@narrowcast "
@@ -55,7 +55,7 @@ def run(job: RankJob, tell: Tell) -> None:
         if first_decides(job.deadline is not None and time.time() >= job.deadline):
             return
         tell(jobs.SettingBegins(number))
-        measure = _time if setting.kind == "time" else _bus
+        measure = _time if setting.first.kind == "time" else _bus
         for message in measure(setting, number, job):
             tell(message)
 
@@ -63,13 +63,13 @@ def run(job: RankJob, tell: Tell) -> None:
 class _Turns:
     """The trainers of a setting, and their turns: so many steps in a row, each from a common start."""
 
-    def __init__(self, setting: SettingJob, job: RankJob) -> None:
-        self.setting, self.interface = setting, job.interface
+    def __init__(self, setting: Setting, job: RankJob) -> None:
+        self.first, self.how, self.interface = setting.first, setting.first.how, job.interface
         self.device = trainers.device_of_rank(job.transport)
-        self.examples = datasets.load(setting.data, setting.examples, 0)
+        self.examples = datasets.load(self.first.data, self.how.examples, 0)
         world = dist.get_world_size()
-        self.batches = Batches(len(self.examples.x_train), world * setting.batch, world)
-        self.trainers = [trainers.make(setting, self.examples, case, job.transport) for case in setting.cases]
+        self.batches = Batches(len(self.examples.x_train), world * self.how.batch, world)
+        self.trainers = [trainers.make(case, self.examples) for case in setting.cases]
         self.steps_ms: list[list[list[float]]] = [[] for _ in self.trainers]
         self.counted: list[list[Counted]] = [[] for _ in self.trainers]
         self.sent: list[list[InterfaceCount]] = [[] for _ in self.trainers]
@@ -109,7 +109,7 @@ class _Turns:
         """One repeat of one wire; what others left in the caches goes with its first step, which does not count."""
         trainer = self.trainers[number]
         first = slowest(self.some(trainer, 1))[0]
-        count = min(self.setting.steps, max(LEAST, int(self.setting.seconds / max(first, 1e-6))))
+        count = min(self.how.steps, max(LEAST, int(self.how.seconds / max(first, 1e-6))))
         dist.barrier()
         before, counted = count_interface(self.interface), trainer.counted()
         seconds = self.some(trainer, count)
@@ -122,35 +122,35 @@ class _Turns:
             trainer.close()
 
 
-def _time(setting: SettingJob, number: int, job: RankJob) -> list[CaseMeasured]:
+def _time(setting: Setting, number: int, job: RankJob) -> list[CaseMeasured]:
     """All wires of one setting, interleaved."""
     began = time.perf_counter()
     turns = _Turns(setting, job)
-    alone = _Alone(turns) if setting.parallel == "data" else None
+    alone = _Alone(turns) if turns.first.parallel == "data" else None
     for trainer in turns.trainers:
         turns.some(trainer, WARM_UP)
-    for _ in range(setting.repeats):
+    for _ in range(turns.how.repeats):
         if alone is not None:
             alone.some(ALONE)
         for which in range(len(turns.trainers)):
             turns.turn(which)
     profile = alone.result() if alone is not None else None
     each = (time.perf_counter() - began) / len(turns.trainers)
-    values = models.parameters_of(models.build(setting.model, turns.examples))
-    common = {"parameters": values, "batch": setting.batch, "seconds": each}
+    values = models.parameters_of(models.build(turns.first.model, turns.examples))
+    common = {"parameters": values, "batch": turns.how.batch, "seconds": each}
     results = [{**common, **_facts(turns, which, profile)} for which in range(len(turns.trainers))]
     turns.close()
     text = None if profile is None else dump_profile(profile)
-    return [CaseMeasured(number, case.case, facts, text) for case, facts in zip(setting.cases, results, strict=True)]
+    return [CaseMeasured(number, case.id, facts, text) for case, facts in zip(setting.cases, results, strict=True)]
 
 
 class _Alone:
     """Steps of the same model without communication, all ranks at once: what is left of a step is communication."""
 
     def __init__(self, turns: _Turns) -> None:
-        module = models.build(turns.setting.model, turns.examples).to(turns.device)
+        module = models.build(turns.first.model, turns.examples).to(turns.device)
         x, y = turns.batch()
-        self._name = turns.setting.model
+        self._name = turns.first.model
         self._profiler = Profiler(module, x, lambda scores: cross_entropy(scores, y))
         self.some(WARM_UP)
 
@@ -192,31 +192,31 @@ def _breakdown(step: float, encode: float, decode: float, profile: Profile | Non
     return {**compute, "encode": encode, "decode": decode, "wire": rest}
 
 
-def _bus(setting: SettingJob, number: int, job: RankJob) -> list[CaseMeasured]:
+def _bus(setting: Setting, number: int, job: RankJob) -> list[CaseMeasured]:
     """All sizes and wires, interleaved."""
-    began = time.perf_counter()
+    began, how = time.perf_counter(), setting.first.how
     channel = trainers.mpi_ranks() if job.transport == "mpi" else None
     device = trainers.device_of_rank(job.transport)
-    calls = [_call(case, channel, setting.nodes, device) for case in setting.cases]
+    calls = [_call(case, channel, device) for case in setting.cases]
     for call in calls:
         call()
     seconds: list[list[float]] = [[] for _ in calls]
     spent = [0.0 for _ in calls]
-    for _ in range(setting.repeats):
+    for _ in range(how.repeats):
         for which, call in enumerate(calls):
-            if spent[which] < setting.seconds or len(seconds[which]) < LEAST:
+            if spent[which] < how.seconds or len(seconds[which]) < LEAST:
                 seconds[which] += slowest([from_barrier(call, measuring.DeviceClock(device))])
                 spent[which] += seconds[which][-1]
     if channel is not None:
         channel.close()
     each = (time.perf_counter() - began) / len(calls)
     return [
-        CaseMeasured(number, case.case, {**_bus_facts(case, times), "seconds": each})
+        CaseMeasured(number, case.id, {**_bus_facts(case, times), "seconds": each})
         for case, times in zip(setting.cases, seconds, strict=True)
     ]
 
 
-def _bus_facts(case: WireJob, seconds: list[float]) -> dict[str, Any]:
+def _bus_facts(case: Case, seconds: list[float]) -> dict[str, Any]:
     assert case.bytes is not None
     world = dist.get_world_size()
     gbps = 2 * (world - 1) / world * case.bytes / statistics.median(seconds) / 1e9
@@ -224,13 +224,13 @@ def _bus_facts(case: WireJob, seconds: list[float]) -> dict[str, Any]:
     return {"bytes": case.bytes, "ms": times, "bus_gbps": gbps, "compressed": message_share(case.wire)}
 
 
-def _call(case: WireJob, channel: Any, nodes: Nodes | None, device: torch.device) -> Callable[[], None]:
+def _call(case: Case, channel: Any, device: torch.device) -> Callable[[], None]:
     assert case.bytes is not None
     x = torch.linspace(-1, 1, case.bytes // 4, device=device)
     if case.wire == PLAIN and channel is None:
         return lambda: _plain_mean(x)
     algorithm = "native" if case.wire == PLAIN else case.algorithm
-    hosts = nodes if case.algorithm == "hierarchical" else None
+    hosts = case.layout.nodes if case.algorithm == "hierarchical" else None
     return measuring.WireSum(x, case.wire, op=dist.ReduceOp.AVG, algorithm=algorithm, nodes=hosts, channel=channel)
 
 
@@ -256,12 +256,6 @@ def _print(message: RankMessage) -> None:
     sys.stdout.flush()
 
 
-def _tell_first(message: RankMessage) -> None:
-    """All ranks have found the same: rank 0 says it."""
-    if dist.get_rank() == 0:
-        _print(message)
-
-
 def end_with_parent() -> None:
     """A process that another one started for a study ends when that one does, however it does."""
     parent = os.environ.get(PARENT)
@@ -283,7 +277,8 @@ def main() -> None:
         with _group(job.transport):
             # every rank has joined, so every rank has read it
             file.unlink(missing_ok=True)
-            run(job, _tell_first)
+            # all ranks find the same: rank 0 says it
+            run(job, _print if dist.get_rank() == 0 else lambda message: None)
     except Exception as error:
         # one line on every rank: the study shows that of the rank that failed first
         _print(jobs.RankFailed(f"{type(error).__name__}: {error}".replace("\n", " ")))

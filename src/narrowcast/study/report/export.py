@@ -69,10 +69,6 @@ def _accuracy_row(row: Accuracy) -> dict[str, Any]:
     return {**cells, **_spread("difference", row.difference.interval), **tested}
 
 
-def _bus_row(finding: Finding) -> dict[str, Any]:
-    return {**_axes(finding), "message_bytes": finding.line["bytes"], "bus_gbps": finding.line["bus_gbps"]}
-
-
 def _tidy(value: object) -> object:
     """Five digits are more than anything here has; what is not finite is not known."""
     if not isinstance(value, float):
@@ -85,7 +81,7 @@ def rows(findings: Findings) -> list[dict[str, Any]]:
     listed = [
         *map(_step_row, findings.steps),
         *map(_accuracy_row, findings.accuracies),
-        *map(_bus_row, findings.buses),
+        *({**_axes(f), "message_bytes": f.line["bytes"], "bus_gbps": f.line["bus_gbps"]} for f in findings.buses),
         *({**_axes(failed), "error": failed.error} for failed in findings.failures),
     ]
     return [map_leaves(row, _tidy) for row in listed]
@@ -123,12 +119,9 @@ def summary(findings: Findings, *, with_rows: bool = True) -> dict[str, Any]:
         "insights": [insight.as_dict() for insight in insights(findings)],
     }
     if with_rows:
-        facts["tables"] = {kind: _compact(same) for kind, same in grouped(rows(findings), _kind).items()}
+        tables = grouped(rows(findings), lambda row: "failed" if row["status"] == "failed" else str(row["kind"]))
+        facts["tables"] = {kind: _compact(same) for kind, same in tables.items()}
     return facts
-
-
-def _kind(row: dict[str, Any]) -> str:
-    return "failed" if row["status"] == "failed" else str(row["kind"])
 
 
 def _cell(value: object) -> str:

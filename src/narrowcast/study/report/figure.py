@@ -271,13 +271,9 @@ class Context:
 
     def legend(self, findings: Sequence[Finding]) -> Markup:
         """Marks and names of all wires that a figure shows."""
-        by_label = {self.label(finding): finding for finding in self.by_wire(findings)}
-        items = [
-            tag("li", self._key(finding), name, class_=self.palette.colour(finding.wire), data_wire=finding.wire)
-            for name, finding in by_label.items()
-        ]
+        items = []
+        for name, wire in {self.label(finding): finding.wire for finding in self.by_wire(findings)}.items():
+            mark = self.palette.mark(wire, 7, 7)
+            key = tag("svg", mark, viewBox="0 0 14 14", width="14", height="14", aria_hidden="true")
+            items.append(tag("li", key, name, class_=self.palette.colour(wire), data_wire=wire))
         return tag("ul", *items, class_="legend", aria_label="Wires")
-
-    def _key(self, finding: Finding) -> Markup:
-        picture = self.palette.mark(finding.wire, 7, 7)
-        return tag("svg", picture, viewBox="0 0 14 14", width="14", height="14", aria_hidden="true")

@@ -118,11 +118,6 @@ def _bytes_tile(verdict: Verdict) -> list[Markup]:
     return [_tile(f"{'–'.join(ends)} %", "of the bytes", f"of {verdict.findings.baseline} on the wire")]
 
 
-def _tiles(verdict: Verdict) -> Markup:
-    tiles = [*(_rate_tile(rate) for rate in verdict.rates[:3]), *_accuracy_tile(verdict), *_bytes_tile(verdict)]
-    return tag("ul", *tiles, class_="tiles") if tiles else Markup("")
-
-
 def _machine(machine: dict[str, Any]) -> str:
     size = (formatting.count(machine.get("cores") or 0, "core"), f"{machine.get('memory_gib')} GiB")
     parts = (machine.get("cpu"), *size, machine.get("gpu"), machine.get("system"))
@@ -184,12 +179,13 @@ def _primary_table(verdict: Verdict) -> Markup:
 def opening(verdict: Verdict) -> Markup:
     findings = verdict.findings
     answer, _, rest = headline(verdict).partition(". ")
+    tiles = [*map(_rate_tile, verdict.rates[:3]), *_accuracy_tile(verdict), *_bytes_tile(verdict)]
     badge = tag("span", f"{answer}.", class_=f"answer {ANSWERS[verdict.answer]}")
     left = [
         tag("p", f"narrowcast study · {findings.name}", class_="kicker"),
         tag("h1", badge, " ", rest),
         tag("p", f"{QUESTION} Here: {findings.primary} against {findings.baseline}.", class_="question"),
-        _tiles(verdict),
+        tag("ul", *tiles, class_="tiles") if tiles else Markup(""),
     ]
     sure = [tag("li", sentence) for sentence in [*speed_sentences(verdict), *how_sure(verdict)]]
     below = tag("div", tag("h2", "How sure"), tag("ul", *sure), _primary_table(verdict), class_="sure")

@@ -115,10 +115,6 @@ def _line(context: Context, plot: Plot, same: Sequence[Worth]) -> Markup:
     return tag("g", *parts)
 
 
-def _fraction(power_of_two: float) -> str:
-    return f"{power_of_two:g}" if power_of_two >= 1 else f"1/{1 / power_of_two:g}"
-
-
 def _lines(context: Context, place: Sequence[Worth]) -> Panel:
     worths = {id(step): worth for step, worth in place}
     steps = [step for step, _ in place]
@@ -130,7 +126,8 @@ def _lines(context: Context, place: Sequence[Worth]) -> Panel:
     xs, ys = ([float(n) for n in counts], [float(max(counts)), *ends])
     plot = Plot(pad_range(xs, 0.04, log=True), pad_range(ys, 0.04, log=True), log_y=True, right=room)
     doublings = [2.0**power for power in range(-10, 12)]
-    shown = {tick: _fraction(tick) for tick in doublings if plot.y.low <= tick <= plot.y.high}
+    ticks = [tick for tick in doublings if plot.y.low <= tick <= plot.y.high]
+    shown = {tick: f"{tick:g}" if tick >= 1 else f"1/{1 / tick:g}" for tick in ticks}
     plot.frame("workers", "workers' worth of work", {float(n): str(n) for n in counts}, shown)
     ideal = [float(counts[0]), float(counts[-1])]
     plot.add(plot.polyline(ideal, ideal, "ideal"))
@@ -193,19 +190,15 @@ def _speed(finding: Finding) -> float:
     return float(finding.line["bus_gbps"])
 
 
-def _ticks(sizes: Sequence[float]) -> dict[float, str]:
-    ordered = sorted(set(sizes))
-    every = max(1, -(-len(ordered) // 5))
-    return {size: formatting.byte_size(size) for size in ordered[::every]}
-
-
 def _bus_panel(context: Context, findings: Sequence[Finding]) -> Panel:
     by_way = grouped(context.by_wire(findings), lambda f: (f.wire, f.algorithm))
     series = [sorted(same, key=_size) for same in by_way.values()]
     sizes = [_size(f) for f in findings]
     ends = pad_range([_speed(f) for f in findings], 0.05, log=True)
     plot = Plot(pad_range(sizes, 0.03, log=True), ends, log_y=True, right=context.label_room(findings))
-    plot.frame("message, float32", "bus bandwidth, GB/s", _ticks(sizes))
+    ordered = sorted(set(sizes))
+    ticks = {size: formatting.byte_size(size) for size in ordered[:: max(1, -(-len(ordered) // 5))]}
+    plot.frame("message, float32", "bus bandwidth, GB/s", ticks)
     labels = context.end_labels(plot, [(same[-1], plot.y.at(_speed(same[-1]))) for same in series])
     for same, label in zip(series, labels, strict=True):
         tips = [f"{formatting.byte_size(_size(f))}: {formatting.significant(_speed(f))} GB/s" for f in same]
