@@ -235,7 +235,12 @@ def resolve(
             return _from_description(read_description(document), cluster, batch, flops, compute_ms)
         return ModelSource(read_profile(document))
     if ":" in name:
-        return _from_module(name, batch or DEFAULT_BATCH, shape, steps)
+        module = build(name)
+        first, second = (example_batch(module, shape, batch or DEFAULT_BATCH, seed) for seed in (0, 1))
+        if torch.cuda.is_available():
+            module, first, second = module.cuda(), first.cuda(), second.cuda()
+        made = profile(module, first, name=name, steps=steps)
+        return ModelSource(made, module=module, batches=(first, second))
     raise ModelError(
         f"model: unknown {name!r}; take {', '.join(zoo.MODELS)}, a profile or description (.toml), package.module:name "
         "or file.py:name"
@@ -259,12 +264,3 @@ def _from_description(
     speed = flops or (device.flops if device else 0.0)
     memory = device.memory_gbyte if device else 0.0
     return ModelSource(made.profile(speed, memory, size, spread=0.2 if not flops else 0.1), made, samples=made.samples)
-
-
-def _from_module(name: str, batch: int, shape: str, steps: int) -> ModelSource:
-    module = build(name)
-    first, second = (example_batch(module, shape, batch, seed) for seed in (0, 1))
-    if torch.cuda.is_available():
-        module, first, second = module.cuda(), first.cuda(), second.cuda()
-    made = profile(module, first, name=name, steps=steps)
-    return ModelSource(made, module=module, batches=(first, second))
