@@ -140,7 +140,19 @@ class Profiler:
 
     def result(self, name: str, warm_up: int = WARM_UP) -> Profile:
         """The mean of the middle half of the steps after the first ones."""
-        return _summary(self._module, self._batch, self._runs[warm_up:], name)
+        runs, sizes = self._runs[warm_up:], {key: p.numel() for key, p in self._module.named_parameters()}
+        got = [key for key in runs[0][3] if all(key in run[3] for run in runs)]
+        if not got:
+            raise ModelError("model: no parameter got a gradient in a training step")
+        ready = {key: _middle([run[3][key] for run in runs]) for key in got}
+        forward, backward, update = (_middle(list(part)) for part in zip(*(run[:3] for run in runs), strict=True))
+        totals = [sum(run[:3]) for run in runs]
+        return Profile(
+            *(name, len(self._batch), forward, backward, update),
+            tensors=tuple(TensorTime(key, sizes[key], ready[key]) for key in sorted(got, key=lambda k: ready[k])),
+            spread=min(0.5, statistics.pstdev(totals) / statistics.fmean(totals) / len(totals) ** 0.5),
+            source=f"{len(runs)} steps, torch {torch.__version__}, {torch.get_num_threads()} thread(s)",
+        )
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -184,22 +196,6 @@ def _middle(values: list[float]) -> float:
     """The mean of the middle half: no outlier counts, and it does not jump between two peaks as a median does."""
     quarter = len(values) // 4
     return statistics.fmean(sorted(values)[quarter : len(values) - quarter])
-
-
-def _summary(module: nn.Module, batch: Tensor, runs: list[_Run], name: str) -> Profile:
-    sizes = {key: p.numel() for key, p in module.named_parameters()}
-    got = [key for key in runs[0][3] if all(key in run[3] for run in runs)]
-    if not got:
-        raise ModelError("model: no parameter got a gradient in a training step")
-    ready = {key: _middle([run[3][key] for run in runs]) for key in got}
-    forward, backward, update = (_middle(list(part)) for part in zip(*(run[:3] for run in runs), strict=True))
-    totals = [sum(run[:3]) for run in runs]
-    return Profile(
-        *(name, len(batch), forward, backward, update),
-        tensors=tuple(TensorTime(key, sizes[key], ready[key]) for key in sorted(got, key=lambda k: ready[k])),
-        spread=min(0.5, statistics.pstdev(totals) / statistics.fmean(totals) / len(totals) ** 0.5),
-        source=f"{len(runs)} steps, torch {torch.__version__}, {torch.get_num_threads()} thread(s)",
-    )
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class World:
         narrow = format_named(accumulate) if isinstance(accumulate, str) and not wide else accumulate
         self.sums = SumRule(narrow if isinstance(narrow, Format) else None, kahan, order == "pairwise")
         self.residuals = WorldResiduals(n)
-        self._algorithms: dict[tuple[Codec, int], str] = {}
+        self._algorithms: dict[tuple[str, Codec, int], str] = {}
         if isinstance(order, str) and order not in ORDERS:
             raise ValueError(f"World: unknown order {order!r}; take {', '.join(ORDERS)} or a list of all workers")
         if not isinstance(order, str) and sorted(order) != list(range(n)):
@@ -174,7 +174,7 @@ class World:
 
     def algorithm_for(self, codec: Codec, numel: int) -> str:
         """The algorithm of a call; raises where it cannot be, or cannot be simulated."""
-        known = self._algorithms.get((codec, numel))
+        known = self._algorithms.get((self.algorithm, codec, numel))
         if known is not None:
             return known
         name = record.choose(self.algorithm, codec, numel, self.n, bool(self.nodes))
@@ -184,7 +184,7 @@ class World:
             record.check_accumulator(name, "World: accumulate", "casts a worker's own values")
         if self.low and self.sums.kahan:
             raise ValueError("World: accumulate='low' and kahan=True: choose one")
-        self._algorithms[codec, numel] = name
+        self._algorithms[self.algorithm, codec, numel] = name
         return name
 
     def _reduction(self, op: object) -> Reduction:
