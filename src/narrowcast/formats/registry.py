@@ -99,28 +99,22 @@ def format(name: str) -> Format:
     """The format called `name`, such as "e4m3fn", "int4", "posit8.1" or "dtree8"."""
     fmt = find(name)
     if fmt is None:
-        raise ValueError(f"unknown format {name!r}; {_suggestion(name)}")
+        near = difflib.get_close_matches(name, [other.name for other in all_formats()], n=3)
+        hint = f"did you mean {', '.join(near)}? " if near else ""
+        raise ValueError(f"unknown format {name!r}; {hint}`narrowcast formats` lists them all")
     return fmt
-
-
-def _suggestion(name: str) -> str:
-    near = difflib.get_close_matches(name, [fmt.name for fmt in all_formats()], n=3)
-    hint = f"did you mean {', '.join(near)}? " if near else ""
-    return f"{hint}`narrowcast formats` lists them all"
 
 
 def all_formats() -> Iterator[Format]:
     """Every registered format and the examples of every family."""
     for family in _FAMILIES:
-        yield from (_example(family, name) for name in family.examples)
+        for name in family.examples:
+            fmt = find(name)  # not `format`, whose error lists all formats
+            if fmt is None:
+                problem = f"its example {name!r} is none of its members"
+                raise ValueError(f"family {family.pattern!r}: {problem}; name one that is")
+            yield fmt
     yield from _FORMATS.values()
-
-
-def _example(family: Family, name: str) -> Format:
-    fmt = find(name)  # not `format`, whose error lists all formats
-    if fmt is None:
-        raise ValueError(f"family {family.pattern!r}: its example {name!r} is none of its members; name one that is")
-    return fmt
 
 
 def families() -> tuple[Family, ...]:

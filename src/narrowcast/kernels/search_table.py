@@ -29,10 +29,6 @@ class SearchTable:
     """uint32, 65536 entries: threshold | code below << 16 | code above << 24; None if some bin holds two starts."""
 
 
-def _float_of(pattern: Tensor) -> Tensor:
-    return torch.where(pattern >= 2**31, pattern - 2**32, pattern).to(torch.int32).view(torch.float32)
-
-
 def _pattern_of(x: Tensor) -> Tensor:
     return x.view(torch.int32).long() & 0xFFFFFFFF
 
@@ -40,7 +36,8 @@ def _pattern_of(x: Tensor) -> Tensor:
 def _index_at(fmt: Format, pattern: Tensor) -> Tensor:
     """Grid index of the float with this pattern; beyond infinity the index at the end."""
     last = len(fmt.grid) - 1
-    index = torch.bucketize(_float_of(pattern), fmt.starts, right=True)
+    signed = torch.where(pattern >= 2**31, pattern - 2**32, pattern).to(torch.int32)
+    index = torch.bucketize(signed.view(torch.float32), fmt.starts, right=True)
     magnitude = pattern & 0x7FFFFFFF
     end = torch.where(pattern >= 2**31, 0, last)
     return torch.where(magnitude >= INF_BIN << 16, end, index)

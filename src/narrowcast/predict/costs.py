@@ -297,7 +297,9 @@ class Costs:
     def _composed(self, cost: Cost, wire: str, values_N: Tensor, world: int) -> tuple[Tensor, Tensor]:
         """From the link and the codec: in chunks one hides under the other."""
         travel, code = self.wire_seconds(cost, wire, values_N), self.codec_seconds(cost, wire, values_N)
-        chunks = _chunks(wire, values_N, world) if cost.chunked else torch.ones_like(values_N)
+        chunks = torch.ones_like(values_N)
+        if cost.chunked:
+            chunks = (_sizes(wire, values_N) / world // CHUNK_BYTES).clamp(1, MAX_CHUNKS)
         return torch.maximum(travel, code) + torch.minimum(travel, code) / chunks, code
 
     def _excess(self, cost: Cost, wire: str, values_N: Tensor) -> Tensor:
@@ -347,8 +349,3 @@ def _nearest(wire: str, speeds: dict[str, CodecSpeed]) -> CodecSpeed:
 
 def _bits(wire: str) -> float:
     return codec_named(wire).bits_per_value if wire != "as-is" else 32.0
-
-
-def _chunks(wire: str, values_N: Tensor, world: int) -> Tensor:
-    """In how many pieces two_shot overlaps codec and wire."""
-    return (_sizes(wire, values_N) / world // CHUNK_BYTES).clamp(1, MAX_CHUNKS)

@@ -140,7 +140,19 @@ class Profiler:
 
     def result(self, name: str, warm_up: int = WARM_UP) -> Profile:
         """The mean of the middle half of the steps after the first ones."""
-        return _summary(self._module, self._batch, self._runs[warm_up:], name)
+        runs, sizes = self._runs[warm_up:], {key: p.numel() for key, p in self._module.named_parameters()}
+        got = [key for key in runs[0][3] if all(key in run[3] for run in runs)]
+        if not got:
+            raise ModelError("model: no parameter got a gradient in a training step")
+        ready = {key: _middle([run[3][key] for run in runs]) for key in got}
+        forward, backward, update = (_middle(list(part)) for part in zip(*(run[:3] for run in runs), strict=True))
+        totals = [sum(run[:3]) for run in runs]
+        return Profile(
+            *(name, len(self._batch), forward, backward, update),
+            tensors=tuple(TensorTime(key, sizes[key], ready[key]) for key in sorted(got, key=lambda k: ready[k])),
+            spread=min(0.5, statistics.pstdev(totals) / statistics.fmean(totals) / len(totals) ** 0.5),
+            source=f"{len(runs)} steps, torch {torch.__version__}, {torch.get_num_threads()} thread(s)",
+        )
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -186,22 +198,6 @@ def _middle(values: list[float]) -> float:
     return statistics.fmean(sorted(values)[quarter : len(values) - quarter])
 
 
-def _summary(module: nn.Module, batch: Tensor, runs: list[_Run], name: str) -> Profile:
-    sizes = {key: p.numel() for key, p in module.named_parameters()}
-    got = [key for key in runs[0][3] if all(key in run[3] for run in runs)]
-    if not got:
-        raise ModelError("model: no parameter got a gradient in a training step")
-    ready = {key: _middle([run[3][key] for run in runs]) for key in got}
-    forward, backward, update = (_middle(list(part)) for part in zip(*(run[:3] for run in runs), strict=True))
-    totals = [sum(run[:3]) for run in runs]
-    return Profile(
-        *(name, len(batch), forward, backward, update),
-        tensors=tuple(TensorTime(key, sizes[key], ready[key]) for key in sorted(got, key=lambda k: ready[k])),
-        spread=min(0.5, statistics.pstdev(totals) / statistics.fmean(totals) / len(totals) ** 0.5),
-        source=f"{len(runs)} steps, torch {torch.__version__}, {torch.get_num_threads()} thread(s)",
-    )
-
-
 @dataclass(frozen=True)
 class ModelSource:
     """A profile, and what it came from."""
@@ -235,7 +231,12 @@ def resolve(
             return _from_description(read_description(document), cluster, batch, flops, compute_ms)
         return ModelSource(read_profile(document))
     if ":" in name:
-        return _from_module(name, batch or DEFAULT_BATCH, shape, steps)
+        module = build(name)
+        first, second = (example_batch(module, shape, batch or DEFAULT_BATCH, seed) for seed in (0, 1))
+        if torch.cuda.is_available():
+            module, first, second = module.cuda(), first.cuda(), second.cuda()
+        made = profile(module, first, name=name, steps=steps)
+        return ModelSource(made, module=module, batches=(first, second))
     raise ModelError(
         f"model: unknown {name!r}; take {', '.join(zoo.MODELS)}, a profile or description (.toml), package.module:name "
         "or file.py:name"
@@ -259,12 +260,3 @@ def _from_description(
     speed = flops or (device.flops if device else 0.0)
     memory = device.memory_gbyte if device else 0.0
     return ModelSource(made.profile(speed, memory, size, spread=0.2 if not flops else 0.1), made, samples=made.samples)
-
-
-def _from_module(name: str, batch: int, shape: str, steps: int) -> ModelSource:
-    module = build(name)
-    first, second = (example_batch(module, shape, batch, seed) for seed in (0, 1))
-    if torch.cuda.is_available():
-        module, first, second = module.cuda(), first.cuda(), second.cuda()
-    made = profile(module, first, name=name, steps=steps)
-    return ModelSource(made, module=module, batches=(first, second))

@@ -141,11 +141,6 @@ class StepPredictor:
         """How many times slower a rank computes beside the others, unless the profile has seen it."""
         return self.cluster.overlap.together if world > 1 and self.profile.ranks == 1 else 1.0
 
-    def copy_seconds(self, values: int) -> float:
-        """Between gradients and buckets, one way: 4 bytes read and 4 written a value."""
-        speed = self.cluster.device.memory_gbyte
-        return 8 * values / (speed * 1e9) if speed else 0.0
-
     def algorithm(self, setup: Setup) -> str:
         """What the wire travels by, in a word."""
         return costs.resolve(setup.algorithm, setup.wire, self.cluster, setup.world)
@@ -198,8 +193,10 @@ class StepPredictor:
         ready = [profile.forward + call.ready for call in calls]
         ready_DC = torch.tensor(ready, dtype=torch.float64) * factor_D[:, None]
         if calls:
-            # DDP copies gradients into buckets as they get ready, and out of them at the end
-            copied = torch.tensor([self.copy_seconds(call.values) for call in calls], dtype=torch.float64).cumsum(0)
+            # DDP copies gradients into buckets as they get ready, and out of them at the end: 8 bytes a value each way
+            speed = self.cluster.device.memory_gbyte
+            copies = [8 * call.values / (speed * 1e9) if speed else 0.0 for call in calls]
+            copied = torch.tensor(copies, dtype=torch.float64).cumsum(0)
             ready_DC, backward_end_D = ready_DC + copied, backward_end_D + copied[-1]
             compute_D = compute_D + 2 * copied[-1]
         if not setup.overlap:

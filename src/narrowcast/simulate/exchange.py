@@ -163,20 +163,17 @@ class GradientExchange:
             how: dict[str, Any] = {"spec": group.codec, "segments": group.lengths, "names": group.names}
             result = self.world.all_reduce(group.stack_Wn, "avg", step=(step, *group.call), **how)[0]
             if self.watch.active:
-                self._show(group, result, step)
+                # let the policies that watch see what each worker had and what came back
+                rows, means = group.stack_Wn.split(group.lengths, dim=1), result.split(group.lengths)
+                for name, row_Wn, part in zip(group.names, rows, means, strict=True):
+                    self.watch.local(self._info(name), list(row_Wn), step)
+                    self.watch.mean(self._info(name), part, step)
             if measure and not group.codec.lossless:
                 errors += layer_errors(self.world, group, result)
             for name, mean in zip(group.names, group.views(result), strict=True):
                 self.parameters[name].grad = mean if name in self._used else None
         self.watch.decide(step)
         return errors
-
-    def _show(self, group: StackedGroup, mean: Tensor, step: int) -> None:
-        """Let the policies that watch see what each worker had and what came back."""
-        rows, means = group.stack_Wn.split(group.lengths, dim=1), mean.split(group.lengths)
-        for name, row_Wn, part in zip(group.names, rows, means, strict=True):
-            self.watch.local(self._info(name), list(row_Wn), step)
-            self.watch.mean(self._info(name), part, step)
 
 
 class WorldWatch:

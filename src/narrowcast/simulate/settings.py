@@ -42,13 +42,10 @@ def world_of(workers: int | World, spec: object, algorithm: str | None, seed: in
     if spec is None:
         return workers, workers.codec
     # as-is is what a World has without a spec
-    if str(workers.codec) != "as-is" and not _names(spec, workers.codec):
+    same = isinstance(spec, str | Codec) and codec_named(spec) == workers.codec
+    if str(workers.codec) != "as-is" and not same:
         raise ValueError(f"train: workers={workers!r} and spec={spec!r} differ; give the spec in one place")
     return workers, spec
-
-
-def _names(spec: object, codec: Codec) -> bool:
-    return isinstance(spec, str | Codec) and codec_named(spec) == codec
 
 
 def _check_data(data: object) -> None:
@@ -82,6 +79,8 @@ def settings(
     **facts: Any,
 ) -> dict[str, Any]:
     """What makes a run another run, in plain values; checkpoints are compared by it."""
+    of_world = {"order": world.order, "nodes": world.nodes, "inner": str(world.inner), "seed": world.seed}
+    of_world |= {"accumulate": "low" if world.low else str(world.sums.format or "fp32"), "kahan": world.sums.kahan}
     return {
         "workers": world.n,
         "algorithm": world.algorithm,
@@ -89,7 +88,7 @@ def settings(
         **{name: _plain(value) for name, value in facts.items()},
         "lr": "a function of the step" if callable(lr) else _plain(lr),
         "lower": None if lower is None else _texts(lower),
-        **{f"world {key}": value for key, value in _of_world(world).items()},
+        **{f"world {key}": value for key, value in of_world.items()},
         "optimizer": _of_optimizer(optimizer),
         "parameters": {name: list(p.shape) for name, p in model.named_parameters()},
     }
@@ -97,12 +96,6 @@ def settings(
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:
     return {key: repr(value) for key, value in sorted(values.items())}
-
-
-def _of_world(world: World) -> dict[str, Any]:
-    sums = world.sums
-    how = {"accumulate": "low" if world.low else str(sums.format or "fp32"), "kahan": sums.kahan}
-    return {"order": world.order, "nodes": world.nodes, "inner": str(world.inner), "seed": world.seed, **how}
 
 
 def _of_optimizer(optimizer: Optimizer) -> list[dict[str, str]]:

@@ -68,19 +68,17 @@ def _listed(what: str, workers: Sequence[Any], world: int) -> Stack:
             raise ValueError(f"{what}: worker {worker} has shapes {own}, worker 0 {shapes[0]}; make them equal")
     if len({(t.dtype, t.device) for row in rows for t in row}) > 1:
         raise TypeError(f"{what}: all tensors of one call must have one dtype and one device")
-    x = torch.stack([flat_row(row) for row in rows])
-    return Stack(x, [t.numel() for t in rows[0]], _shaper(workers[0], rows[0]), is_one_tensor=False)
+    lengths = [t.numel() for t in rows[0]]
+
+    def shaped(flat: Tensor) -> Any:
+        views = [flat[a:b].view(t.shape) for t, (a, b) in zip(rows[0], segment_ranges(lengths), strict=True)]
+        return views[0] if isinstance(workers[0], Tensor) else views
+
+    return Stack(torch.stack([flat_row(row) for row in rows]), lengths, shaped, is_one_tensor=False)
 
 
 def flat_row(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([t.detach().reshape(-1) for t in tensors]) if tensors else torch.empty(0)
-
-
-def _shaper(worker: Any, row: Sequence[Tensor]) -> Callable[[Tensor], Any]:
-    shapes, ranges = [t.shape for t in row], segment_ranges([t.numel() for t in row])
-    if isinstance(worker, Tensor):
-        return lambda flat: flat.view(shapes[0])
-    return lambda flat: [flat[low:high].view(shape) for shape, (low, high) in zip(shapes, ranges, strict=True)]
 
 
 def largest_WS(x_Wn: Tensor, segments: Sequence[int]) -> Tensor:

@@ -74,7 +74,10 @@ class World:
         self.sums = SumRule(narrow if isinstance(narrow, Format) else None, kahan, order == "pairwise")
         self.residuals = WorldResiduals(n)
         self._algorithms: dict[tuple[str, Codec, int], str] = {}
-        _check_order(self.order, n)
+        if isinstance(order, str) and order not in ORDERS:
+            raise ValueError(f"World: unknown order {order!r}; take {', '.join(ORDERS)} or a list of all workers")
+        if not isinstance(order, str) and sorted(order) != list(range(n)):
+            raise ValueError(f"World: order={order} must name each of the workers 0 to {n - 1} once")
         self.algorithm_for(self.codec, 1 << 30)
 
     def __repr__(self) -> str:
@@ -261,14 +264,6 @@ def _nodes(n: int, groups: int | None, nodes: Sequence[Sequence[int]] | None) ->
     if groups < 1 or n % groups:
         raise ValueError(f"World: groups={groups} do not divide {n} workers; take a divisor of {n}")
     return [list(range(first, first + groups)) for first in range(0, n, groups)]
-
-
-def _check_order(order: str | list[int], n: int) -> None:
-    if isinstance(order, str):
-        if order not in ORDERS:
-            raise ValueError(f"World: unknown order {order!r}; take {', '.join(ORDERS)} or a list of all workers")
-    elif sorted(order) != list(range(n)):
-        raise ValueError(f"World: order={order} must name each of the workers 0 to {n - 1} once")
 
 
 def _check_sums(algorithm: Algorithm, sums: SumRule) -> None:

@@ -290,11 +290,6 @@ def _same_specials(source: Number, target: Number) -> bool:
     return str(source.lost) == str(target.specials[:2]) and math.isnan(target.specials[2])
 
 
-def _agree_on_specials(rule: Accumulator) -> bool:
-    products, sums, outer = rule.numbers
-    return all(_same_specials(*pair) for pair in ((products, sums), (sums, sums), (sums, outer), (outer, outer)))
-
-
 def _serves_float32(number: Number) -> bool:
     return number.by_arithmetic and number.precision < NARROW_BITS and number.min_exponent >= -126
 
@@ -353,7 +348,9 @@ def how_to_compute(a_BMK: Tensor, b_BKN: Tensor, rule: Accumulator) -> How:
     a, b = Range.of(a_BMK), Range.of(b_BKN)
     # float32 operands have finite products in float64, but Mogami's are float32 numbers
     finite = a.largest * b.largest < (LARGEST_SUM if rule.multiply == "mogami" else math.inf)
-    careful = not (finite and _agree_on_specials(rule))
+    products, sums, outer = rule.numbers
+    pairs = ((products, sums), (sums, sums), (sums, outer), (outer, outer))
+    careful = not (finite and all(_same_specials(*pair) for pair in pairs))
     suit = not careful and _products_suit_float32(a, b, a_BMK.shape[2], rule)
     return How(
         suit and _numbers_suit_float32(rule),

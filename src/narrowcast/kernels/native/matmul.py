@@ -63,27 +63,18 @@ def why_not(rule: Accumulator) -> str | None:
         return why
     if not hasattr(loaded, "nc_matmul"):
         return "the native library was built without matrix products; run `make native`"
-    tables = [n.name for n in (rule.product_number, rule.sum_number, rule.outer_number) if not n.by_arithmetic]
+    tables = [n.name for n in rule.numbers if not n.by_arithmetic]
     return f"{tables[0]} is a table of values, to which only the reference rounds here" if tables else None
 
 
-def _number(number: Number, exact: bool) -> NativeNumber:
-    integers = number.man_bits, number.min_exponent, number.even_steps, number.signed_zero, number.parity, exact
-    return NativeNumber(number.high, number.low, *number.lost, *number.specials, *integers)
-
-
-def _arithmetic(how: How) -> int:
-    if how.single or how.single_on_cpu:
-        return SINGLE
-    return DOUBLE if how.plain else ODD_DOUBLE
-
-
 def _accumulator(rule: Accumulator, how: How, seed: int) -> NativeAccumulator:
-    arithmetic = _arithmetic(how)
+    arithmetic = SINGLE if how.single or how.single_on_cpu else DOUBLE if how.plain else ODD_DOUBLE
 
     def native(number: Number, exact: bool = False) -> NativeNumber:
         # float32's own products and sums are rounded already
-        return _number(number, exact or (arithmetic == SINGLE and number.format is None))
+        exact = exact or (arithmetic == SINGLE and number.format is None)
+        integers = number.man_bits, number.min_exponent, number.even_steps, number.signed_zero, number.parity, exact
+        return NativeNumber(number.high, number.low, *number.lost, *number.specials, *integers)
 
     numbers = native(rule.product_number, rule.fused), native(rule.sum_number), native(rule.outer_number)
     flags = rule.kahan, rule.stochastic, arithmetic, how.careful

@@ -46,17 +46,14 @@ def encode(plan: Plan, x: Tensor, wire: Tensor, noise: Noise = NO_NOISE, scale: 
         scale_plane.copy_(block_codes.to(torch.uint8))
         wire[layout.tensor_scale :].copy_(tensor_scale.view(1).view(torch.uint8))
     else:
-        codes, scales = _encode_block(plan, x, random, scale)
+        if plan.method is Method.SCALED:
+            codes, scales = methods.encode_scaled(plan, x, random, scale)
+        elif plan.method is Method.AFFINE:
+            codes, scales = methods.encode_affine(plan, x, random)
+        else:
+            codes, scales = methods.encode_signs(plan, x)
         write_scales(plan, scales, scale_plane)
     wire[: plan.code_bytes(n)].copy_(pack(codes, plan.bits))
-
-
-def _encode_block(plan: Plan, x: Tensor, random: Tensor | None, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    if plan.method is Method.SCALED:
-        return methods.encode_scaled(plan, x, random, scale)
-    if plan.method is Method.AFFINE:
-        return methods.encode_affine(plan, x, random)
-    return methods.encode_signs(plan, x)
 
 
 @keeps_subnormals

@@ -13,6 +13,7 @@ import math
 import torch
 from torch import Tensor
 
+from narrowcast.formats import Format
 from narrowcast.kernels.matmul.accumulator import Accumulator, Number
 from narrowcast.kernels.reference.rounding import LANES, PIECES, SR_BITS, RoundingGrid, random_bits
 
@@ -46,10 +47,11 @@ def mogami_product(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(special, flushed_a * flushed_b, product).double()
 
 
-def _grid(number: Number) -> RoundingGrid:
-    """The numbers and one step beyond each end, with where nearest rounding changes over, in float64."""
-    assert number.format is not None
-    fmt = number.format
+def _grid_of(number: Number, fmt: Format) -> RoundingGrid:
+    """The numbers and one step beyond each end, with where nearest rounding changes over, in float64; kept there."""
+    kept: RoundingGrid | None = number.__dict__.get("_grid")
+    if kept is not None:
+        return kept
     # where ties are: exact in float64, since neighbours have at most 24 bits
     boundary, values = fmt.boundaries(), fmt.grid
     up = fmt.tie_goes_up()
@@ -62,14 +64,7 @@ def _grid(number: Number) -> RoundingGrid:
         boundary = torch.cat([-half, boundary, half])
         up = torch.cat([torch.tensor([not tie_overflows]), up, torch.tensor([tie_overflows])])
     starts = torch.where(up, boundary, torch.nextafter(boundary, torch.full_like(boundary, math.inf)))
-    return RoundingGrid(values, starts)
-
-
-def _grid_of(number: Number) -> RoundingGrid:
-    cache = number.__dict__
-    if "_grid" not in cache:
-        object.__setattr__(number, "_grid", _grid(number))
-    grid: RoundingGrid = cache["_grid"]
+    number.__dict__["_grid"] = grid = RoundingGrid(values, starts)
     return grid
 
 
@@ -88,7 +83,7 @@ def round_exact(x: Tensor, number: Number, random: Tensor | None = None) -> Tens
     if number.format is None:
         value = t.float().double() if random is None else _stochastic_float32(t, random)
     else:
-        grid = _grid_of(number)
+        grid = _grid_of(number, number.format)
         t = t.clamp(float(grid.values[0]), float(grid.values[-1]))
         value = grid.values[grid.index(t, "nearest" if random is None else "stochastic", random)]
     high, low = number.lost

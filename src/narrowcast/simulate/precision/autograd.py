@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,16 +17,6 @@ from torch import Tensor
 from narrowcast.simulate.precision.casts import Casting
 
 Gradients = Sequence[Tensor | None]
-
-
-class Operation(Protocol):
-    """An operation of torch's and its gradients, as autograd calls them. Tensors are input, weight, perhaps bias."""
-
-    def forward(self, *low: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The result, and what `backward` needs besides the tensors."""
-
-    def backward(self, grad: Tensor, low: Sequence[Tensor], kept: Sequence[Tensor], needed: list[bool]) -> Gradients:
-        """The gradients of input, weight and bias, those asked for."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +65,11 @@ class BatchNorm:
             self.implementation, x, grad, weight, *stored, self.training, self.eps, needed, reserve
         )
         return gradients
+
+
+Operation = Convolution2d | BatchNorm
+"""An operation of torch's, as autograd calls it. Tensors are input, weight, perhaps bias. `forward` gives the result
+and what `backward` needs besides the tensors; that gives the gradients of those asked for."""
 
 
 class _Node(torch.autograd.Function):

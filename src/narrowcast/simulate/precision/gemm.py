@@ -189,12 +189,6 @@ def _unfold(x: Tensor, kernel: Pair, dilation: Pair, stride: Pair, groups: int) 
     return cols.view(x.shape[0], groups, cols.shape[1] // groups, cols.shape[2])
 
 
-def _weights(weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
-    """weight_GOT, the bias as one more tap."""
-    flat = weight.reshape(groups, weight.shape[0] // groups, -1)
-    return flat if bias is None else torch.cat([flat, bias.view(groups, -1, 1)], 2)
-
-
 def _spread(grad: Tensor, stride: Pair) -> Tensor:
     """Zeros between the rows and columns of a strided gradient."""
     if stride == (1, 1):
@@ -229,13 +223,17 @@ def grad_input(grad: Tensor, weight: Tensor, size: Sequence[int], shape: Shape, 
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, how: Accumulators) -> Tensor:
-        cols_BGTP = shape.unfold(x) if bias is None else with_ones(shape.unfold(x), 2)
+        cols_BGTP, groups, outputs = shape.unfold(x), shape.groups, weight.shape[0] // shape.groups
+        weight_GOT = weight.reshape(groups, outputs, -1)
+        if bias is not None:
+            # one more tap
+            cols_BGTP, weight_GOT = with_ones(cols_BGTP, 2), torch.cat([weight_GOT, bias.view(groups, -1, 1)], 2)
         ctx.save_for_backward(x, weight)
         ctx.shape, ctx.how, ctx.has_bias = shape, how, bias is not None
         # in its final shape at once: nobody could change a view of it in place
         out = x.new_empty(x.shape[0], weight.shape[0], *shape.output_size(x), dtype=torch.float32)
-        out_BGOP = out.view(x.shape[0], shape.groups, weight.shape[0] // shape.groups, cols_BGTP.shape[3])
-        how.product(_weights(weight, bias, shape.groups), cols_BGTP, FORWARD, out_BGOP)
+        out_BGOP = out.view(x.shape[0], groups, outputs, cols_BGTP.shape[3])
+        how.product(weight_GOT, cols_BGTP, FORWARD, out_BGOP)
         return out
 
     @staticmethod
@@ -246,20 +244,15 @@ class _Convolution(torch.autograd.Function):
         to_x = grad_input(grad, weight, x.shape[2:], ctx.shape, ctx.how) if needs_x else None
         if not (needs_weight or needs_bias):
             return to_x, None, None, None, None
-        taps_GOT = _grad_weights(grad, x, weight, ctx)
-        taps = weight[0].numel()
+        groups, cols_BGTP, taps = ctx.shape.groups, ctx.shape.unfold(x), weight[0].numel()
+        if ctx.has_bias:
+            cols_BGTP = with_ones(cols_BGTP, 2)
+        grad_BGOP = grad.reshape(grad.shape[0], groups, weight.shape[0] // groups, cols_BGTP.shape[3])
+        grad_GOX = grad_BGOP.permute(1, 2, 0, 3).flatten(2)
+        cols_GXT = cols_BGTP.permute(1, 0, 3, 2).flatten(1, 2)
+        taps_GOT = ctx.how.product(grad_GOX, cols_GXT, GRAD_B)
         to_bias = taps_GOT[:, :, taps].flatten() if ctx.has_bias else None
         return to_x, taps_GOT[:, :, :taps].reshape(weight.shape), to_bias, None, None
-
-
-def _grad_weights(grad: Tensor, x: Tensor, weight: Tensor, ctx: Any) -> Tensor:
-    groups, cols_BGTP = ctx.shape.groups, ctx.shape.unfold(x)
-    if ctx.has_bias:
-        cols_BGTP = with_ones(cols_BGTP, 2)
-    grad_BGOP = grad.reshape(grad.shape[0], groups, weight.shape[0] // groups, cols_BGTP.shape[3])
-    grad_GOX = grad_BGOP.permute(1, 2, 0, 3).flatten(2)
-    cols_GXT = cols_BGTP.permute(1, 0, 3, 2).flatten(1, 2)
-    return ctx.how.product(grad_GOX, cols_GXT, GRAD_B)
 
 
 @lru_cache(maxsize=256)

@@ -130,16 +130,6 @@ def _attention(
     return _product(site, (dropped, ACTIVATION), (value, roles[2])), dropped
 
 
-def _projections(site: Site, inputs: tuple[Tensor, Tensor, Tensor], arguments: dict[str, Any]) -> list[Tensor]:
-    if arguments["use_separate_proj_weight"]:
-        weights = [arguments[f"{name}_proj_weight"] for name in "qkv"]
-    else:
-        weights = list(arguments["in_proj_weight"].chunk(3))
-    bias = arguments["in_proj_bias"]
-    biases = [None] * 3 if bias is None else list(bias.chunk(3))
-    return [linear(site, x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True)]
-
-
 def _pad_positions(x: Tensor, extra: Tensor | None, zero: bool) -> Tensor:
     """Keys or values (L x B x E) with the learnt and the zero position after them."""
     parts = [x]
@@ -195,7 +185,12 @@ def _attend(
 ) -> tuple[Tensor, Tensor | None]:
     length, batch, width = inputs[0].shape
     heads = arguments["num_heads"]
-    q, k, v = _projections(site, inputs, arguments)
+    weights = [arguments[f"{name}_proj_weight"] for name in "qkv"]
+    if not arguments["use_separate_proj_weight"]:
+        weights = list(arguments["in_proj_weight"].chunk(3))
+    bias = arguments["in_proj_bias"]
+    biases = [None] * 3 if bias is None else list(bias.chunk(3))
+    q, k, v = (linear(site, x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True))
     zero = arguments["add_zero_attn"]
     k, v = _pad_positions(k, arguments["bias_k"], zero), _pad_positions(v, arguments["bias_v"], zero)
     mask = _mask(arguments, batch, heads, q.dtype, k.shape[0])
@@ -205,10 +200,10 @@ def _attend(
     drop = arguments["dropout_p"] if arguments["training"] else 0.0
     # torch mixes by a softmax that is NaN where all is masked if somebody wants to see the weights, else by zeros
     softmax = torch.softmax if arguments["need_weights"] else _softmax_or_zeros
-    mixed, weights = _attention(site, q, k, v, mask, drop, causal, softmax=softmax)
+    mixed, mixed_by = _attention(site, q, k, v, mask, drop, causal, softmax=softmax)
     joined = mixed.permute(2, 0, 1, 3).reshape(length, batch, width)
     out = linear(site, joined, arguments["out_proj_weight"], arguments["out_proj_bias"])
-    return out, weights if arguments["need_weights"] else None
+    return out, mixed_by if arguments["need_weights"] else None
 
 
 def _embedding(look_up: Callable[..., Tensor]) -> Handler:

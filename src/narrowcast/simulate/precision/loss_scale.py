@@ -51,7 +51,8 @@ class LossScale:
         self.dynamic, self.growth, self.backoff, self.interval = dynamic, growth, backoff, interval
         self.minimums = dict(sorted((minimums or {}).items()))
         self._scale, self._steps, self._good = float(scale), 0, 0
-        self._skipped = False
+        self.skipped = False
+        """Whether the last step was left out, of any optimizer."""
         self._unscaled: dict[Optimizer, bool] = {}
         """Whose gradients were divided since the last update, and whether one was not finite."""
         self._stepped: set[Optimizer] = set()
@@ -61,11 +62,6 @@ class LossScale:
     def minimum(self) -> float:
         """The least factor at this step."""
         return max([SMALLEST, *(least for step, least in self.minimums.items() if step <= self._steps)])
-
-    @property
-    def skipped(self) -> bool:
-        """Whether the last step was left out, of any optimizer."""
-        return self._skipped
 
     def get_scale(self) -> float:
         return self._scale
@@ -83,7 +79,7 @@ class LossScale:
             raise RuntimeError("LossScale: unscale_() was already called for this optimizer since the last update()")
         grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         self._unscaled[optimizer] = not all(bool(g.isfinite().all()) for g in grads)
-        self._skipped = any(self._unscaled.values())
+        self.skipped = any(self._unscaled.values())
         for g in grads:
             g.mul_(1 / self._scale)
 
@@ -105,8 +101,8 @@ class LossScale:
         self._stepped.clear()
         if not self.dynamic:
             return
-        self._good = 0 if self._skipped else self._good + 1
-        if self._skipped:
+        self._good = 0 if self.skipped else self._good + 1
+        if self.skipped:
             self._scale *= self.backoff
         elif self._good == self.interval:
             self._scale, self._good = self._scale * self.growth, 0
