@@ -242,7 +242,8 @@ class Coder:
     def _go_together(self, one: Range, other: Range) -> bool:
         length, step = one[1] - one[0], other[0] - one[0]
         alike = 0 < length == other[1] - other[0] and length <= step
-        return alike and not self.whole_segments and one[0] % ALIGNMENT == step % ALIGNMENT == 0
+        lie_well = not self._draws or one[0] % ALIGNMENT == step % ALIGNMENT == 0
+        return alike and lie_well and not self.whole_segments
 
     def sum(self, wires: Tensor, part: Range, finish: Finish, out: Tensor) -> None:
         """Add the messages of all ranks, one a row, in their order, into float32 `out`, which holds that part alone."""

@@ -29,7 +29,7 @@ from narrowcast.collectives import (
     scatter,
     segment_ranges,
 )
-from narrowcast.kernels import NO_NOISE, Noise
+from narrowcast.kernels import NO_NOISE, Finish, Noise
 
 Scales = list[Tensor | None]
 
@@ -62,7 +62,20 @@ class Rows:
     @property
     def sizes(self) -> list[int]:
         """Bytes of each row."""
-        return [self.nbytes(row) for row in range(self.world)]
+        return [self.nbytes(0)] * self.world
+
+    def places(self) -> Iterator[tuple[Codec, Coder, Range, slice]]:
+        """The runs of a row: where each lies among its values, and where in its message."""
+        at = 0
+        for codec, run in self.runs:
+            coder = self._coders[codec]
+            size = coder.nbytes(self.range(0, run))
+            yield codec, coder, run, slice(at, at + size)
+            at += size
+
+    def of_all(self, run: Range) -> list[Range]:
+        """Where a run of each row lies in the flat whole."""
+        return [self.range(row, run) for row in range(self.world)]
 
     def encode(
         self,
@@ -74,22 +87,35 @@ class Rows:
         residuals: Residuals | None = None,
     ) -> None:
         """Write the message of a row; `values` holds that row alone."""
-        at = 0
-        for codec, run in self.runs:
-            part, coder = self.range(row, run), self._coders[codec]
-            out = wire[at : at + coder.nbytes(part)]
+        for codec, coder, run, place in self.places():
+            part = self.range(row, run)
             kept = residuals.of(0, part) if residuals is not None and codec.feedback else None
-            coder.encode(values[run[0] : run[1]], part, out, noise, scales if codec.agrees_on_scales else None, kept)
-            at += out.numel()
+            agreed = scales if codec.agrees_on_scales else None
+            coder.encode(values[slice(*run)], part, wire[place], noise, agreed, kept)
 
-    def decode(self, wire: Tensor, row: int, out: Tensor, accumulate: bool = False) -> None:
+    def encode_all(
+        self, x: Tensor, wires: Tensor, noise: Noise, scales: Scales | None, residuals: Residuals | None
+    ) -> None:
+        """Write the messages of all rows of x, one a row: run by run, so that a GPU has as few launches as possible."""
+        for codec, coder, run, place in self.places():
+            kept = residuals.of(0, (0, x.numel())) if residuals is not None and codec.feedback else None
+            agreed = scales if codec.agrees_on_scales else None
+            coder.encode_parts(x, self.of_all(run), wires[:, place], noise, agreed, kept)
+
+    def decode(self, wire: Tensor, row: int, out: Tensor) -> None:
         """Read the message of a row into `out`, which holds that row alone."""
-        at = 0
-        for codec, run in self.runs:
-            part, coder = self.range(row, run), self._coders[codec]
-            size = coder.nbytes(part)
-            coder.decode(wire[at : at + size], part, out[run[0] : run[1]], accumulate)
-            at += size
+        for _, coder, run, place in self.places():
+            coder.decode(wire[place], self.range(row, run), out[slice(*run)])
+
+    def decode_all(self, wires: Tensor, out: Tensor) -> None:
+        """Read the messages of all rows, one a row."""
+        for _, coder, run, place in self.places():
+            coder.decode_parts(wires[:, place], self.of_all(run), out)
+
+    def sum(self, wires: Tensor, row: int, finish: Finish, out: Tensor) -> None:
+        """Add the messages of one row from all ranks, one a row, into `out`, which holds that row alone."""
+        for _, coder, run, place in self.places():
+            coder.sum(wires[:, place], self.range(row, run), finish, out[slice(*run)])
 
     def agreed_scales(self, exchange: Exchange, x: Tensor, residuals: Residuals | None) -> Scales | None:
         """For APS: one scale for each whole tensor, agreed by all ranks. Bytes sent a rank: 4 (W-1) a tensor."""
@@ -123,15 +149,18 @@ def reduce_scatter(
     mine, noise = exchange.rank, rows.noise.derive(exchange.rank, 0)
     wires = scatter(exchange, rows.sizes, REDUCE_SCATTER)
     scales = rows.agreed_scales(exchange, x, residuals)
-    for rank in [*exchange.others(), mine]:
-        values = x[slice(*rows.range(rank, (0, rows.length)))]
-        rows.encode(values, rank, wires.leaving(rank), noise, scales, residuals)
-        wires.send(rank)
+    if wires.rows is not None:
+        rows.encode_all(x, wires.rows, noise, scales, residuals)
+        wires.send_all()
+    else:
+        for rank in [*exchange.others(), mine]:
+            values = x[slice(*rows.range(rank, (0, rows.length)))]
+            rows.encode(values, rank, wires.leaving(rank), noise, scales, residuals)
+            wires.send(rank)
     total = exchange.floats(rows.length)
-    for rank, wire in enumerate(wires.arrived()):
-        rows.decode(wire, mine, total, accumulate=rank > 0)
+    rows.sum(wires.arrived(), mine, reduction, total)
     exchange.finish()
-    return reduction.finish(total)
+    return total
 
 
 def keep(rows: Rows, rank: int, total: Tensor, stored: Tensor, reduction: Reduction, residuals: Residuals) -> None:
@@ -148,6 +177,10 @@ def all_gather(rows: Rows, exchange: Exchange, own: Tensor, out: Tensor) -> None
     wires = gather(exchange, rows.sizes, ALL_GATHER)
     rows.encode(own, mine, wires.own, rows.noise.derive(mine, 1))
     wires.send()
-    for rank in [mine, *exchange.others()]:
-        rows.decode(wires.arrived(rank), rank, out[slice(*rows.range(rank, (0, rows.length)))])
+    everyones = wires.rows()
+    if everyones is not None:
+        rows.decode_all(everyones, out)
+    else:
+        for rank in [mine, *exchange.others()]:
+            rows.decode(wires.arrived(rank), rank, out[slice(*rows.range(rank, (0, rows.length)))])
     exchange.finish()
