@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -30,6 +30,7 @@ JsonPath = Annotated[
 ]
 
 PLAIN_WIDTH = 200
+LEAST_WIDTH = 7
 
 
 def make_console() -> Console:
@@ -38,15 +39,40 @@ def make_console() -> Console:
 
 def emit(data: Any, shown: Table | str, path: str | None) -> None:
     """The table for people, or JSON for programs; with a file name both."""
+    save(data, path)
+    if path != "-":
+        make_console().print(shown)
+
+
+def save(data: Any, path: str | None) -> None:
+    """JSON into a file, or to standard output; nothing without a name."""
     if path == "-":
         print(json.dumps(data, indent=1))
-        return
-    if path is not None:
+    elif path is not None:
         try:
             Path(path).write_text(json.dumps(data, indent=1) + "\n")
         except OSError as error:
             raise ValueError(f"--json {path}: {error.strerror}; name a file that can be written") from error
-    make_console().print(shown)
+
+
+class GrowingTable:
+    """A table whose rows are shown as they come, under a title and a heading that stand before the first."""
+
+    def __init__(self, title: str, *columns: str, shown: bool = True) -> None:
+        self._title, self._columns, self._shown = title, columns, shown
+
+    def add_row(self, *cells: str) -> None:
+        """Cells stand under their column's name, the first one on the left."""
+        if not self._shown:
+            return
+        if self._title:
+            print(f"{self._title}\n\n{self._line(self._columns)}")
+            self._title = ""
+        print(self._line(cells), flush=True)
+
+    def _line(self, cells: Sequence[str]) -> str:
+        left, *right = [(cell, max(len(name), LEAST_WIDTH)) for cell, name in zip(cells, self._columns, strict=True)]
+        return "  ".join([f"{left[0]:<{left[1]}}", *(f"{cell:>{width}}" for cell, width in right)])
 
 
 def progress(items: Iterable[T], total: int, what: str) -> Iterator[T]:

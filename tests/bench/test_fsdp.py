@@ -11,8 +11,9 @@ import pytest
 import torch
 from narrowcast_research.bench import fsdp_curves, fsdp_curves_worker
 
-from narrowcast.bench import fsdp
-from narrowcast.bench.fsdp import Transformer, batch
+from narrowcast.bench import fsdp, tasks
+from narrowcast.bench.ranks import Ranks
+from narrowcast.bench.tasks import Transformer, text_batch
 from narrowcast.data import help_text
 
 
@@ -28,11 +29,11 @@ def test_a_wire_is_what_attach_gets() -> None:
 
 def test_a_wrong_spec_is_refused_before_a_lab_is_built() -> None:
     with pytest.raises(ValueError, match="int8/255"):
-        next(fsdp.run(4, "1gbit", ["plain", "gradients=int8/255"]))
+        next(fsdp.run(Ranks(4, "1gbit"), ["plain", "gradients=int8/255"]))
 
 
 def test_the_models_have_the_promised_sizes() -> None:
-    large = Transformer(fsdp.WIDTH, fsdp.LAYERS, fsdp.LENGTH)
+    large = tasks.TEXT.build()
     small = Transformer(fsdp_curves_worker.WIDTH, fsdp_curves_worker.LAYERS, fsdp_curves_worker.LENGTH)
     sizes = [sum(p.numel() for p in model.parameters()) for model in (large, small)]
     assert sizes == [pytest.approx(10e6, rel=0.05), pytest.approx(3e6, rel=0.1)]
@@ -40,7 +41,7 @@ def test_the_models_have_the_promised_sizes() -> None:
 
 def test_the_loss_looks_at_no_later_byte() -> None:
     torch.manual_seed(0)
-    model, x = Transformer(16, 2, 8), batch(help_text(), 0, 1, 8)
+    model, x = Transformer(16, 2, 8), text_batch(help_text(), 0, 1, 8)
     hidden = model.embed(x[:, :-1]) + model.place(torch.arange(8))
     changed = hidden.clone()
     changed[0, -1] += 1.0
@@ -51,12 +52,14 @@ def test_the_loss_looks_at_no_later_byte() -> None:
 
 def test_rows_are_compared_with_plain() -> None:
     plain = {"wire": "plain", "link_bytes": 100.0, "step": 4.0}
-    row = {"wire": fsdp.WIRES[-1], "link_bytes": 25.0, "step": 1.0}
+    row = {"wire": fsdp.BOTH, "link_bytes": 25.0, "step": 1.0}
+    slow = Ranks(4, "200mbit")
     kept = {"fewer_bytes": 4.0, "speedup": 4.0, "target": (3.5, 2.5), "met": True}
-    assert fsdp.comparison(row, plain, 4, "200mbit") == kept
-    assert fsdp.comparison({**row, "step": 2.0}, plain, 4, "200mbit")["met"] is False
-    assert fsdp.comparison(row, plain, 2, "200mbit")["met"] is None
-    assert fsdp.comparison(row, None, 4, "200mbit")["speedup"] is None
+    assert fsdp.comparison(row, plain, slow) == kept
+    assert fsdp.comparison({**row, "step": 2.0}, plain, slow)["met"] is False
+    assert fsdp.comparison(row, plain, Ranks(2, "200mbit"))["met"] is None
+    assert fsdp.comparison(row, plain, Ranks(4, "200mbit", gpu=True))["met"] is None
+    assert fsdp.comparison({**row, "link_bytes": 0.0}, plain, slow)["fewer_bytes"] is None
 
 
 def test_the_interval_of_paired_differences() -> None:

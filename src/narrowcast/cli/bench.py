@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from narrowcast.bench import codecs, collectives, cuda, ddp, peers
+from narrowcast.bench import codecs, collectives, cuda, ddp, peers, ranks, training
 from narrowcast.codecs import codec as codec_named
-from narrowcast.console import JsonPath, emit, make_console, new_table, number, percent, progress
+from narrowcast.console import GrowingTable, JsonPath, emit, make_console, new_table, number, percent, progress, save
 from narrowcast.kernels import native
 from narrowcast.measure import ROUNDS
 
@@ -17,14 +19,20 @@ app = typer.Typer(
     help="Speed, as a ratio to a copy or a plain all-reduce measured in the same run.", no_args_is_help=True
 )
 
-LabRate = Annotated[str, typer.Option("--lab", help="Rate of every link of the lab.")]
-Hosts = Annotated[int, typer.Option(help="Hosts, one rank each.")]
+LabRate = Annotated[
+    str | None,
+    typer.Option(
+        "--lab",
+        "--rate",
+        help="Rate of every link of the lab, or none; default 1gbit, with --gpu 10gbit. Under torchrun: no lab.",
+    ),
+]
+Hosts = Annotated[str, typer.Option(help="Hosts of the lab, one rank each; 2,4,8 makes one after another.")]
+Gpu = Annotated[bool, typer.Option("--gpu", help="CUDA tensors and NCCL; in a lab all ranks share this machine's GPU.")]
+ModelSize = Annotated[str | None, typer.Option(help="small, or gpt2 (124 M parameters), which --gpu takes.")]
+Steps = Annotated[int, typer.Option(min=1, help="Steps a median is taken over.")]
 KEPT = {True: "yes", False: "NO", None: ""}
 """Whether a promise was."""
-
-
-def _plain_first(wires: list[str]) -> list[str]:
-    return ["plain", *(wire for wire in wires if wire != "plain")]
 
 
 @app.command("codecs")
@@ -65,65 +73,140 @@ def codecs_command(
 
 @app.command("collectives")
 def collectives_command(
-    spec: Annotated[list[str] | None, typer.Argument(help="Codecs; by default those with a promised speedup.")] = None,
-    rate: LabRate = "1gbit",
-    hosts: Hosts = 4,
-    values: Annotated[int, typer.Option(help="Float32 values to reduce.")] = collectives.VALUES,
-    rounds: Annotated[int, typer.Option(help="Rounds a median is taken over.")] = collectives.ROUNDS,
+    spec: Annotated[list[str] | None, typer.Argument(help="Codecs; by default five, from 16 bits to 2.")] = None,
+    rate: LabRate = None,
+    hosts: Hosts = "4",
+    gpu: Gpu = False,
+    sizes: Annotated[
+        str, typer.Option(help="Megabytes of float32, as 1,4,16; default 100, with --gpu 1,4,16,64,256.")
+    ] = "",
+    small: Annotated[bool, typer.Option("--small", help="Also 1, 1,000 and 100,000 values: a call's cost.")] = False,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds a median is taken over; default 3, with --gpu 7.")
+    ] = None,
     json_path: JsonPath = None,
 ) -> None:
-    """All-reduce through codecs on rate-limited links, beside Gloo's float32 all-reduce in the same run. Needs root."""
-    specs = spec or list(collectives.SPECS)
-    rows = list(progress(collectives.run(hosts, rate, specs, values, rounds), len(specs), "codecs"))
-    title = f"All-reduce of {values} values on {hosts} hosts at {rate}, one thread a rank"
-    shown = new_table(title, "codec", "float32 s", "ours s", "speedup", "promised", "bytes allow", "error", "kept")
-    for row in rows:
-        times = f"{row.plain_seconds:.3f}", f"{row.seconds:.3f}", f"{row.speedup:.2f}x"
-        shown.add_row(row.spec, *times, number(row.target), f"{row.limit:.2f}x", f"{row.error:.3g}", KEPT[row.met])
-    emit({"machine": codecs.describe_machine(), "rows": [row.as_dict() for row in rows]}, shown, json_path)
+    """All-reduces through codecs, in turn with Gloo's (or NCCL's) own: float32, bf16, and the bytes of each wire."""
+    results = _Results(json_path)
+    megabytes = _megabytes(sizes)
+    for at in ranks.choose(rate, hosts, gpu):
+        columns = (
+            "        wire",
+            "ms",
+            "x fp32",
+            "x bf16",
+            "of limit",
+            "host ms",
+            "beyond ms",
+            "error",
+            "promised",
+            "kept",
+        )
+        title = f"All-reduce on {at}; limit: {at.backend}'s own all_to_all and all_gather of the wire's bytes"
+        table = results.table(title, f"{'size':<14}", *columns)
+        for row in results.keep(collectives.run(at, spec, megabytes, rounds, small)):
+            ratios = f"{row['over_fp32']:.2f}x", f"{row['over_bf16']:.2f}x", percent(row.get("share_of_limit"))
+            beyond = f"{row['beyond_ms']:+.3f}" if row.get("small") else ""
+            judged = number(row["target"]), KEPT[row["met"]]
+            times = row["wire"], f"{row['ms']:.3f}", *ratios, f"{row['host_ms']:.3f}", beyond
+            size = f"{row['values']:,} values" if row.get("small") else f"{row['mb']:g} MB"
+            table.add_row(size, *times, f"{row['error']:.3g}" if "error" in row else "", *judged)
+    results.end()
 
 
 @app.command("ddp")
 def ddp_command(
-    wire: Annotated[list[str] | None, typer.Argument(help="Specs, plain, fp16-hook or powersgd-RANK.")] = None,
-    rate: LabRate = "1gbit",
-    hosts: Hosts = 4,
-    steps: Annotated[int, typer.Option(help="Steps a median is taken over.")] = ddp.STEPS,
+    wire: Annotated[list[str] | None, typer.Argument(help="Specs, plain, bf16-hook, fp16-hook, powersgd-RANK.")] = None,
+    rate: LabRate = None,
+    hosts: Hosts = "4",
+    gpu: Gpu = False,
+    model: ModelSize = None,
+    steps: Steps = training.STEPS,
     json_path: JsonPath = None,
 ) -> None:
-    """Training steps of a 24-million-parameter MLP under DDP on rate-limited links. Needs root."""
-    wires = _plain_first(wire) if wire else list(ddp.WIRES)
-    rows = list(progress(ddp.run(hosts, rate, wires, steps), len(wires), "wires"))
-    shown = new_table(
-        f"DDP step of an MLP on {hosts} hosts at {rate}, batch 16 and one thread a rank",
-        *("wire", "step s", "compute s", "exposed s", "speedup", "error of the mean gradient"),
-    )
-    for row in rows:
-        seconds = (f"{row[key]:.3f}" for key in ("step", "compute", "exposed"))
-        shown.add_row(row["wire"], *seconds, f"{rows[0]['step'] / row['step']:.2f}x", f"{row['error']:.3g}")
-    emit({"machine": codecs.describe_machine(), "rows": rows}, shown, json_path)
+    """Training steps under DDP: plain, torch's own hooks and codecs, in turn in one run."""
+    results = _Results(json_path)
+    for at in ranks.choose(rate, hosts, gpu):
+        name = _model(model, at, ddp.TASKS)
+        peers_ = [peer for peer in dict.fromkeys([ddp.PLAIN, *(wire or ddp.WIRES[gpu])]) if ddp.is_torchs(peer)]
+        columns = ("step ms", "compute ms", "exposed ms", *(f"x {peer}" for peer in peers_), "gradient's error")
+        table = results.table(f"DDP step of {ddp.TASKS[name].title} a rank, {at}", f"{'wire':<16}", *columns)
+        for row in results.keep(ddp.run(at, wire, name, steps)):
+            times = (f"{1e3 * row[key]:.1f}" for key in ("step", "compute", "exposed"))
+            ratios = (f"{row['over'][peer]:.2f}x" for peer in peers_)
+            table.add_row(row["wire"], *times, *ratios, f"{row['error']:.3g}")
+    results.end()
 
 
 @app.command("fsdp")
 def fsdp_command(
     wire: Annotated[list[str] | None, typer.Argument(help="plain, or gradients=SPEC,parameters=SPEC.")] = None,
-    rate: LabRate = "200mbit",
-    hosts: Hosts = 4,
-    steps: Annotated[int | None, typer.Option(help="Steps a median is taken over; default 10.")] = None,
+    rate: LabRate = None,
+    hosts: Hosts = "4",
+    gpu: Gpu = False,
+    model: ModelSize = None,
+    steps: Steps = training.STEPS,
     json_path: JsonPath = None,
 ) -> None:
-    """Training steps of a 10-million-parameter transformer under FSDP2 on rate-limited links. Needs root."""
+    """Training steps of a transformer under FSDP2: plain, and gradients and parameters through codecs, in one run."""
     from narrowcast.bench import fsdp
 
-    wires = _plain_first(wire) if wire else list(fsdp.WIRES)
-    rows = list(progress(fsdp.run(hosts, rate, wires, steps or fsdp.STEPS), len(wires), "wires"))
-    columns = ("wire", "step s", "fastest", "slowest", "MB sent a step", "fewer bytes", "speedup", "kept")
-    shown = new_table(f"FSDP2 step of a transformer on {hosts} hosts at {rate}, one thread a rank", *columns)
-    for row in rows:
-        seconds = (f"{row[key]:.3f}" for key in ("step", "fastest", "slowest"))
-        ratios = f"{row['fewer_bytes']:.2f}x", f"{row['speedup']:.2f}x"
-        shown.add_row(row["wire"], *seconds, f"{row['link_bytes'] / 1e6:.2f}", *ratios, KEPT[row["met"]])
-    emit({"machine": codecs.describe_machine(), "rows": rows}, shown, json_path)
+    results = _Results(json_path)
+    for at in ranks.choose(rate, hosts, gpu):
+        name = _model(model, at, fsdp.TASKS)
+        columns = ("step ms", "fastest", "slowest", "MB a step", "fewer bytes", "x plain", "kept")
+        table = results.table(f"FSDP2 step of {fsdp.TASKS[name].title} a rank, {at}", f"{'wire':<42}", *columns)
+        for row in results.keep(fsdp.run(at, wire, name, steps)):
+            times = (f"{1e3 * row[key]:.1f}" for key in ("step", "fastest", "slowest"))
+            fewer = "" if row["fewer_bytes"] is None else f"{row['fewer_bytes']:.2f}x"
+            ratios = f"{row['link_bytes'] / 1e6:.2f}", fewer, f"{row['speedup']:.2f}x"
+            table.add_row(row["wire"], *times, *ratios, KEPT[row["met"]])
+    results.end()
+
+
+class _Results:
+    """Rows as ranks tell them: shown at once, and in the JSON file at once, so that what is cut short is not lost."""
+
+    def __init__(self, json_path: str | None) -> None:
+        self._path, self._machine, self._rows = json_path, dict[str, str](), list[ranks.Row]()
+
+    def table(self, title: str, *columns: str) -> GrowingTable:
+        return GrowingTable(title, *columns, shown=self._path != "-")
+
+    def keep(self, rows: Iterable[ranks.Row]) -> Iterator[ranks.Row]:
+        for row in rows:
+            if "machine" in row:
+                self._machine = row["machine"]
+                continue
+            self._rows.append(row)
+            if self._path != "-":
+                save(self._data(), self._path)
+            yield row
+
+    def _data(self) -> dict[str, Any]:
+        return {"machine": self._machine, "rows": self._rows}
+
+    def end(self) -> None:
+        """Under torchrun only rank 0 has rows."""
+        if self._path == "-" and self._rows:
+            save(self._data(), self._path)
+
+
+def _megabytes(sizes: str) -> list[float] | None:
+    try:
+        found = [float(part) for part in sizes.split(",")] if sizes else None
+    except ValueError:
+        found = [0.0]
+    if found is not None and not all(0 < mb < math.inf for mb in found):
+        raise ValueError(f"--sizes: got {sizes!r}; give megabytes of float32 separated by commas, as 1,4,16")
+    return found
+
+
+def _model(name: str | None, at: ranks.Ranks, known: Mapping[str, object]) -> str:
+    chosen = name or ("gpt2" if at.gpu else "small")
+    if chosen not in known:
+        raise ValueError(f"--model: unknown {chosen!r}; take {' or '.join(known)}")
+    return chosen
 
 
 def _cuda_codecs(device: str, spec: list[str] | None, values: int, json_path: str | None) -> None:

@@ -14,10 +14,14 @@ from narrowcast.measure.link import count_interface as count_interface
 from narrowcast.measure.link import link_bytes as link_bytes
 from narrowcast.measure.machine import cpu_name as cpu_name
 from narrowcast.measure.machine import describe_machine as describe_machine
+from narrowcast.measure.ranks import GPU_BACKEND as GPU_BACKEND
+from narrowcast.measure.ranks import PROGRESS as PROGRESS
 from narrowcast.measure.ranks import first_decides as first_decides
 from narrowcast.measure.ranks import from_barrier as from_barrier
 from narrowcast.measure.ranks import mean as mean
 from narrowcast.measure.ranks import process_group as process_group
+from narrowcast.measure.ranks import rank_device as rank_device
 from narrowcast.measure.ranks import run_rank as run_rank
 from narrowcast.measure.ranks import slowest as slowest
+from narrowcast.measure.ranks import tell_progress as tell_progress
 from narrowcast.measure.ranks import until_all_done as until_all_done

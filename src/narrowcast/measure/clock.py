@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -73,18 +73,23 @@ def interleaved(
     calls: int = 1,
     device: torch.device = CPU,
     first_calls: int | None = None,
+    timed: Callable[[Callable[[], object], int], float] | None = None,
+    after_round: Callable[[Mapping[str, Sequence[float]]], None] = lambda seconds: None,
 ) -> dict[str, Timing]:
     """Every candidate runs once a round, so that all of them see the same machine.
 
-    Each round makes `calls` calls; a first one, of `first_calls`, compiles and warms up and does not count.
+    Each round makes `calls` calls; a first one, of `first_calls`, compiles and warms up and does not count (0: none).
+    timed: seconds a call, by default those of the device's clock. after_round gets all seconds so far.
     """
-    clock = DeviceClock(device)
+    timed = timed or DeviceClock(device).timed
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    for call in candidates.values():
-        clock.timed(call, first_calls or calls)
+    if first_calls != 0:
+        for call in candidates.values():
+            timed(call, first_calls or calls)
     for _ in range(rounds):
         for name, call in candidates.items():
-            seconds[name].append(clock.timed(call, calls))
+            seconds[name].append(timed(call, calls))
+        after_round(seconds)
     return {name: Timing(tuple(spent)) for name, spent in seconds.items()}
 
 

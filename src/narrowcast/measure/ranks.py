@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,10 +12,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from narrowcast.measure.clock import DeviceClock
+from narrowcast.measure.clock import CPU, DeviceClock
 
 TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for the others, as torch does where nobody says otherwise."""
+GPU_BACKEND = "cpu:gloo,cuda:nccl"
+PROGRESS = "narrowcast: "
+"""What a line of progress begins with."""
 
 
 def slowest(values: Sequence[float]) -> list[float]:
@@ -49,33 +53,50 @@ def from_barrier(
     return (clock or DeviceClock()).timed(call, calls)
 
 
-def until_all_done(call: Callable[[], object]) -> float:
-    """Seconds until the slowest rank is done: from one barrier to the next. Collective."""
+def until_all_done(call: Callable[[], object], clock: DeviceClock | None = None, calls: int = 1) -> float:
+    """Seconds a call on the slowest rank; all begin the first one together. Collective."""
+    return slowest([from_barrier(call, clock, calls=calls)])[0]
 
-    def call_and_meet() -> None:
-        call()
-        dist.barrier()
 
-    return from_barrier(call_and_meet)
+def rank_device(gpu: bool) -> torch.device:
+    """The processor, or this rank's GPU: the one of its number on its machine. Ranks of a lab with GPUs share them."""
+    if not gpu:
+        return CPU
+    if not torch.cuda.is_available() or not dist.is_nccl_available():
+        raise ValueError(f"torch {torch.__version__} has no CUDA device or no NCCL here; use a machine with a GPU")
+    local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= count and "NCCL_HOSTID" not in os.environ:
+        raise ValueError(f"rank {local} of this machine has no GPU; there are {count}: start as many ranks")
+    return torch.device("cuda", local % count)
 
 
 @contextmanager
-def process_group(backend: str | None = "gloo", timeout: timedelta = TIMEOUT) -> Iterator[None]:
+def process_group(gpu: bool = False, timeout: timedelta = TIMEOUT) -> Iterator[None]:
     """The group that the environment describes, with one thread a rank; ranks leave it together.
 
+    gpu: with NCCL for CUDA tensors, beside Gloo, and this rank's GPU as the current one.
     After an error nobody waits for the others: they may be waiting for this rank.
     """
     torch.set_num_threads(1)
-    dist.init_process_group(backend, timeout=timeout)
+    if gpu:
+        torch.cuda.set_device(rank_device(gpu))
+    dist.init_process_group(GPU_BACKEND if gpu else "gloo", timeout=timeout)
     yield
     dist.barrier()
     dist.destroy_process_group()
 
 
-def run_rank(measure: Callable[[], Iterable[object]]) -> None:
+def run_rank(measure: Callable[[], Iterable[object]], gpu: bool = False) -> None:
     """The main function of a rank: rank 0 prints what `measure` gives, a line of JSON each, as it comes."""
-    with process_group():
+    with process_group(gpu):
         for result in measure():
             if dist.get_rank() == 0:
                 sys.stdout.write(json.dumps(result) + "\n")
                 sys.stdout.flush()
+
+
+def tell_progress(text: str) -> None:
+    """Rank 0 says how far it is, on standard error: never a result."""
+    if dist.get_rank() == 0:
+        sys.stderr.write(f"{PROGRESS}{text}\n")
+        sys.stderr.flush()

@@ -246,9 +246,7 @@ def _group(transport: str) -> AbstractContextManager[None]:
         os.environ.setdefault("LOCAL_RANK", os.environ["OMPI_COMM_WORLD_LOCAL_RANK"])
     if transport == "mpi":
         from mpi4py import MPI  # noqa: F401  before Gloo begins threads of its own
-    if transport == "nccl":
-        torch.cuda.set_device(trainers.device_of_rank("nccl"))
-    return measuring.process_group("cpu:gloo,cuda:nccl" if transport == "nccl" else "gloo", TIMEOUT)
+    return measuring.process_group(transport == "nccl", TIMEOUT)
 
 
 def _print(message: RankMessage) -> None:
