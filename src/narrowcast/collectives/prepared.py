@@ -24,7 +24,7 @@ from narrowcast.collectives.runtime.channel import Channel
 from narrowcast.collectives.runtime.messages import Exchange
 from narrowcast.collectives.segments import Times
 from narrowcast.collectives.work import Work
-from narrowcast.kernels import Noise, check_seed
+from narrowcast.kernels import NO_NOISE, Noise, check_seed
 
 
 def reduction_of(op: Any, world: int) -> Reduction:
@@ -59,6 +59,8 @@ class AllReduce:
     nodes: Nodes | None
     inner: Codec
     accumulator: str
+    draws: bool
+    """Whether an encoding draws random numbers."""
     text: str
     """The signature."""
 
@@ -85,10 +87,11 @@ class AllReduce:
         checks.check_algorithm(chosen, codec, world, nodes, **options)
         noise = Noise(check_seed("all_reduce", seed))
         more: dict[str, object] = {"algorithm": chosen, "op": str(reduction), "segments": lengths}
-        more["seed"] = noise.seed if codec.stochastic or inside.stochastic else None
+        draws = codec.stochastic or inside.stochastic
+        more["seed"] = noise.seed if draws else None
         more |= {"nodes": nodes, "inner": str(inside), "accumulator": accumulator}
         text = agreement.to_text(signature_of("all_reduce", codec, numel, dtype, **more))
-        return cls(codec, chosen, reduction, noise, nodes, inside, accumulator, text)
+        return cls(codec, chosen, reduction, noise, nodes, inside, accumulator, draws, text)
 
     def start(
         self,
@@ -99,9 +102,13 @@ class AllReduce:
         times: Times | None = None,
     ) -> Work:
         """Submit a call. step: its number, of integers."""
-        run = partial(self.run, flat, self.noise.derive(*step), residuals, times or Times())
+        run = partial(self.run, flat, self.noise_of(step), residuals, times or Times())
         memory = memory_of(flat, residuals)
         return channel.submit(self.text, run, memory, waits=self.host_waits(flat))
+
+    def noise_of(self, step: tuple[int, ...]) -> Noise:
+        """Of a call."""
+        return self.noise.derive(*step) if self.draws else NO_NOISE
 
     def host_waits(self, flat: Flat) -> bool:
         return record.ALGORITHMS[self.algorithm].host_waits or flat.host_waits(self.codec, self.inner)
@@ -134,7 +141,7 @@ class PreparedCall:
 
     def call(self, exchange: Exchange) -> Call:
         """What its algorithm works on."""
-        return self.kind.call(self.flat, self.kind.noise.derive(*self.step), self.residuals, self.times, exchange)
+        return self.kind.call(self.flat, self.kind.noise_of(self.step), self.residuals, self.times, exchange)
 
     @property
     def travels_together(self) -> bool:

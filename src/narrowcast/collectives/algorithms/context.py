@@ -60,6 +60,8 @@ class Call:
 
     def noise_in(self, phase: int) -> Noise:
         """What this rank draws in a phase."""
+        if self.noise is NO_NOISE:
+            return NO_NOISE
         rank, first = self.origin or (self.exchange.rank, 0)
         return self.noise.derive(rank, first + phase)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from narrowcast.collectives.algorithms import rounds
@@ -44,8 +45,11 @@ class OneShot:
         wires.send()
 
     def collect(self, wires: Gather) -> None:
-        call, total = self._call, self._call.exchange.floats(self._call.x.numel())
-        rows = wires.rows()
+        call, rows = self._call, wires.rows()
+        if rows is not None and call.x.dtype == torch.float32:
+            call.coder.sum(rows, self._whole, call.reduction, call.x)
+            return
+        total = call.exchange.floats(call.x.numel())
         if rows is not None:
             call.coder.sum(rows, self._whole, call.reduction, total)
         else:
