@@ -38,7 +38,7 @@ def _fingerprint(*tensors: Any) -> bytes:
 @contextmanager
 def recorded(draws: list[Draw]) -> Iterator[None]:
     """Write down what codecs and `round_to` draw in this process, in all of its threads."""
-    encode, reduce, rounder = ops.encode, ops.reduce, ops.Rounder.__call__
+    encode, reduce, rounder, encode_rows = ops.encode, ops.reduce, ops.Rounder.__call__, ops.encode_rows
 
     def note(noise: Noise, n: int, where: str, *values: Any) -> None:
         draws.append(Draw(noise.seed, noise.stream, noise.offset, noise.offset + n, _fingerprint(*values), where))
@@ -48,6 +48,15 @@ def recorded(draws: list[Draw]) -> Iterator[None]:
             scale, feedback = more
             note(noise, x.numel(), "encode", x, scale, *(feedback or ()))
         encode(plan, x, wire, noise, *more)
+
+    def encoding_rows(
+        plan: Any, x: Tensor, per: int, wires: Tensor, noise: Noise = NO_NOISE, feedback: Any = None, pitch: int = 0
+    ) -> None:
+        if getattr(plan, "stochastic", False):
+            for row in range(len(wires)):
+                begin = row * (pitch or per)
+                note(noise.after(begin), per, "encode", x[begin : begin + per])
+        encode_rows(plan, x, per, wires, noise, feedback, pitch)
 
     def reducing(plan: Any, wires: Any, n: int, wire: Tensor, noise: Noise = NO_NOISE, *more: Any) -> None:
         if getattr(plan, "stochastic", False):
@@ -61,6 +70,7 @@ def recorded(draws: list[Draw]) -> Iterator[None]:
 
     with (
         mock.patch.object(ops, "encode", encoding),
+        mock.patch.object(ops, "encode_rows", encoding_rows),
         mock.patch.object(ops, "reduce", reducing),
         mock.patch.object(ops.Rounder, "__call__", rounding),
     ):

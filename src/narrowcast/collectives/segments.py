@@ -59,6 +59,16 @@ def take(x: Tensor, part: Range) -> Tensor:
     return x[part[0] : part[1]]
 
 
+def _cut(x: Tensor, begin: int, end: int) -> Tensor:
+    """x from `begin` to `end` in its last dimension; x itself where that is all of it, since a view takes a while."""
+    return x if begin == 0 and end == x.shape[-1] else x[..., begin:end]
+
+
+def _some_of(rows: Tensor, first: int, last: int) -> Tensor:
+    """The same for rows."""
+    return rows if first == 0 and last == rows.shape[0] else rows[first:last]
+
+
 @keeps_subnormals
 def store(x: Tensor, total: Tensor) -> None:
     """Write a float32 sum into x; a finite one stays finite in 16 bits."""
@@ -81,8 +91,8 @@ def host_waits(codecs: Iterable[Codec], device: torch.device, dtype: torch.dtype
 class _Piece(NamedTuple):
     """Where a piece lies among the values and bytes of its message, and how it is encoded."""
 
-    values: slice
-    bytes: slice
+    values: Range
+    bytes: Range
     noise: Noise
     scale: Tensor | None
     feedback: Feedback | None
@@ -159,9 +169,8 @@ class Coder:
         """
         start = time.perf_counter()
         for piece in self._places(part, noise, scales, feedback):
-            self.codec.encode_with(
-                values[piece.values], piece.noise, piece.scale, piece.feedback, out=wire[piece.bytes]
-            )
+            out = _cut(wire, *piece.bytes)
+            self.codec.encode_with(_cut(values, *piece.values), piece.noise, piece.scale, piece.feedback, out)
         self.times.encode += time.perf_counter() - start
 
     def reduce(
@@ -178,15 +187,16 @@ class Coder:
         """Add the messages of all ranks, one a row, in their order, and write that of the sum. out: its values."""
         start = time.perf_counter()
         for piece in self._places(part, noise, scales, feedback):
+            low, high = piece.values
             self.codec.reduce_with(
-                wires[:, piece.bytes],
-                piece.values.stop - piece.values.start,
+                _cut(wires, *piece.bytes),
+                high - low,
                 piece.noise,
                 piece.scale,
                 piece.feedback,
                 finish,
-                out=wire[piece.bytes],
-                decoded=None if out is None else out[piece.values],
+                out=_cut(wire, *piece.bytes),
+                decoded=None if out is None else _cut(out, low, high),
             )
         self.times.decode += time.perf_counter() - start
 
@@ -205,14 +215,14 @@ class Coder:
         """
         for first, last in self._runs(parts):
             low, high = parts[first][0], parts[last - 1][1]
-            some, kept = values[low:high], None if feedback is None else feedback.part(slice(low, high))
+            some, kept = _cut(values, low, high), None if feedback is None else feedback.part(slice(low, high))
             size = self.nbytes(parts[first])
             if last == first + 1:
                 self.encode(some, parts[first], rows[first, :size], noise, scales, kept)
                 continue
             start = time.perf_counter()
             drawn = noise.part(low) if self._draws else NO_NOISE
-            self.codec.encode_rows(some, rows[first:last, :size], drawn, kept, parts[first][1] - low)
+            self.codec.encode_rows(some, _cut(_some_of(rows, first, last), 0, size), drawn, kept, parts[first][1] - low)
             self.times.encode += time.perf_counter() - start
 
     def decode_parts(self, rows: Tensor, parts: Sequence[Range], out: Tensor) -> None:
@@ -223,7 +233,9 @@ class Coder:
                 self.decode(rows[first, :size], parts[first], out[low:high])
                 continue
             start = time.perf_counter()
-            self.codec.decode_rows(rows[first:last, :size], out[low:high], parts[first][1] - low)
+            self.codec.decode_rows(
+                _cut(_some_of(rows, first, last), 0, size), _cut(out, low, high), parts[first][1] - low
+            )
             self.times.decode += time.perf_counter() - start
 
     def _runs(self, parts: Sequence[Range]) -> Iterator[Range]:
@@ -250,17 +262,20 @@ class Coder:
         at, start = 0, time.perf_counter()
         for _, (low, high) in self.pieces(part):
             size = self._size(high - low)
-            self.codec.sum_with(wires[:, at : at + size], high - low, finish, out[low - part[0] : high - part[0]])
+            target = _cut(out, low - part[0], high - part[0])
+            self.codec.sum_with(_cut(wires, at, at + size), high - low, finish, target)
             at += size
         self.times.decode += time.perf_counter() - start
 
     def _places(self, part: Range, noise: Noise, scales: Scales, feedback: Feedback | None) -> Iterator[_Piece]:
         at = 0
         for number, (low, high) in self.pieces(part):
-            size, values = self._size(high - low), slice(low - part[0], high - part[0])
+            size, values = self._size(high - low), (low - part[0], high - part[0])
             drawn = noise.part(low) if self._draws else NO_NOISE
-            kept = None if feedback is None else feedback.part(values)
-            yield _Piece(values, slice(at, at + size), drawn, scales[number] if scales else None, kept)
+            kept = feedback
+            if feedback is not None and (low, high) != part:
+                kept = feedback.part(slice(*values))
+            yield _Piece(values, (at, at + size), drawn, scales[number] if scales else None, kept)
             at += size
 
     def decode(self, wire: Tensor, part: Range, out: Tensor, accumulate: bool = False) -> None:
@@ -268,8 +283,8 @@ class Coder:
         at, start = 0, time.perf_counter()
         for _, (low, high) in self.pieces(part):
             size = self._size(high - low)
-            target = out[low - part[0] : high - part[0]]
-            self.codec.decode(wire[at : at + size], high - low, out=target, accumulate=accumulate)
+            target = _cut(out, low - part[0], high - part[0])
+            self.codec.decode(_cut(wire, at, at + size), high - low, out=target, accumulate=accumulate)
             at += size
         self.times.decode += time.perf_counter() - start
 

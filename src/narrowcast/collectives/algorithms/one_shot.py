@@ -33,13 +33,13 @@ class OneShot:
 
     def __init__(self, call: Call) -> None:
         self._call, self._whole = call, (0, call.x.numel())
-        self.first = [0] * call.exchange.world
+        self.first: list[int] = []
         self.second = [call.coder.nbytes(self._whole)] * call.exchange.world
 
     def encode(self, wires: Scatter) -> None:
-        wires.send_all()
+        raise RuntimeError("internal: there is no first shot")
 
-    def reduce(self, arrived: Tensor, wires: Gather) -> None:
+    def reduce(self, arrived: Tensor | None, wires: Gather) -> None:
         call = self._call
         call.encode(call.x, self._whole, FIRST, call.scales, call.feedback(FIRST, self._whole), wires.own)
         wires.send()

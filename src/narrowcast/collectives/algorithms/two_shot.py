@@ -73,7 +73,9 @@ class TwoShots:
                 call.coder.encode(take(call.x, part), part, wire, noise, call.scales, call.feedback(FIRST, part))
             wires.send(rank)
 
-    def reduce(self, arrived: Tensor, wires: Gather) -> None:
+    def reduce(self, arrived: Tensor | None, wires: Gather) -> None:
+        if arrived is None:
+            raise RuntimeError("internal: nothing arrived")
         call, noise, mine = self._call, self._call.noise_in(SECOND), self._parts[self._call.exchange.rank]
         own = list(call.coder.places(mine, wires.own))
         for (part, rows), (_, wire) in zip(call.coder.places(mine, arrived), own, strict=True):
