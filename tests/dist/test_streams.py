@@ -106,11 +106,12 @@ def test_calls_that_travel_together_take_two_calls_of_the_backend(monkeypatch: p
 
 def test_a_device_takes_few_rounds_and_more_where_the_codec_is_slow_or_the_wire_long() -> None:
     large = 100 << 20
-    assert device_rounds(4, 4, over_host=False) == 1
-    assert device_rounds(large, large // 4, over_host=False) == 2
-    assert device_rounds(large, large // 2, over_host=False) == 4
-    assert device_rounds(large, large // 4, over_host=True) == two_shot.MAX_CHUNKS
-    rounds = [device_rounds(n, n // 4, over_host=False) for n in range(4, 1 << 31, 1 << 24)]
+    assert device_rounds(4, 4, 2, over_host=False) == 1
+    assert device_rounds(large, large // 4, 4, over_host=False) == 2
+    assert device_rounds(large, large // 2, 4, over_host=False) == 4
+    assert device_rounds(large, large // 8, 8, over_host=False) == 1
+    assert device_rounds(large, large // 4, 2, over_host=True) == two_shot.MAX_CHUNKS
+    rounds = [device_rounds(n, n // 4, 4, over_host=False) for n in range(4, 1 << 31, 1 << 24)]
     assert rounds == sorted(rounds)
     assert max(rounds) == two_shot.MAX_CHUNKS
 

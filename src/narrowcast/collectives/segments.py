@@ -7,11 +7,13 @@ scale of the piece at hand, or with the scale that all ranks agreed on (APS).
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -83,6 +85,12 @@ def concrete(codec: Codec, dtype: torch.dtype) -> Codec:
     return codec_named({torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype])
 
 
+@lru_cache(maxsize=4096)
+def coder_of(codec: Codec, segments: tuple[int, ...], dtype: torch.dtype) -> Coder:
+    """A coder that is kept: calls of one kind follow each other in every step. Take one's own by `timed`."""
+    return Coder(codec, segments, dtype)
+
+
 def host_waits(codecs: Iterable[Codec], device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a call through these makes the host wait for the device, and so for other ranks: not for the caller."""
     return device.type == "cuda" and any(runs_over_host(codec.plan_for(dtype)) for codec in codecs)
@@ -114,6 +122,14 @@ class Coder:
         self._draws = self.codec.stochastic
         self._sizes: dict[int, int] = {}
         self._message = torch.empty(0, dtype=torch.uint8)
+        self.kept: dict[object, Any] = {}
+        """What whoever uses it has found out from it, for the next call of its kind."""
+
+    def timed(self, times: Times) -> Coder:
+        """The same for one call, which counts its seconds there."""
+        one = copy.copy(self)
+        one.times = times
+        return one
 
     def segments_in(self, part: Range) -> Iterator[tuple[int, Range]]:
         """The parts of segments inside a range, each with its segment's number."""

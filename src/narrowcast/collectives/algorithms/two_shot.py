@@ -27,6 +27,8 @@ ROUND_SECONDS = 150e-6
 """What a further round costs a device's backend while others are under way, roughly."""
 ROUND_BYTES = 16 << 20
 """Of wires: beyond it NCCL's own calls lose a tenth and more on sockets."""
+PEER_BYTES = 1 << 20
+"""To one rank in a round: with less, NCCL's own calls on sockets take up to twice as long."""
 Parts = list[Range]
 """What one rank sums in a round: a chunk of its shard, or several."""
 
@@ -49,15 +51,20 @@ def run(call: Call) -> None:
 
 def shots(call: Call) -> list[TwoShots]:
     """Its rounds."""
-    return [TwoShots(call, parts) for parts in rounds_of(call)]
+    coder, key = call.coder, ("two_shot", call.exchange.world, call.exchange.by_rows)
+    cuts = coder.kept.get(key)
+    if cuts is None:
+        cuts = [(one, [sum(map(coder.nbytes, parts)) for parts in one]) for one in rounds_of(call)]
+        coder.kept[key] = cuts
+    return [TwoShots(call, *cut) for cut in cuts]
 
 
 class TwoShots:
     """One round of a call: the parts that each rank sums."""
 
-    def __init__(self, call: Call, parts: Sequence[Parts]) -> None:
+    def __init__(self, call: Call, parts: Sequence[Parts], sizes: list[int]) -> None:
         self._call, self._parts = call, parts
-        self.first = self.second = [sum(map(call.coder.nbytes, of_rank)) for of_rank in parts]
+        self.first = self.second = sizes
         # one a rank, but for codecs that are encoded by segments
         self._shards = [part for of_rank in parts for part in of_rank]
 
@@ -119,21 +126,21 @@ def rounds_of(call: Call) -> list[list[Parts]]:
     if coder.whole_segments:
         return [chunks]
     values, wire = coder.numel * coder.dtype.itemsize, coder.nbytes((0, coder.numel))
-    count = device_rounds(values, wire, coder.over_host)
+    count = device_rounds(values, wire, world, coder.over_host)
     cut = [split(shard, count, coder.align) for shard in coder.shards(world)]
     return [[[part] for part in of_round] for of_round in zip(*cut, strict=True)]
 
 
-def device_rounds(values: int, wire: int, over_host: bool) -> int:
+def device_rounds(values: int, wire: int, world: int, over_host: bool) -> int:
     """Into how many rounds a device's backend takes a tensor of so many bytes and so many on the wire.
 
     With k of them a k-th of the codec's time lies open, not all of it, and k - 1 rounds more are paid for: the sum is
-    least at k = sqrt(codec time / time of a round).
+    least at k = sqrt(codec time / time of a round). What goes to one rank in a round is not cut too small.
     """
     passes = 3  # encode, sum, decode
     codec = passes * (values / (HOST_RATE if over_host else DEVICE_RATE) + LAUNCH_SECONDS)
-    least = -(-wire // ROUND_BYTES)
-    return min(MAX_CHUNKS, max(1, least, round(math.sqrt(codec / ROUND_SECONDS))))
+    count = max(-(-wire // ROUND_BYTES), round(math.sqrt(codec / ROUND_SECONDS)))
+    return max(1, min(MAX_CHUNKS, count, wire // (world * PEER_BYTES)))
 
 
 def simulate(workers: Workers) -> None:

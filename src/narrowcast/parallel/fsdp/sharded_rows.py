@@ -23,6 +23,7 @@ from narrowcast.collectives import (
     Reduction,
     Residuals,
     Times,
+    coder_of,
     exponents,
     gather,
     scales_of,
@@ -46,9 +47,9 @@ class Rows:
     times: Times = field(default_factory=Times)
 
     def __post_init__(self) -> None:
-        whole = list(self.lengths) * self.world
+        whole = tuple(self.lengths) * self.world
         distinct = dict.fromkeys(self.codecs)
-        self._coders = {codec: Coder(codec, whole, self.dtype, self.times) for codec in distinct}
+        self._coders = {codec: coder_of(codec, whole, self.dtype).timed(self.times) for codec in distinct}
         self.runs = list(runs(self.lengths, self.codecs))
         self.length = sum(self.lengths)
 
