@@ -19,6 +19,7 @@ from torch import Tensor
 
 import narrowcast as nc
 from narrowcast.collectives import AllReduce, Flat, PreparedCall, Reduction, Residuals, start_together
+from narrowcast.collectives import segments
 from narrowcast.collectives.algorithms import two_shot
 from narrowcast.collectives.algorithms.two_shot import device_rounds
 from narrowcast.collectives.runtime.channel import BrokenChannelError, Channel
@@ -122,6 +123,7 @@ def test_a_call_takes_two_calls_of_the_backend_a_round(monkeypatch: pytest.Monke
     swap = LateTransport.swap
     monkeypatch.setattr(LateTransport, "swap", lambda self, *args: [swap(self, *args), swaps.append(self.rank)][0])
     monkeypatch.setattr(two_shot, "device_rounds", lambda *_: count)
+    monkeypatch.setattr(segments, "_CODERS", {})
     job = cases.all_reduces("int8/256", "two_shot", N, CPU)
     assert same(run(2, CPU, Way.ROUNDS, job), run(2, CPU, Way.PLAIN, job))
     assert len(swaps) == 2 * cases.STEPS * 2 * count

@@ -22,7 +22,7 @@ from narrowcast.collectives.residuals import Residuals
 from narrowcast.collectives.runtime import agreement
 from narrowcast.collectives.runtime.channel import Channel
 from narrowcast.collectives.runtime.messages import Exchange
-from narrowcast.collectives.segments import Times
+from narrowcast.collectives.segments import MAX_KEPT, Times
 from narrowcast.collectives.work import Work
 from narrowcast.kernels import NO_NOISE, Noise, check_seed
 
@@ -124,8 +124,21 @@ class AllReduce:
         return Call(flat.x, self.codec, exchange, flat.lengths, self.reduction, noise, residuals, *options)
 
 
-prepared = lru_cache(maxsize=1024)(AllReduce.of)
-"""`AllReduce.of`, kept: to look at a call takes the host longer than to start it."""
+_PREPARED: dict[tuple[object, ...], AllReduce] = {}
+
+
+def prepared(
+    codec: Codec, lengths: tuple[int, ...], dtype: torch.dtype, world: int, reduction: Reduction, **options: Any
+) -> AllReduce:
+    """`AllReduce.of`, kept: to look at a call takes the host longer than to start it."""
+    # by spec: a codec itself takes long to compare
+    key = codec.spec, lengths, dtype, world, reduction, *options.values()
+    kind = _PREPARED.get(key)
+    if kind is None:
+        if len(_PREPARED) >= MAX_KEPT:
+            _PREPARED.clear()
+        kind = _PREPARED[key] = AllReduce.of(codec, lengths, dtype, world, reduction, **options)
+    return kind
 
 
 @dataclass

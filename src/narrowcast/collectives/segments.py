@@ -11,7 +11,6 @@ import copy
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -32,6 +31,7 @@ from narrowcast.kernels import (
     runs_over_host,
 )
 
+MAX_KEPT = 4096
 Range = tuple[int, int]
 Scales = Sequence[Tensor | None] | None
 """One scale for each segment, for codecs with one scale for a tensor; None: each piece finds its own."""
@@ -85,10 +85,21 @@ def concrete(codec: Codec, dtype: torch.dtype) -> Codec:
     return codec_named({torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype])
 
 
-@lru_cache(maxsize=4096)
-def coder_of(codec: Codec, segments: tuple[int, ...], dtype: torch.dtype) -> Coder:
-    """A coder that is kept: calls of one kind follow each other in every step. Take one's own by `timed`."""
-    return Coder(codec, segments, dtype)
+_CODERS: dict[tuple[str, tuple[int, ...], torch.dtype], Coder] = {}
+"""By spec: a codec itself takes long to compare."""
+
+
+def coder_of(codec: Codec, segments: tuple[int, ...], dtype: torch.dtype, times: Times) -> Coder:
+    """A coder for one call; what follows from its arguments is kept, since calls of a kind follow in every step."""
+    key = codec.spec, segments, dtype
+    kept = _CODERS.get(key)
+    if kept is None:
+        if len(_CODERS) >= MAX_KEPT:
+            _CODERS.clear()
+        kept = _CODERS[key] = Coder(codec, segments, dtype)
+    one = copy.copy(kept)
+    one.times = times
+    return one
 
 
 def host_waits(codecs: Iterable[Codec], device: torch.device, dtype: torch.dtype) -> bool:
@@ -124,12 +135,6 @@ class Coder:
         self._message = torch.empty(0, dtype=torch.uint8)
         self.kept: dict[object, Any] = {}
         """What whoever uses it has found out from it, for the next call of its kind."""
-
-    def timed(self, times: Times) -> Coder:
-        """The same for one call, which counts its seconds there."""
-        one = copy.copy(self)
-        one.times = times
-        return one
 
     def segments_in(self, part: Range) -> Iterator[tuple[int, Range]]:
         """The parts of segments inside a range, each with its segment's number."""

@@ -51,7 +51,7 @@ class Call:
 
     @cached_property
     def coder(self) -> Coder:
-        return coder_of(self.codec, tuple(self.segments), self.x.dtype).timed(self.times)
+        return coder_of(self.codec, tuple(self.segments), self.x.dtype, self.times)
 
     @property
     def sum_scales(self) -> Scales:

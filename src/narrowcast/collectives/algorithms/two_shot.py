@@ -51,7 +51,7 @@ def run(call: Call) -> None:
 
 def shots(call: Call) -> list[TwoShots]:
     """Its rounds."""
-    coder, key = call.coder, ("two_shot", call.exchange.world, call.exchange.by_rows)
+    coder, key = call.coder, ("two_shot", call.exchange.world, call.exchange.by_rows, MAX_CHUNKS, CHUNK_BYTES)
     cuts = coder.kept.get(key)
     if cuts is None:
         cuts = [(one, [sum(map(coder.nbytes, parts)) for parts in one]) for one in rounds_of(call)]
