@@ -92,8 +92,7 @@ def check_algorithm(
         record.check_accumulator(name, "all_reduce: accumulator", "adds in float32")
     if feedback:
         record.check_feedback(name)
-    if inner.feedback:
-        raise ValueError(f"all_reduce: inner={inner}; there is no error feedback inside a node, leave out +ef")
+    record.check_inner(codec, inner)
     if not record.ALGORITHMS[name].takes_nodes and inner != AS_IS:
         raise ValueError(
             f"all_reduce: inner={inner} is the spec inside a node, and {name!r} knows no nodes; "

@@ -130,6 +130,15 @@ def check_feedback(name: str, what: str = "all_reduce") -> None:
         raise ValueError(f"{what}: error feedback goes with {allowed}; got {name!r}")
 
 
+def check_inner(codec: Codec, inner: Codec) -> None:
+    """Refuse error feedback inside of nodes alone."""
+    if inner.feedback and not codec.feedback:
+        raise ValueError(
+            f"all_reduce: inner={inner} with {codec} between nodes: error feedback inside a node needs it between "
+            "nodes, too; write +ef in both, or leave it out of inner="
+        )
+
+
 def check_accumulator(name: str, what: str, otherwise: str) -> None:
     """Refuse a low-precision accumulator where there is none; `otherwise` says what happens instead."""
     if not ALGORITHMS[name].takes_accumulator:
