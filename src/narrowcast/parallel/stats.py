@@ -185,7 +185,8 @@ def lossy(rows: Iterable[TensorRow]) -> dict[Codec, int]:
     """The codecs that round, and how many values each takes."""
     values: dict[Codec, int] = {}
     for row in rows:
-        codec = codec_named(row.wire)
+        # what a value costs, whatever it is the difference to
+        codec = codec_named(row.wire.removesuffix("+diff"))
         if not codec.lossless:
             values[codec] = values.get(codec, 0) + row.numel
     return values

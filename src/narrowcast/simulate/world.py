@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from narrowcast.codecs import Codec
+from narrowcast.codecs import Codec, refuse_differences
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives import (
     ALGORITHMS,
@@ -196,6 +196,7 @@ class World:
 
     def _plain_noise(self, what: str, step: Step | None) -> Noise:
         """The noise of a call that keeps nothing from one to the next."""
+        refuse_differences(f"World.{what}", self.codec)
         if self.codec.feedback:
             raise ValueError(f"World.{what} with {self.codec}: only all_reduce has error feedback; leave out +ef")
         return noise_of(f"World.{what}", self.codec, self.seed, step)

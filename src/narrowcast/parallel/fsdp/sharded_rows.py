@@ -30,6 +30,7 @@ from narrowcast.collectives import (
     segment_ranges,
 )
 from narrowcast.kernels import NO_NOISE, Noise
+from narrowcast.parallel.fsdp.last_gathered import LastGathered
 
 Scales = list[Tensor | None]
 
@@ -72,24 +73,35 @@ class Rows:
         noise: Noise,
         scales: Scales | None = None,
         residuals: Residuals | None = None,
+        last: LastGathered | None = None,
     ) -> None:
-        """Write the message of a row; `values` holds that row alone."""
+        """Write the message of a row; `values` holds that row alone. last: what differences are taken to."""
         at = 0
         for codec, run in self.runs:
-            part, coder = self.range(row, run), self._coders[codec]
+            part, coder, own = self.range(row, run), self._coders[codec], values[run[0] : run[1]]
             out = wire[at : at + coder.nbytes(part)]
             kept = residuals.of(0, part) if residuals is not None and codec.feedback else None
-            coder.encode(values[run[0] : run[1]], part, out, noise, scales if codec.agrees_on_scales else None, kept)
+            if last is not None and codec.differences:
+                own = last.difference(own, row, run)
+            coder.encode(own, part, out, noise, scales if codec.agrees_on_scales else None, kept)
             at += out.numel()
 
-    def decode(self, wire: Tensor, row: int, out: Tensor, accumulate: bool = False) -> None:
-        """Read the message of a row into `out`, which holds that row alone."""
+    def decode(
+        self, wire: Tensor, row: int, out: Tensor, accumulate: bool = False, last: LastGathered | None = None
+    ) -> None:
+        """Read the message of a row into `out`, which holds that row alone. last: what differences are added to."""
         at = 0
         for codec, run in self.runs:
-            part, coder = self.range(row, run), self._coders[codec]
+            part, coder, target = self.range(row, run), self._coders[codec], out[run[0] : run[1]]
             size = coder.nbytes(part)
-            coder.decode(wire[at : at + size], part, out[run[0] : run[1]], accumulate)
+            message = wire[at : at + size]
             at += size
+            if last is None or not codec.differences:
+                coder.decode(message, part, target, accumulate)
+                continue
+            last.begin(target, row, run)
+            coder.decode(message, part, target, accumulate=True)
+            last.keep(target, row, run)
 
     def agreed_scales(self, exchange: Exchange, x: Tensor, residuals: Residuals | None) -> Scales | None:
         """For APS: one scale for each whole tensor, agreed by all ranks. Bytes sent a rank: 4 (W-1) a tensor."""
@@ -142,12 +154,12 @@ def keep(rows: Rows, rank: int, total: Tensor, stored: Tensor, reduction: Reduct
             residuals.keep(total[low:high], stored[low:high], 0, rows.range(rank, run), reduction.gain)
 
 
-def all_gather(rows: Rows, exchange: Exchange, own: Tensor, out: Tensor) -> None:
+def all_gather(rows: Rows, exchange: Exchange, own: Tensor, out: Tensor, last: LastGathered | None = None) -> None:
     """Every rank gets every rank's row; all of them, the sender too, decode the same bytes. `own` may lie in `out`."""
     mine = exchange.rank
     wires = gather(exchange, rows.sizes, ALL_GATHER)
-    rows.encode(own, mine, wires.own, rows.noise.derive(mine, 1))
+    rows.encode(own, mine, wires.own, rows.noise.derive(mine, 1), last=last)
     wires.send()
     for rank in [mine, *exchange.others()]:
-        rows.decode(wires.arrived(rank), rank, out[slice(*rows.range(rank, (0, rows.length)))])
+        rows.decode(wires.arrived(rank), rank, out[slice(*rows.range(rank, (0, rows.length)))], last=last)
     exchange.finish()
