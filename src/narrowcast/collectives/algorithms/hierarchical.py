@@ -32,8 +32,8 @@ def run(call: Call) -> None:
 
     With error feedback member i's residual `first` goes along in step 1 for the shards of the other members, which
     renews it there, and in step 2 for shard i: what its own values of shard i lose in step 1 is added to it before. An
-    inner codec that loses and has no feedback takes all of the residual in and renews nothing. `second` is that of step
-    2, and takes what step 3 loses of the owner's part: all of it, or without inner feedback what 16 bits do not hold.
+    inner codec that loses and has no feedback takes it in for the other shards and renews nothing. `second` is that of
+    step 2, and takes what step 3 loses of the owner's part: all, or without inner feedback what 16 bits do not hold.
 
     With k ranks a node and m nodes, bytes sent a rank: 2 (k-1)/k inner(n) inside, 2 (m-1)/m outer(n/k) between nodes.
     Roundings a value: 2, and 2 more where the inner codec is lossy.
