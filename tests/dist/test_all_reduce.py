@@ -279,7 +279,7 @@ REFUSED = [
     (2, {"algorithm": "shared_scale", "spec": "int4/16"}, "'shared_scale' takes int8/BLOCK"),
     (2, {"spec": "int4/16+sr"}, "stochastic rounding needs step="),
     (4, {"nodes": [[0, 1], [2, 3]], "inner": "int4/16+sr"}, "stochastic rounding needs step="),
-    (4, {"nodes": [[0, 1], [2, 3]], "inner": "int4/16+ef"}, "no error feedback inside a node"),
+    (4, {"nodes": [[0, 1], [2, 3]], "inner": "int4/16+ef"}, "error feedback inside a node needs it between nodes"),
     (2, {"spec": "int4/16+ef"}, "+ef needs residuals="),
     (2, {"spec": "int4/16+ef", "algorithm": "ring", "residuals": True}, "error feedback goes with two_shot, one_shot"),
     (2, {"op": dist.ReduceOp.MAX}, "is not a sum; take SUM, AVG or PREMUL_SUM"),

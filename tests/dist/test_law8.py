@@ -9,6 +9,8 @@ from dist.law8.cases import KINDS, case_of
 from dist.law8.run import run_all
 from dist.pool import Pool
 
+import narrowcast as nc
+
 CASES, JOBS = 200, 8
 
 
@@ -38,5 +40,8 @@ def test_the_cases_cover_the_product() -> None:
     for kind in KINDS:
         for what, of in {**happens, **({} if kind == "local" else with_gradients)}.items():
             assert sum(bool(of(case)) for case in cases if case.kind == kind) > 1, f"{kind}: {what}"
+    inners = [case.inner for case in cases if case.inner is not None]
+    assert len(set(inners)) > 5
+    assert sum(nc.codec(inner).feedback for inner in inners) > 10
     assert sum(case.strides for case in cases if case.kind in ("ddp", "local")) > 5
     assert {world for case in cases for world in case.worlds} == {1, 2, 3, 4}

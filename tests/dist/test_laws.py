@@ -170,12 +170,13 @@ def test_all_ranks_are_bit_identical_after_200_steps_with_every_registered_codec
 
 
 def owed(
-    group: dist.ProcessGroup, spec: str, algorithm: str, steps: int, dtype: torch.dtype
+    group: dist.ProcessGroup, spec: str, algorithm: str, steps: int, dtype: torch.dtype, inner: str = "as-is"
 ) -> tuple[list[float], float, float]:
     """What was wanted and what was sent over many steps, for this rank's first shot and its shard's second."""
     rank, world, n = dist.get_rank(group), dist.get_world_size(group), 500
     made = torch.Generator().manual_seed(rank)
     residuals, worst = Residuals.zeros(n), 0.0
+    more = {**options(algorithm, world), "inner": inner}
     wanted_sum, got_sum = torch.zeros(n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
     for step in range(steps):
         x = torch.randn(n, generator=made).to(dtype)
@@ -183,7 +184,7 @@ def owed(
         dist.all_gather(everyone, x, group=group)
         before = residuals.first.clone(), residuals.second.clone()
         y = x.clone()
-        nc.all_reduce(y, spec, dist.ReduceOp.AVG, group, step=step, algorithm=algorithm, residuals=residuals)
+        nc.all_reduce(y, spec, dist.ReduceOp.AVG, group, step=step, algorithm=algorithm, residuals=residuals, **more)
         # the mean of all, and the means of what the first shots owe and the sums of what the second ones do
         mean = torch.stack(everyone).double().mean(0)
         change = _owed(group, residuals.first, residuals.second) - _owed(group, *before)
@@ -219,25 +220,59 @@ def test_what_was_sent_and_what_is_owed_is_what_was_wanted_over_50_steps(
         assert total < 50 * 16 * 2.0**-22
 
 
-def untouched(group: dist.ProcessGroup, bad: float) -> list[str]:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("inner", ["as-is", "int4/64+ef", "int4/64+sr+ef", "int4+ef", "bf16+ef"])
+def test_nothing_is_lost_inside_of_nodes_nor_between_them(pool: Pool, inner: str, dtype: torch.dtype) -> None:
+    for spec in ("int2/64+ef", "e3m0+aps+ef"):
+        for kept, worst, total in pool.run(4, owed, spec, "hierarchical", 30, dtype, inner):
+            assert min(kept) > 0
+            assert worst < 24 * 2.0**-22
+            assert total < 30 * 24 * 2.0**-22
+
+
+def after_another(group: dist.ProcessGroup, inner: str) -> float:
+    """Residuals that another algorithm left, of all values on every rank: how much of them two calls miss."""
+    rank, world, n = dist.get_rank(group), dist.get_world_size(group), 500
+    residuals, made = Residuals.zeros(n), torch.Generator().manual_seed(rank)
+    wanted, got = torch.zeros(n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
+    for step, algorithm in enumerate(("two_shot", "one_shot", "hierarchical", "hierarchical", "one_shot")):
+        x = torch.randn(n, generator=made)
+        more = {**options(algorithm, world), "inner": inner} if algorithm == "hierarchical" else {}
+        wanted += mean_of(group, x)
+        nc.all_reduce(
+            x, "int4/64+ef", dist.ReduceOp.AVG, group, step=step, algorithm=algorithm, residuals=residuals, **more
+        )
+        got += x.double()
+    return float((got + _owed(group, residuals.first, residuals.second) - wanted).abs().max())
+
+
+def test_nodes_take_over_what_other_algorithms_left(pool: Pool) -> None:
+    assert max(pool.run(4, after_another, "as-is")) < 2e-6
+    assert max(pool.run(4, after_another, "int8/64+ef")) < 2e-6
+    # a wire that loses inside of nodes and keeps nothing
+    assert 1e-4 < max(pool.run(4, after_another, "int8/64")) < 0.2
+
+
+def untouched(group: dist.ProcessGroup, bad: float, algorithm: str = "auto", **more: object) -> list[str]:
     rank, faults = dist.get_rank(group), []
+    how = {"group": group, "algorithm": algorithm, **more}
     for spec in EF:
         residuals = Residuals.zeros(256)
         made = torch.Generator().manual_seed(rank)
         for step in range(3):
-            nc.all_reduce(torch.randn(256, generator=made), spec, group=group, step=step, residuals=residuals)
+            nc.all_reduce(torch.randn(256, generator=made), spec, step=step, residuals=residuals, **how)
         before = residuals.first.clone(), residuals.second.clone()
         x = torch.randn(256, generator=made)
         if rank == 1:
             x[70] = bad
-        nc.all_reduce(x, spec, group=group, step=3, residuals=residuals)
+        nc.all_reduce(x, spec, step=3, residuals=residuals, **how)
         if not bool(torch.cat([residuals.first, residuals.second]).isfinite().all()):
             faults.append(f"{spec}: a residual is poisoned")
         wrong = ~x.isfinite()
         if rank == 1 and not torch.equal(before[0][wrong], residuals.first[wrong]):
             faults.append(f"{spec}: a residual of the bad block changed")
         y = torch.randn(256, generator=made)
-        nc.all_reduce(y, spec, group=group, step=4, residuals=residuals)
+        nc.all_reduce(y, spec, step=4, residuals=residuals, **how)
         if not bool(y.isfinite().all()):
             faults.append(f"{spec}: the next step is not clean")
     return faults
@@ -246,6 +281,12 @@ def untouched(group: dist.ProcessGroup, bad: float) -> list[str]:
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_a_residual_is_never_poisoned(pool: Pool, bad: float) -> None:
     assert pool.run(2, untouched, bad) == [[], []]
+    assert pool.run(4, poisoned_in_nodes, bad) == [[]] * 4
+
+
+def poisoned_in_nodes(group: dist.ProcessGroup, bad: float) -> list[str]:
+    inners = ("as-is", "int8/64+ef")
+    return [f for i in inners for f in untouched(group, bad, "hierarchical", nodes=((0, 1), (2, 3)), inner=i)]
 
 
 # ---- law 8 in DDP ----------------------------------------------------------------------------------------------------

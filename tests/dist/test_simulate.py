@@ -134,12 +134,22 @@ def cases_of(world: int) -> list[Case]:
         for spec in specs_for(name, (*SPECS, "int8/64"), world):
             if ALGORITHMS[name].takes_nodes:
                 cases += [Case(name, spec, **way) for way in ways]
+                cases += fed_back(name, spec, sizes) if nc.codec(spec).feedback else []
                 continue
             cases += [Case(name, spec, segments) for segments in SEGMENTS]
             cases.append(Case(name, spec, dtype=torch.bfloat16, average=False))
             if ALGORITHMS[name].takes_accumulator:
                 cases.append(Case(name, spec, low=True))
     return cases
+
+
+def fed_back(name: str, spec: str, sizes: list[int]) -> list[Case]:
+    """Error feedback between nodes and inside of them, in nodes of all sizes, in 16 bits, and where shards are empty."""
+    inners = ("as-is", "int4/16+sr", "int4/16+sr+ef", "int4+ef")
+    cases = [Case(name, spec, node=k, inner="int4/16+sr+ef") for k in sizes]
+    cases += [Case(name, spec, dtype=torch.bfloat16, node=sizes[-2], inner=inner) for inner in inners]
+    cases += [Case(name, "e3m0+aps+ef", node=sizes[-2], inner=inner, average=False) for inner in inners]
+    return cases + [Case(name, spec, "shorter than the world", node=sizes[-2], inner="int4/16+ef")]
 
 
 @pytest.mark.parametrize("world", WORLDS)

@@ -78,14 +78,14 @@ def state_bits(module: nn.Module) -> dict[str, bytes]:
 
 
 def real(
-    group: dist.ProcessGroup, spec: object, algorithm: str, lower: dict[str, Any] | None = None
+    group: dist.ProcessGroup, spec: object, algorithm: str, lower: dict[str, Any] | None = None, **levels: Any
 ) -> tuple[dict[str, bytes], dict[str, Tensor], int]:
     rank, world, examples = dist.get_rank(group), dist.get_world_size(group), data()
     batches = Batches(len(examples.x_train), BATCH, world, SEED)
     plain = net()
     lowered = None if lower is None else nc.simulate.lower(plain, **lower)
     model = DDP(plain, process_group=group, bucket_cap_mb=CAP_MB)
-    handle = nc.attach(model, spec, min_values=MIN_VALUES, algorithm=algorithm, seed=SEED)
+    handle = nc.attach(model, spec, min_values=MIN_VALUES, algorithm=algorithm, seed=SEED, **levels)
     optimizer = adam(list(model.parameters()))
     for step in range(STEPS):
         indices = batches.indices(step, rank)
@@ -102,6 +102,12 @@ def real(
     return state_bits(model.module), owed, handle.seed
 
 
+def real_in_nodes(
+    group: dist.ProcessGroup, levels: dict[str, Any], *case: Any
+) -> tuple[dict[str, bytes], dict[str, Tensor], int]:
+    return real(group, *case, **levels)
+
+
 @pytest.fixture
 def one_thread() -> object:
     """Ranks have one thread each; how many there are changes the bits of a convolution."""
@@ -112,12 +118,12 @@ def one_thread() -> object:
 
 
 def simulated(
-    world: int, spec: object, algorithm: str, lower: dict[str, Any] | None = None, noise: int = SEED
+    world: int, spec: object, algorithm: str, lower: dict[str, Any] | None = None, noise: int = SEED, **levels: Any
 ) -> tuple[dict[str, bytes], dict[str, Tensor]]:
     run = train(
         net(),
         data(),
-        workers=World(world, algorithm, seed=noise),
+        workers=World(world, algorithm, seed=noise, **levels),
         spec=spec,
         steps=STEPS,
         batch=BATCH,
@@ -131,9 +137,11 @@ def simulated(
     return state_bits(run.model), run.world.state_dict()
 
 
-def check(pool: Pool, world: int, spec: object, algorithm: str, lower: dict[str, Any] | None = None) -> None:
-    ranks = pool.run(world, real, spec, algorithm, lower)
-    ours, owed = simulated(world, spec, algorithm, lower, noise=ranks[0][2])
+def check(
+    pool: Pool, world: int, spec: object, algorithm: str, lower: dict[str, Any] | None = None, **levels: Any
+) -> None:
+    ranks = pool.run(world, real_in_nodes, levels, spec, algorithm, lower)
+    ours, owed = simulated(world, spec, algorithm, lower, noise=ranks[0][2], **levels)
     # buffers are those of rank 0, which DDP hands on before the next forward pass
     assert ours == ranks[0][0]
     for theirs, their_debt, _ in ranks:
@@ -156,6 +164,20 @@ def test_a_simulated_training_ends_with_the_weights_of_a_real_one(pool: Pool, wo
 @pytest.mark.parametrize("algorithm, spec", [("ring", "e5m2+aps"), ("tree", "mxfp4"), ("two_shot", "int8")])
 def test_with_other_algorithms_too(pool: Pool, algorithm: str, spec: str) -> None:
     check(pool, 4, spec, algorithm)
+
+
+LEVELS = [
+    ("int4/128+ef", "int8/256"),
+    ("int4/128+sr+ef", "int4/64+sr+ef"),
+    ("int4/128+ef", "as-is"),
+    (SPECS["by name"], "bf16"),
+]
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("spec, inner", LEVELS, ids=str)
+def test_with_nodes_and_a_codec_inside_of_them(pool: Pool, spec: object, inner: str) -> None:
+    check(pool, 4, spec, "auto", nodes=[[0, 1], [2, 3]], inner=inner)
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -294,7 +294,7 @@ REFUSED = [
     (lambda: World(4, "hierarchical", groups=2, nodes=[[0, 1], [2, 3]]), "give one of them"),
     (lambda: World(4, "fastest"), "unknown algorithm 'fastest'"),
     (lambda: World(4, "native", "bf16"), "an order of its own; take 'ring'"),
-    (lambda: World(4, "ring", "int4/64+ef"), "error feedback goes with two_shot, one_shot; got 'ring'"),
+    (lambda: World(4, "ring", "int4/64+ef"), "error feedback goes with two_shot, one_shot, hierarchical; got 'ring'"),
     (lambda: World(4, order="sideways"), "unknown order 'sideways'; take cluster"),
     (lambda: World(4, order=[0, 1, 2, 2]), "must name each of the workers 0 to 3 once"),
     (lambda: World(4, "ring", order="pairwise"), "does not go with 'ring'"),

@@ -8,6 +8,7 @@ from narrowcast.codecs.base import Codec as Codec
 from narrowcast.codecs.base import Law as Law
 from narrowcast.codecs.base import PlanCodec as PlanCodec
 from narrowcast.codecs.feedback import ErrorFeedback as ErrorFeedback
+from narrowcast.codecs.feedback import refuse_differences as refuse_differences
 from narrowcast.codecs.registry import all_specs as all_specs
 from narrowcast.codecs.registry import codec as codec
 from narrowcast.codecs.report import SLACK as SLACK

@@ -39,11 +39,10 @@ class Affine(PlanCodec):
         if not isinstance(fmt, UniformFormat) or fmt.coding is not Coding.UNSIGNED:
             return None
         spec.allow({"sr", "ef"})
-        return cls("ef" in spec.options, fmt, spec.block, "sr" in spec.options)
+        return cls(format=fmt, size=spec.block, rounds_stochastically="sr" in spec.options, **spec.wishes)
 
     def __str__(self) -> str:
-        options = {"sr": self.rounds_stochastically, "ef": self.feedback}
-        return write(self.format.name, self.size, None, [name for name, is_on in options.items() if is_on])
+        return write(self.format.name, self.size, None, ["sr"] * self.rounds_stochastically + self.wishes)
 
     @cached_property
     def plan(self) -> Plan:

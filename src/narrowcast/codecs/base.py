@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import ClassVar
 
@@ -56,6 +56,14 @@ class Codec(abc.ABC):
 
     feedback: bool = False
     """Whoever sends repeatedly keeps what rounding removed and adds it to the next tensor (`+ef`)."""
+
+    differences: bool = field(default=False, kw_only=True)
+    """Whoever sends repeatedly sends the difference to what everybody has last decoded (`+diff`)."""
+
+    @property
+    def wishes(self) -> list[str]:
+        """The options that ask something of the sender."""
+        return [name for name, is_on in (("ef", self.feedback), ("diff", self.differences)) if is_on]
 
     @classmethod
     @abc.abstractmethod

@@ -29,10 +29,10 @@ class Cast(Codec):
         if spec.head not in cls.heads:
             return None
         spec.allow({"ef"} if spec.head in ("bf16", "fp16") else (), block=False)
-        return cls(feedback="ef" in spec.options, name=spec.head)
+        return cls(name=spec.head, **spec.wishes)
 
     def __str__(self) -> str:
-        return write(self.name, None, None, ["ef"] if self.feedback else [])
+        return write(self.name, None, None, self.wishes)
 
     def stored_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return DTYPES[self.name] or dtype

@@ -11,6 +11,15 @@ from narrowcast.codecs.base import Codec
 from narrowcast.kernels import check_floats
 
 
+def refuse_differences(what: str, codec: Codec) -> None:
+    """For all that is sent to somebody who does not keep what came before. what: who asks."""
+    if codec.differences:
+        raise ValueError(
+            f"{what} with {codec}: +diff is for FSDP2's parameters=, of which every rank keeps what it last decoded; "
+            "leave it out"
+        )
+
+
 @dataclass
 class ErrorFeedback:
     """A codec with the residual of one tensor that is sent again and again."""

@@ -31,11 +31,10 @@ class NvFp4(PlanCodec):
         if spec.head not in cls.heads:
             return None
         spec.allow({"sr", "ef"}, block=False)
-        return cls("ef" in spec.options, "sr" in spec.options)
+        return cls(rounds_stochastically="sr" in spec.options, **spec.wishes)
 
     def __str__(self) -> str:
-        options = {"sr": self.rounds_stochastically, "ef": self.feedback}
-        return write("nvfp4", None, None, [name for name, is_on in options.items() if is_on])
+        return write("nvfp4", None, None, ["sr"] * self.rounds_stochastically + self.wishes)
 
     @cached_property
     def plan(self) -> Plan:

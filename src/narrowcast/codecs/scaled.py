@@ -64,7 +64,7 @@ class Scaled(PlanCodec):
         _check(spec, fmt)
         has = spec.options.__contains__
         return cls(
-            feedback=has("ef"),
+            **spec.wishes,
             format=fmt,
             size=spec.block,
             constant=spec.scale,
@@ -79,7 +79,6 @@ class Scaled(PlanCodec):
     def __str__(self) -> str:
         chosen = {
             "sr": self.rounds_stochastically,
-            "ef": self.feedback,
             "aps": self.aps,
             "l2": self.l2,
             "sbf16": self.store is Store.BF16,
@@ -87,7 +86,7 @@ class Scaled(PlanCodec):
             "rceil": self.rceil,
             "cpd": self.cpd,
         }
-        options = {name for name, is_on in chosen.items() if is_on}
+        options = {name for name, is_on in chosen.items() if is_on} | set(self.wishes)
         for name, element in MX_NAMES.items():
             if (self.format.name, self.size) == (element, MX_BLOCK) and self.store is Store.E8M0:
                 return write(name, None, None, options - {"se8m0"})

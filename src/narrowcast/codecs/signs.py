@@ -33,10 +33,10 @@ class Signs(PlanCodec):
         if spec.head not in cls.heads:
             return None
         spec.allow({"ef"})
-        return cls("ef" in spec.options, spec.head, spec.need_block())
+        return cls(name=spec.head, size=spec.need_block(), **spec.wishes)
 
     def __str__(self) -> str:
-        return write(self.name, self.size, None, ["ef"] if self.feedback else [])
+        return write(self.name, self.size, None, self.wishes)
 
     @cached_property
     def plan(self) -> Plan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 OPTIONS = {
@@ -16,6 +16,7 @@ OPTIONS = {
     "se8m0": "scales stored as powers of two, one byte each",
     "rceil": "round power-of-two scales up, so that nothing saturates",
     "cpd": "CPD's corner cases",
+    "diff": "the difference to what everybody has last decoded, for FSDP2's parameters",
 }
 """Every option, in the order in which `str(codec)` writes them."""
 
@@ -39,12 +40,20 @@ class Spec:
     def error(self, problem: str) -> ValueError:
         return ValueError(f"codec spec {self.text!r}: {problem}")
 
-    def allow(self, options: Iterable[str], *, block: bool = True, scale: bool = False) -> None:
-        """Refuse whatever this codec has no use for."""
-        extra = sorted(self.options - set(options))
+    @property
+    def wishes(self) -> dict[str, bool]:
+        """What every codec takes as arguments of these names."""
+        return {"feedback": "ef" in self.options, "differences": "diff" in self.options}
+
+    def allow(self, options: Collection[str], *, block: bool = True, scale: bool = False) -> None:
+        """Refuse whatever this codec has no use for. What can feed back its error can be sent as a difference."""
+        known = {*options, "diff"} if "ef" in options else set(options)
+        extra = sorted(self.options - known)
         if extra:
-            allowed = ", ".join(f"+{name}" for name in OPTIONS if name in set(options)) or "none"
+            allowed = ", ".join(f"+{name}" for name in OPTIONS if name in known) or "none"
             raise self.error(f"+{extra[0]} does not go with {self.head}; options that do: {allowed}")
+        if {"ef", "diff"} <= self.options:
+            raise self.error("what +diff loses is in the next difference; leave out +ef or +diff")
         if self.block is not None and not block:
             raise self.error(f"{self.head} takes no /BLOCK; leave it out")
         if self.scale is not None and not scale:

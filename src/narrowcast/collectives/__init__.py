@@ -6,6 +6,7 @@ from narrowcast.collectives.algorithms.cost import Cost as Cost
 from narrowcast.collectives.algorithms.cost import Placement as Placement
 from narrowcast.collectives.algorithms.cost import Stage as Stage
 from narrowcast.collectives.algorithms.cost import direct_steps as direct_steps
+from narrowcast.collectives.algorithms.hierarchical import level_bytes as level_bytes
 from narrowcast.collectives.algorithms.record import ALGORITHMS as ALGORITHMS
 from narrowcast.collectives.algorithms.record import Algorithm as Algorithm
 from narrowcast.collectives.algorithms.record import Order as Order

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from narrowcast.codecs import Codec
+from narrowcast.codecs import Codec, refuse_differences
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives.algorithms import record
 from narrowcast.collectives.flat import Flat
@@ -69,6 +69,7 @@ def _kind(value: object) -> str:
 def plain_codec(what: str, spec: Spec) -> Codec:
     """A codec for calls that keep nothing from one to the next."""
     codec = codec_named(spec)
+    refuse_differences(what, codec)
     if codec.feedback:
         raise ValueError(f"{what} with {codec}: only all_reduce has error feedback; leave out +ef")
     return codec
@@ -92,8 +93,7 @@ def check_algorithm(
         record.check_accumulator(name, "all_reduce: accumulator", "adds in float32")
     if feedback:
         record.check_feedback(name)
-    if inner.feedback:
-        raise ValueError(f"all_reduce: inner={inner}; there is no error feedback inside a node, leave out +ef")
+    record.check_inner(codec, inner)
     if not record.ALGORITHMS[name].takes_nodes and inner != AS_IS:
         raise ValueError(
             f"all_reduce: inner={inner} is the spec inside a node, and {name!r} knows no nodes; "

@@ -26,7 +26,8 @@ def reduce_scatter(call: Call, parts: Sequence[Range], scales: Scales = None) ->
     mine = parts[exchange.rank]
     wires = scatter(exchange, [coder.nbytes(part) for part in parts], REDUCE_SCATTER)
     for rank in [*exchange.others(), exchange.rank]:
-        call.encode(take(call.x, parts[rank]), parts[rank], 0, scales, wire=wires.leaving(rank))
+        part = parts[rank]
+        call.encode(take(call.x, part), part, 0, scales, call.feedback(0, part), wires.leaving(rank))
         wires.send(rank)
     total = exchange.floats(mine[1] - mine[0])
     coder.sum(wires.arrived(), mine, call.reduction, total)
@@ -34,8 +35,11 @@ def reduce_scatter(call: Call, parts: Sequence[Range], scales: Scales = None) ->
     return total
 
 
-def all_gather(call: Call, parts: Sequence[Range], own: Tensor, scales: Scales = None) -> None:
-    """Send our part `own`, encoded once, to everybody; all ranks decode every part of `call.x` from the same bytes."""
+def all_gather(call: Call, parts: Sequence[Range], own: Tensor, scales: Scales = None) -> Tensor:
+    """Send our part `own`, encoded once, to everybody; all ranks decode every part of `call.x` from the same bytes.
+
+    Returns our own message.
+    """
     exchange, coder = call.exchange, call.coder
     wires = gather(exchange, [coder.nbytes(part) for part in parts], ALL_GATHER)
     call.encode(own, parts[exchange.rank], 1, scales, wire=wires.own)
@@ -43,6 +47,7 @@ def all_gather(call: Call, parts: Sequence[Range], own: Tensor, scales: Scales =
     for rank in [exchange.rank, *exchange.others()]:
         coder.decode(wires.arrived(rank), parts[rank], take(call.x, parts[rank]))
     exchange.finish()
+    return wires.own
 
 
 def all_to_all(sending: Call, receiving: Call) -> None:

@@ -16,7 +16,8 @@ class Residuals:
     """What rounding has removed so far, for one flat tensor. `first` covers all of it, `second` this rank's shard and
     is zero elsewhere.
 
-    Both are in units of `unit`: a loss scale, so that a residual keeps its meaning when the scale changes.
+    `first` counts like a value of this rank, `second` like the result. Both are in units of `unit`: a loss scale, so
+    that a residual keeps its meaning when the scale changes.
     """
 
     first: Tensor
@@ -27,6 +28,10 @@ class Residuals:
     def zeros(cls, numel: int, shots: int = 2, device: torch.device | str | None = None) -> Residuals:
         """Nothing removed yet. A call with one shot (a reduce-scatter) needs no `second`. device: of the values."""
         return cls(torch.zeros(numel, device=device), torch.zeros(numel if shots == 2 else 0, device=device))
+
+    def over(self, part: Range) -> Residuals:
+        """Those of a part, as the whole of a tensor that is this part alone."""
+        return Residuals(take(self.first, part), take(self.second, part), self.unit)
 
     def of(self, shot: int, part: Range) -> Feedback:
         """The residual of a part, which its encoding takes in and renews."""
@@ -46,18 +51,27 @@ class Residuals:
     def empty_into(self, total: Tensor, shot: int) -> Tensor:
         """The float32 `total` with the whole residual, which is zero then, but where the sum is not finite."""
         residual = self.first if shot == 0 else self.second
-        if residual.numel():
-            total = torch.where(residual == 0, total, total + residual * self.unit)
-            residual.copy_(torch.where(total.isfinite(), 0.0, residual))
-        return total
+        return empty_into(total, residual, self.unit) if residual.numel() else total
 
     def keep(self, exact: Tensor, stored: Tensor, shot: int, part: Range, gain: float = 1.0) -> None:
         """Add what a result of 16 bits does not hold of the float32 one. gain: values to results, over who keeps it."""
         keep_lost(self.of(shot, part)[0], exact, stored, gain, self.unit)
 
 
+def empty_into(total: Tensor, residual: Tensor, unit: float) -> Tensor:
+    """`Residuals.empty_into` on the residual itself."""
+    total = torch.where(residual == 0, total, total + residual * unit)
+    residual.copy_(torch.where(total.isfinite(), 0.0, residual))
+    return total
+
+
 def keep_lost(residual: Tensor, exact: Tensor, stored: Tensor, gain: float, unit: float) -> None:
     """`Residuals.keep` on the residual itself: of one rank, or of many in rows."""
     if stored.dtype != torch.float32:
-        lost = (exact - stored.float()) * gain / unit
-        residual.copy_(torch.where(lost.isfinite(), residual + lost, residual))
+        add_lost(residual, exact, stored, gain, unit)
+
+
+def add_lost(residual: Tensor, exact: Tensor, stored: Tensor, gain: float, unit: float) -> None:
+    """Add what `stored` does not hold of `exact`, in units; where that is not finite the residual stays."""
+    lost = (exact - stored.float()) * gain / unit
+    residual.copy_(torch.where(lost.isfinite(), residual + lost, residual))

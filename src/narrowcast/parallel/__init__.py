@@ -16,6 +16,9 @@ from narrowcast.parallel.ddp.buckets import rebuilt_buckets as rebuilt_buckets
 from narrowcast.parallel.ddp.hook import DDPState as DDPState
 from narrowcast.parallel.ddp.hook import ddp_hook as ddp_hook
 from narrowcast.parallel.handle import Handle as Handle
+from narrowcast.parallel.levels import inner_codec as inner_codec
+from narrowcast.parallel.levels import inside_of as inside_of
+from narrowcast.parallel.levels import list_nodes as list_nodes
 from narrowcast.parallel.local_sgd.local_sgd import LocalSGD as LocalSGD
 from narrowcast.parallel.overlap import Contention as Contention
 from narrowcast.parallel.overlap import Span as Span

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from narrowcast.codecs import Codec
 from narrowcast.parallel import policy
 from narrowcast.parallel.ddp.handle import attach_ddp
 from narrowcast.parallel.handle import Handle
@@ -22,7 +24,8 @@ def attach(
     between: object = None,
     scaler: torch.amp.GradScaler | None = None,
     group: dist.ProcessGroup | None = None,
-    nodes: Sequence[Sequence[int]] | None = None,
+    nodes: int | str | Sequence[Sequence[int]] | None = None,
+    inner: str | Codec | None = None,
     algorithm: str = "auto",
     min_values: int = policy.MIN_VALUES,
     seed: int = 0,
@@ -35,19 +38,22 @@ def attach(
     watch a few steps, measure the link, take 16 or 8 bits where they pay (`explain()` and the log say why; DDP only).
     parameters: the same for FSDP2's all-gather of parameters; by default they travel as they are. between: the same for
     gradients between the replicas of HSDP; by default as `gradients`.
-    scaler: a GradScaler, so that error feedback survives changes of the loss scale. nodes: the ranks of each node, for
-    full precision inside and few bits between. sample_every: measure what the codecs lose every so many steps (0:
-    never). strict: raise where a tensor cannot be compressed.
+    scaler: a GradScaler, so that error feedback survives changes of the loss scale. nodes: of a DDP model, the ranks of
+    each node as a list, the number of ranks a node, or "auto", by the names of hosts: then `gradients` says what
+    travels between nodes, and inner, a spec, what does inside of them (by default gradients as they are).
+    sample_every: measure what the codecs lose every so many steps (0: never). strict: raise where a tensor cannot be
+    compressed.
 
     Keep the model as long as you train: the handle does not keep it alive.
     """
     model = uncompiled(model)
-    options = {"scaler": scaler, "min_values": min_values, "seed": seed, "sample_every": sample_every}
+    options: dict[str, Any] = {"scaler": scaler, "min_values": min_values, "seed": seed, "sample_every": sample_every}
     if is_sharded(model):
         from narrowcast.parallel.fsdp.handle import attach_fsdp
 
         _refuse("group", group, None, "the groups are those of its mesh")
-        _refuse("nodes", nodes, None, "shard over a 2-D mesh (replicas, shards) and give between=")
+        for name, value in (("nodes", nodes), ("inner", inner)):
+            _refuse(name, value, None, "shard over a 2-D mesh (replicas, shards) and give between=")
         _refuse("algorithm", algorithm, "auto", "there is one way to reduce and scatter")
         return attach_fsdp(model, gradients, strict, parameters=parameters, between=between, **options)
     if not isinstance(model, DistributedDataParallel):
@@ -57,7 +63,8 @@ def attach(
         )
     if parameters is not None or between is not None:
         raise ValueError("attach: parameters= and between= are for FSDP2; DDP sends gradients alone, leave them out")
-    return attach_ddp(model, gradients, strict, group=group, nodes=nodes, algorithm=algorithm, **options)
+    options |= {"group": group, "nodes": nodes, "inner": inner, "algorithm": algorithm}
+    return attach_ddp(model, gradients, strict, **options)
 
 
 def _refuse(name: str, value: object, default: object, instead: str) -> None:

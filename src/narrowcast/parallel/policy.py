@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from narrowcast.codecs import Codec
+from narrowcast.codecs import Codec, refuse_differences
 from narrowcast.codecs import codec as codec_named
 from narrowcast.kernels import FLOATS
 
@@ -20,6 +20,8 @@ MIN_VALUES = 10_000
 """Tensors with fewer values stay as they are: they are next to nothing on the wire and the most sensitive (QSGD)."""
 
 AS_IS = codec_named("as-is")
+GRADIENT, PARAMETER = "gradient", "parameter"
+"""Roles of tensors: what may be done with one depends on who has it afterwards."""
 ASKED_FOR, POLICY_SAYS_SO = "asked for", "the policy says so"
 """Why a tensor stays as it is although it could be compressed: nothing that `strict` objects to."""
 
@@ -31,7 +33,7 @@ class TensorInfo:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    role: str = "gradient"
+    role: str = GRADIENT
 
     @property
     def numel(self) -> int:
@@ -102,7 +104,7 @@ def schedule(steps: Mapping[int, object]) -> Schedule:
     if not ordered or ordered[0][0] != 0:
         raise ValueError(f"schedule: the first step must be 0, got {[step for step, _ in ordered]}")
     for _, policy in ordered:
-        check(policy)
+        check(policy, PARAMETER)  # of whatever role: that is asked where it is used
     return Schedule(ordered)
 
 
@@ -118,11 +120,11 @@ def _leaves(policy: object) -> Iterator[object]:
         yield policy
 
 
-def check(policy: object) -> None:
+def check(policy: object, role: str = GRADIENT) -> None:
     """Refuse a policy that cannot be right, now rather than in the middle of training."""
     for leaf in _leaves(policy):
         if isinstance(leaf, (str, Codec)):
-            codec_named(leaf)
+            _codec_for(leaf, role)
         elif not callable(leaf):
             raise _no_policy(leaf)
 
@@ -131,6 +133,14 @@ def _no_policy(value: object) -> TypeError:
     return TypeError(
         f"attach: {value!r} is no policy; give a spec, a mapping of name patterns, a schedule or a function"
     )
+
+
+def _codec_for(spec: str | Codec, role: str) -> Codec:
+    """Of a tensor in a role."""
+    codec = codec_named(spec)
+    if role != PARAMETER:
+        refuse_differences(f"attach: {role}s", codec)
+    return codec
 
 
 def choose(policy: object, info: TensorInfo, step: int, min_values: int = MIN_VALUES) -> CodecChoice:
@@ -145,13 +155,14 @@ def choose(policy: object, info: TensorInfo, step: int, min_values: int = MIN_VA
                 return choose(inner, info, step, min_values)
         return CodecChoice(AS_IS, "no pattern matches its name")
     if isinstance(policy, (str, Codec)):
-        return _unless_small(codec_named(policy), info, min_values)
+        return _unless_small(_codec_for(policy, info.role), info, min_values)
     if not callable(policy):
         raise _no_policy(policy)
     chosen = policy(info, step)
-    if isinstance(policy, Watching) and chosen is not None:
-        return _unless_small(codec_named(chosen), info, min_values)
-    return CodecChoice(AS_IS, POLICY_SAYS_SO) if chosen is None else CodecChoice(codec_named(chosen))
+    if chosen is None:
+        return CodecChoice(AS_IS, POLICY_SAYS_SO)
+    codec = _codec_for(chosen, info.role)
+    return _unless_small(codec, info, min_values) if isinstance(policy, Watching) else CodecChoice(codec)
 
 
 def may_feed_back(policy: object) -> bool:

@@ -21,7 +21,10 @@ from narrowcast.parallel.seeds import seed_of
 
 KEPT = 10_000
 """Calls kept for traces; older ones go."""
-SUMMED = ("calls", "values", "compressed_values", "sent_bytes", "plain_bytes", "compressed_bytes", "call_seconds")
+SUMMED = (
+    *("calls", "values", "compressed_values", "sent_bytes", "inside_bytes", "plain_bytes", "compressed_bytes"),
+    "call_seconds",
+)
 TOO_SMALL = re.compile(r"has \d+ values, under (\d+)")
 
 
@@ -59,6 +62,8 @@ class Stats:
     compressed_values: int = 0
     """Of `values`: those that travelled in fewer bits than their own type has."""
     sent_bytes: int = 0
+    inside_bytes: int = 0
+    """Of `sent_bytes`: those that stayed inside a node, where there are nodes."""
     plain_bytes: int = 0
     """What a float32 (or 16-bit, for 16-bit gradients) all-reduce would have sent."""
     compressed_bytes: float = 0.0
@@ -82,6 +87,7 @@ class Stats:
             self.compressed_values += compressed
             self.compressed_bytes += plain_bytes * compressed / values if values else 0.0
             self.sent_bytes += sent
+            self.inside_bytes += times.inside_bytes
             self.plain_bytes += plain_bytes
             self.call_seconds += seconds
             self.times.encode += times.encode
@@ -179,7 +185,8 @@ def lossy(rows: Iterable[TensorRow]) -> dict[Codec, int]:
     """The codecs that round, and how many values each takes."""
     values: dict[Codec, int] = {}
     for row in rows:
-        codec = codec_named(row.wire)
+        # what a value costs, whatever it is the difference to
+        codec = codec_named(row.wire.removesuffix("+diff"))
         if not codec.lossless:
             values[codec] = values.get(codec, 0) + row.numel
     return values

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from narrowcast.codecs import SLACK, Codec
 from narrowcast.collectives import segment_ranges
 from narrowcast.kernels import FLOATS
-from narrowcast.parallel import TensorRow, Watch, buckets, policy
+from narrowcast.parallel import TensorRow, Watch, buckets, inside_of, policy
 from narrowcast.simulate.stack import in_rank_order, stacked
 from narrowcast.simulate.world import World
 
@@ -161,6 +161,7 @@ class GradientExchange:
         errors: list[LayerError] = []
         for group in self.groups:
             how: dict[str, Any] = {"spec": group.codec, "segments": group.lengths, "names": group.names}
+            how["inner"] = inside_of(group.codec, self.world.inner)
             result = self.world.all_reduce(group.stack_Wn, "avg", step=(step, *group.call), **how)[0]
             if self.watch.active:
                 # let the policies that watch see what each worker had and what came back

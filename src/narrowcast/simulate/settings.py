@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
 from narrowcast.kernels import derive
-from narrowcast.parallel import Schedule
+from narrowcast.parallel import Schedule, inner_codec, list_nodes
 from narrowcast.simulate.world import World
 
 SPEC, ALGORITHM = "e5m2+aps", "auto"
@@ -32,10 +32,21 @@ PathLike = str | os.PathLike[str]
 Rate = float | Callable[[int], float] | None
 
 
-def world_of(workers: int | World, spec: object, algorithm: str | None, seed: int) -> tuple[World, object]:
+def world_of(
+    workers: int | World,
+    spec: object,
+    algorithm: str | None,
+    seed: int,
+    nodes: int | Sequence[Sequence[int]] | None = None,
+    inner: str | Codec | None = None,
+) -> tuple[World, object]:
     """The world of a run, and what its gradients travel by. What a World says is not said again."""
     if not isinstance(workers, World):
-        return World(workers, algorithm or ALGORITHM, seed=seed), SPEC if spec is None else spec
+        levels: dict[str, Any] = {"nodes": list_nodes("train", nodes, workers)}
+        levels["inner"] = inner_codec("train", nodes, inner)
+        return World(workers, algorithm or ALGORITHM, seed=seed, **levels), SPEC if spec is None else spec
+    if nodes is not None or inner is not None:
+        raise ValueError(f"train: workers={workers!r} and nodes= or inner=; give them to the World alone")
     if algorithm not in (None, workers.algorithm):
         both = f"workers={workers!r} and algorithm={algorithm!r}"
         raise ValueError(f"train: {both} differ; give the algorithm to the World alone")

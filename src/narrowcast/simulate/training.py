@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from narrowcast.codecs import Codec
 from narrowcast.parallel import MIN_VALUES
 from narrowcast.simulate import settings as arguments
 from narrowcast.simulate.exchange import GradientExchange
@@ -76,6 +77,8 @@ def train(
     workers: int | World = 8,
     spec: object = None,
     algorithm: str | None = None,
+    nodes: int | Sequence[Sequence[int]] | None = None,
+    inner: str | Codec | None = None,
     epochs: float | None = None,
     steps: int | None = None,
     batch: int = 256,
@@ -101,8 +104,9 @@ def train(
 ) -> Run:
     """Train `model` as DDP with `nc.attach(model, spec)` would on so many workers, bit for bit.
 
-    workers: a number, or a World that says how they add. spec, algorithm, min_values: as for `attach` (a spec, a
-    mapping of names, a schedule, a rule); by default those of the World, with a number "e5m2+aps" and "auto". batch:
+    workers: a number, or a World that says how they add. spec, algorithm, nodes, inner, min_values: as for `attach` (a
+    spec, a mapping of names, a schedule, a rule); by default those of the World, with a number "e5m2+aps" and "auto".
+    batch:
     examples a step, over all workers. optimizer: a function of the parameters; SGD with momentum 0.9 where none is
     given. lr: a number or a function of the step. augment: a function of a micro-batch and a generator. log: a JSONL
     file. checkpoint: a file; with resume=True a run that finds one goes on from it and ends with the same bits.
@@ -110,7 +114,7 @@ def train(
     every so many steps. time_limit: seconds after which to save and return. lower: arguments for `simulate.lower`,
     which makes the model compute in low precision; its noise is that of `set_step(step, worker)`.
     """
-    world, spec = arguments.world_of(workers, spec, algorithm, seed)
+    world, spec = arguments.world_of(workers, spec, algorithm, seed, nodes, inner)
     device = arguments.device_of(model, device)
     source = MicroBatches(data, device, batch, world.n, seed, augment)
     model.to(device)

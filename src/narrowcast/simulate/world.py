@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from narrowcast.codecs import Codec
+from narrowcast.codecs import Codec, refuse_differences
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives import (
     ALGORITHMS,
@@ -90,6 +90,7 @@ class World:
         *,
         step: Step | None = None,
         spec: Spec | None = None,
+        inner: Spec | None = None,
         segments: Sequence[int] | None = None,
         names: Sequence[str] | None = None,
         unit: float = 1.0,
@@ -97,17 +98,20 @@ class World:
         """What every worker holds afterwards, in the form of `tensors`; all are views of one result.
 
         tensors: W x ..., or a list with one entry for each worker, a tensor or a list of tensors (segments). op: "sum",
-        "avg", a factor, or a ReduceOp. spec: instead of the world's own. segments: cuts the rows of a single tensor.
-        names: of the segments, so that error feedback finds their residuals. unit: the loss scale, for error feedback.
+        "avg", a factor, or a ReduceOp. spec, inner: instead of the world's own. segments: cuts the rows of a single
+        tensor. names: of the segments, so that error feedback finds their residuals. unit: the loss scale, for error
+        feedback.
         """
         stack = stacked("World.all_reduce", tensors, self.n, segments)
         codec = self.codec if spec is None else codec_named(spec)
+        inside = self.inner if inner is None else codec_named(inner)
         out, reduction = torch.empty_like(stack.x_Wn[0]), self._reduction(op)
         residuals = self._residuals_of(codec, stack, names, unit)
         algorithm = ALGORITHMS[self.algorithm_for(codec, out.numel())]
         noise = noise_of("World.all_reduce", codec, self.seed, step)
-        if self.inner.stochastic:
-            noise_of("World.all_reduce inside a node", self.inner, self.seed, step)
+        record.check_inner(codec, inside)
+        if inside.stochastic:
+            noise_of("World.all_reduce inside a node", inside, self.seed, step)
         if self.n == 1 or out.numel() == 0:
             record.reduce_alone(stack.x_Wn[0], out, reduction, residuals.of_one() if residuals else None)
             return stack.for_all(out)
@@ -115,7 +119,8 @@ class World:
             residuals.fold(reduction.gain)  # before scales are found: it counts too
         workers = self._workers(stack, out, codec, reduction, step, noise, residuals)
         if algorithm.takes_nodes:
-            workers.nodes, workers.inner = self.nodes or (), stack.coder(self.inner)
+            workers.nodes, workers.inner = self.nodes or (), stack.coder(inside)
+            workers.noise = noise.derive if inside.stochastic else workers.noise
         assert algorithm.simulate is not None
         algorithm.simulate(workers)
         return stack.for_all(out)
@@ -194,6 +199,7 @@ class World:
 
     def _plain_noise(self, what: str, step: Step | None) -> Noise:
         """The noise of a call that keeps nothing from one to the next."""
+        refuse_differences(f"World.{what}", self.codec)
         if self.codec.feedback:
             raise ValueError(f"World.{what} with {self.codec}: only all_reduce has error feedback; leave out +ef")
         return noise_of(f"World.{what}", self.codec, self.seed, step)
@@ -223,8 +229,7 @@ class World:
         scales, unit_n = self.scales(stack, codec, residuals)
         sums = self.sums if unit_n is None else replace(self.sums, unit_n=unit_n)
         seats, coder = self.seats(step), stack.coder(codec)
-        draws = codec.stochastic or self.inner.stochastic
-        by_worker = noise.derive if draws else lambda worker, phase: noise
+        by_worker = noise.derive if codec.stochastic else lambda worker, phase: noise
         return Workers(stack.x_Wn, out, coder, seats, by_worker, scales, reduction, sums, residuals, low=self.low)
 
     def seats(self, step: Step | None) -> list[int]:

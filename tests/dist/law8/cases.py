@@ -41,6 +41,8 @@ class Case:
     between: str | None
     """HSDP: the wire between replicas; None: that of gradients."""
     algorithm: str
+    inner: str | None
+    """DDP: the wire inside of nodes of two ranks (of one where their number is odd); None: no nodes."""
     passes: int
     """Backward passes (LocalSGD: inner steps) in each iteration."""
     sync: str
@@ -88,14 +90,18 @@ def case_of(seed: int) -> Case:
     between = [None, draw.choice(WITH_FEEDBACK), "as-is"][: 2 if dtypes == "bfloat16" else 3]
     plain = WITHOUT[: (0 if dtypes == "bfloat16" else 2) if kind == "hsdp" else 2 if lazy else None]
     freezes = kind != "ddp" or unused > 0
+    plan, inner = _plan(draw, iterations, plain), None
+    if kind == "ddp":
+        inner = _inner(random.Random(f"nodes {seed}"), plan)
     return Case(
         seed=seed,
         kind=kind,
         worlds=_worlds(draw, kind),
         iterations=iterations,
-        plan=_plan(draw, iterations, plain),
+        plan=plan,
         between=draw.choice(between) if kind == "hsdp" else None,
         algorithm=draw.choice(("auto", "two_shot", "one_shot")) if kind == "ddp" else "auto",
+        inner=inner,
         passes=passes,
         sync=sync,
         dtypes=dtypes,
@@ -118,6 +124,14 @@ def _worlds(draw: random.Random, kind: str) -> tuple[int, ...]:
     if kind == "hsdp":
         first, then = 4, 4
     return (first, then) if draw.random() < 0.3 else (first,)
+
+
+def _inner(draw: random.Random, plan: Plan) -> str | None:
+    """One with feedback only where all that rounds has it between nodes."""
+    if draw.random() < 0.6:
+        return None
+    wires = {wire for _, wires in plan for _, wire in wires}
+    return draw.choice(("as-is", *WITH_FEEDBACK) if wires <= {*WITH_FEEDBACK, *WITHOUT[:2]} else WITHOUT[:2])
 
 
 def _some(draw: random.Random, iterations: int, share: float) -> tuple[int, ...]:

@@ -108,6 +108,8 @@ class Training:
         self.scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=3, enabled=case.scaler)
         policy = schedule(case, first, case.passes if case.sync == "every" else 1)
         options = {"algorithm": case.algorithm} if case.kind == "ddp" else {}
+        if case.inner is not None:
+            options = {"nodes": 1 + (world % 2 == 0), "inner": case.inner}
         if case.between is not None:
             options["between"] = case.between
         scaler = self.scaler if case.scaler else None

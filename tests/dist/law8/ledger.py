@@ -16,8 +16,9 @@ class Ledger:
 
     The bound: a step adds a rank's value to its residual, takes what was sent from that, adds W values, divides, adds
     the second residual and takes what was sent from it; and a state is the mean of W numbers that are two residuals
-    added. That is W + 8 operations a step, and each rounds by half a unit in the last place at most. What they round is a
-    sum over ranks: no more than W times the largest gradient or residual.
+    added. Inside of nodes there are four more: a rank adds a residual and takes what was sent from it, adds what is left
+    to that of the sum, and takes the result from the sum. That is W + 12 operations a step, and each rounds by half a unit
+    in the last place at most. What they round is a sum over ranks: no more than W times the largest gradient or residual.
     """
 
     def __init__(self) -> None:
@@ -38,7 +39,7 @@ class Ledger:
 
     @property
     def bound(self) -> float:
-        return self.steps * (self.world + 8) * UNIT * self.largest * self.world
+        return self.steps * (self.world + 12) * UNIT * self.largest * self.world
 
     def each(self, change: Callable[[str, Tensor], Tensor]) -> None:
         """Other tensors for the sums: a rank's parts, or the whole."""

@@ -15,7 +15,8 @@ from narrowcast.collectives.algorithms import two_shot
 from narrowcast.collectives.algorithms.context import Call, Reduction
 from narrowcast.collectives.algorithms.cost import Cost, Placement, Stage, direct_steps
 from narrowcast.collectives.algorithms.record import Algorithm, Nodes, Order, Setting, register
-from narrowcast.collectives.algorithms.workers import Workers
+from narrowcast.collectives.algorithms.workers import Part, Workers
+from narrowcast.collectives.residuals import Residuals, add_lost, empty_into
 from narrowcast.collectives.segments import Coder, Range, Scales, concrete, split, take
 
 BETWEEN = 2
@@ -28,6 +29,11 @@ def run(call: Call) -> None:
     1. Inside each node, reduce-scatter: member i sums shard i of the node, in the node's order (inner codec).
     2. Members i of all nodes all-reduce that sum by two_shot, in the order of the nodes (outer codec).
     3. Inside each node, all-gather (inner codec).
+
+    With error feedback member i's residual `first` goes along in step 1 for the shards of the other members, which
+    renews it there, and in step 2 for shard i: what its own values of shard i lose in step 1 is added to it before. An
+    inner codec that loses and has no feedback takes it in for the other shards and renews nothing. `second` is that of
+    step 2, and takes what step 3 loses of the owner's part: all, or without inner feedback what 16 bits do not hold.
 
     With k ranks a node and m nodes, bytes sent a rank: 2 (k-1)/k inner(n) inside, 2 (m-1)/m outer(n/k) between nodes.
     Roundings a value: 2, and 2 more where the inner codec is lossy.
@@ -45,9 +51,10 @@ def run(call: Call) -> None:
         scales=None,
     )
     parts = parts_of(inside.coder, call.coder, len(node))
-    total = primitives.reduce_scatter(inside, parts)
+    part = parts[place]
+    total = _reduce_inside(inside, parts, call.residuals)
 
-    lengths, scales = _cut(call.coder, parts[place], call.sum_scales)
+    lengths, scales = _cut(call.coder, part, call.sum_scales)
     between = replace(
         call,
         x=total,
@@ -55,14 +62,53 @@ def run(call: Call) -> None:
         codec=concrete(call.codec, call.x.dtype),
         exchange=call.exchange.among([members[place] for members in nodes]),
         segments=lengths,
+        residuals=None if call.residuals is None else call.residuals.over(part),
         origin=(rank, BETWEEN),
         scales=scales,
     )
     two_shot.run(between)
 
     # all nodes encode the same sum, so with the same noise: identical bits on all ranks
-    primitives.all_gather(replace(inside, origin=(nodes[0][place], 0)), parts, total)
+    wire = primitives.all_gather(replace(inside, origin=(nodes[0][place], 0)), parts, total)
+    if between.residuals is not None and _gather_loses(inside.coder):
+        exact = total if keeps_residuals(inside.coder) else _decoded(inside, wire, part)
+        low, high = between.coder.shards(between.exchange.world)[between.exchange.rank]
+        shard, got = between.residuals.of(1, (low, high)), take(call.x, part)[low:high]
+        add_lost(shard.residual, exact[low:high], got, 1.0, shard.unit)
+    call.times.inside_bytes += inside.exchange.sent_bytes
     call.exchange.sent_bytes += inside.exchange.sent_bytes + between.exchange.sent_bytes
+
+
+def _reduce_inside(inside: Call, parts: list[Range], residuals: Residuals | None) -> Tensor:
+    """Step 1: the sum of this rank's part."""
+    if residuals is None:
+        return primitives.reduce_scatter(inside, parts)
+    own = take(residuals.first, parts[inside.exchange.rank])
+    waiting = own.clone()
+    own.zero_()
+    if keeps_residuals(inside.coder):
+        total = primitives.reduce_scatter(replace(inside, residuals=residuals), parts)
+    else:
+        total = primitives.reduce_scatter(replace(inside, x=residuals.empty_into(inside.x.float(), 0)), parts)
+    own.add_(waiting)
+    return total
+
+
+def _decoded(inside: Call, wire: Tensor, part: Range) -> Tensor:
+    """The values of a message, in float32 whatever the type of the result."""
+    values = inside.exchange.floats(part[1] - part[0])
+    inside.coder.decode(wire, part, values)
+    return values
+
+
+def keeps_residuals(inner: Coder) -> bool:
+    """Whether what is lost inside a node is kept: with feedback, and where 16 bits of the tensor's own type lose it."""
+    return inner.codec.feedback or inner.codec.lossless or inner.is_identity(inner.dtype)
+
+
+def _gather_loses(inner: Coder) -> bool:
+    """Whether the all-gather inside a node loses anything that is kept."""
+    return inner.dtype != torch.float32 or inner.codec.feedback
 
 
 def parts_of(inner: Coder, outer: Coder, members: int) -> list[Range]:
@@ -90,14 +136,51 @@ def simulate(workers: Workers) -> None:
     """`workers.inner` inside a node, `workers.coder` between nodes."""
     inner = workers.inner
     assert inner is not None
-    for place, part in enumerate(parts_of(inner, workers.coder, len(workers.nodes[0]))):
+    parts = parts_of(inner, workers.coder, len(workers.nodes[0]))
+    columns = [[workers.seats[node[place]] for node in workers.nodes] for place in range(len(parts))]
+    if workers.residuals is not None:
+        workers.residuals.hand_over(_owned(workers.coder, parts, columns))
+    for part, column in zip(parts, columns, strict=True):
         if part[0] == part[1]:
             continue
-        totals = torch.stack([_sum_inside(workers, inner, node, part) for node in workers.nodes])
-        column = [workers.seats[node[place]] for node in workers.nodes]
-        total = _sum_between(workers, column, totals, part)
+        totals = _sums_inside(workers, inner, column, part)
+        total, out = _sum_between(workers, column, totals, part), take(workers.out, part)
         # every node encodes the same sum, with the noise of the first node's member
-        inner.passage(total, part, workers.noise(column[0], 1), None, take(workers.out, part))
+        noise = workers.noise(column[0], 1)
+        inner.passage(total, part, noise, None, out)
+        if workers.residuals is not None and _gather_loses(inner):
+            if not keeps_residuals(inner):
+                inner.passage(total.clone(), part, noise, None, total)
+            second = workers.residuals.second(part)
+            add_lost(second.residual, total, out, 1.0, second.unit)
+
+
+def _owned(outer: Coder, parts: Sequence[Range], columns: Sequence[Sequence[int]]) -> list[Part]:
+    """Every worker and the part of the result that it encodes between nodes."""
+    owned = []
+    for part, column in zip(parts, columns, strict=True):
+        shards = _outer_coder(outer, part).shards(len(column))
+        owned += [(worker, (part[0] + low, part[0] + high)) for worker, (low, high) in zip(column, shards, strict=True)]
+    return owned
+
+
+def _outer_coder(outer: Coder, part: Range) -> Coder:
+    """Of the sum of a part inside a node."""
+    return Coder(outer.codec, _cut(outer, part, None)[0], torch.float32)
+
+
+def _sums_inside(workers: Workers, inner: Coder, column: Sequence[int], part: Range) -> Tensor:
+    """The sum of one part inside each node. column: who gets it, in each of them."""
+    low, high = part
+    kept = workers.residuals
+    if kept is None:
+        return torch.stack([_sum_inside(workers, inner, node, part) for node in workers.nodes])
+    rows = torch.tensor(column, device=kept.first_Wn.device)
+    waiting = kept.first_Wn[rows, low:high]
+    kept.first_Wn[rows, low:high] = 0.0
+    totals = torch.stack([_sum_inside(workers, inner, node, part) for node in workers.nodes])
+    kept.first_Wn[rows, low:high] += waiting
+    return totals
 
 
 def _sum_inside(workers: Workers, inner: Coder, node: Sequence[int], part: Range) -> Tensor:
@@ -106,7 +189,10 @@ def _sum_inside(workers: Workers, inner: Coder, node: Sequence[int], part: Range
     for number, place in enumerate(node):
         worker = workers.seats[place]
         values, noise = take(workers.x_Wn[worker], part), workers.noise(worker, 0)
-        inner.passage(values, part, noise, None, total, accumulate=is_plain and number > 0)
+        feedback = workers.residuals.first(worker, part) if workers.residuals is not None else None
+        if feedback is not None and not keeps_residuals(inner):
+            values, feedback = empty_into(values.float(), *feedback), None
+        inner.passage(values, part, noise, None, total, is_plain and number > 0, feedback)
         if not is_plain:
             running.add(total)
     return total if is_plain else running.result()
@@ -114,32 +200,41 @@ def _sum_inside(workers: Workers, inner: Coder, node: Sequence[int], part: Range
 
 def _sum_between(workers: Workers, column: Sequence[int], totals: Tensor, part: Range) -> Tensor:
     """two_shot between the nodes; each row of `totals` belongs to the worker of `column` in its place."""
-    lengths, scales = _cut(workers.coder, part, workers.sum_scales(0))
     between = Workers(
         totals,
         torch.empty_like(totals[0]),
-        Coder(workers.coder.codec, lengths, torch.float32),
+        _outer_coder(workers.coder, part),
         seats=range(len(column)),
         noise=lambda row, phase: workers.noise(column[row], BETWEEN + phase),
-        scales=[scales] * len(column),
+        scales=[_cut(workers.coder, part, workers.sum_scales(0))[1]] * len(column),
         reduction=workers.reduction,
         sums=workers.sums.over(part),
     )
+    if workers.residuals is not None:
+        between.residuals = workers.residuals.over(part, column, between.owned_shards())
     two_shot.simulate(between)
+    if workers.residuals is not None and between.residuals is not None:
+        workers.residuals.put_back(part, column, between.residuals)
     return between.out
 
 
 def sent_bytes(setting: Setting) -> list[int]:
+    return [inside + between for inside, between in zip(*level_bytes(setting), strict=True)]
+
+
+def level_bytes(setting: Setting) -> tuple[list[int], list[int]]:
+    """By worker: what it sends inside its node, and what between nodes."""
     outer, inner, nodes = setting.coder, setting.inner, setting.nodes
     assert inner is not None
-    sent, parts = [0] * setting.world, parts_of(inner, outer, len(nodes[0]))
+    parts = parts_of(inner, outer, len(nodes[0]))
+    inside, outside = [0] * setting.world, [0] * setting.world
     sizes = [inner.nbytes(part) for part in parts]
     for place, part in enumerate(parts):
-        lengths, _ = _cut(outer, part, None)
-        between = two_shot.sent_bytes(Setting(Coder(outer.codec, lengths, torch.float32), len(nodes)))
+        between = two_shot.sent_bytes(Setting(_outer_coder(outer, part), len(nodes)))
         for node, count in zip(nodes, between, strict=True):
-            sent[node[place]] = sum(sizes) + (len(node) - 2) * sizes[place] + count
-    return sent
+            inside[node[place]] = sum(sizes) + (len(node) - 2) * sizes[place]
+            outside[node[place]] = count
+    return inside, outside
 
 
 def cost(ranks: Placement) -> Cost:
@@ -167,6 +262,7 @@ register(
         sent_bytes=sent_bytes,
         cost=cost,
         host_waits=False,
+        residual_shots=2,
         check_world=check_nodes,
         takes_nodes=True,
     )

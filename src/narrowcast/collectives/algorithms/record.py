@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from narrowcast.codecs import Codec
+from narrowcast.codecs import Codec, refuse_differences
 from narrowcast.collectives.algorithms import rounds
 from narrowcast.collectives.algorithms.context import Call, Reduction
 from narrowcast.collectives.algorithms.cost import Cost, Placement
@@ -119,6 +119,7 @@ def check(name: str, codec: Codec, world: int, nodes: Nodes | None, what: str = 
         raise ValueError(f"all_reduce: nodes={listed} are for {users}; {name!r} knows none, leave out nodes=")
     algorithm.check_world(world, nodes)
     algorithm.check_codec(codec, world)
+    refuse_differences(what, codec)
     if codec.feedback:
         check_feedback(name, f"{what} with {codec}")
 
@@ -128,6 +129,16 @@ def check_feedback(name: str, what: str = "all_reduce") -> None:
     if not ALGORITHMS[name].residual_shots:
         allowed = ", ".join(one.name for one in ALGORITHMS.values() if one.residual_shots)
         raise ValueError(f"{what}: error feedback goes with {allowed}; got {name!r}")
+
+
+def check_inner(codec: Codec, inner: Codec) -> None:
+    """Refuse error feedback inside of nodes alone, and differences."""
+    refuse_differences("all_reduce: inner", inner)
+    if inner.feedback and not codec.feedback:
+        raise ValueError(
+            f"all_reduce: inner={inner} with {codec} between nodes: error feedback inside a node needs it between "
+            "nodes, too; write +ef in both, or leave it out of inner="
+        )
 
 
 def check_accumulator(name: str, what: str, otherwise: str) -> None:

@@ -75,6 +75,14 @@ class StackedResiduals:
                 self.second_n[low:high] = self.stray_Wn[worker, low:high]
                 self.stray_Wn[worker, low:high] = 0.0
 
+    def over(self, part: Range, workers: Sequence[int], owners: list[Part]) -> StackedResiduals:
+        """Those of some workers and a part, as of a call between them alone; `put_back` ends it."""
+        low, high = part
+        return StackedResiduals(self.first_Wn[list(workers), low:high], self.second_n[low:high], owners, unit=self.unit)
+
+    def put_back(self, part: Range, workers: Sequence[int], theirs: StackedResiduals) -> None:
+        self.first_Wn[list(workers), part[0] : part[1]] = theirs.first_Wn
+
     def _spill(self, rows_Wn: Tensor) -> None:
         for worker, (low, high) in self.owners:
             rows_Wn[worker, low:high] = self.second_n[low:high]

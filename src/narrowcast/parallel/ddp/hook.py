@@ -39,6 +39,7 @@ from narrowcast.parallel.ddp.bucket_calls import (
     settle,
     start_calls,
 )
+from narrowcast.parallel.levels import Levels, inside_of
 from narrowcast.parallel.policy import Watch
 from narrowcast.parallel.private import in_autograd
 from narrowcast.parallel.probe import probe
@@ -63,7 +64,8 @@ class DDPState:
         *,
         scaler: torch.amp.GradScaler | None = None,
         group: dist.ProcessGroup | None = None,
-        nodes: Sequence[Sequence[int]] | None = None,
+        nodes: object = None,
+        inner: str | Codec | None = None,
         algorithm: str = "auto",
         min_values: int = policy.MIN_VALUES,
         seed: int = 0,
@@ -72,7 +74,7 @@ class DDPState:
         policy.check(gradients)
         torch_parts.check_state(model)
         self.group = buckets.check_group(model, group)
-        self.policy, self.nodes, self.algorithm = gradients, nodes, algorithm
+        self.policy, self.algorithm = gradients, algorithm
         self.min_values, self.seed, self.step = min_values, model_seed(seed, self.group), 0
         # those that are frozen now, too: DDP reduces what was trainable when it was made
         self.reduced = dict(buckets.reduced_parameters(model))
@@ -92,6 +94,7 @@ class DDPState:
         try:
             # with the channels open, so that whoever fails is heard; ranks that disagree find out here already
             with propagate_errors(self.channel, self._aside):
+                self.levels = Levels.of(nodes, inner, self.channel)
                 self._check_algorithm()
                 device = next(iter(self.parameters.values())).device
                 self.probe = probe(self.channel, self.lossy(), device) if self.channel.world > 1 else None
@@ -112,7 +115,8 @@ class DDPState:
                 raise ValueError(f"attach with {codec} for {name}: {error}") from error
 
     def _kind(self, codec: Codec, lengths: Sequence[int], dtype: torch.dtype) -> AllReduce:
-        options: dict[str, Any] = {"algorithm": self.algorithm, "nodes": self.nodes, "seed": self.seed}
+        options: dict[str, Any] = {"algorithm": self.algorithm, "nodes": self.levels.nodes, "seed": self.seed}
+        options["inner"] = inside_of(codec, self.levels.inner)
         world = self.channel.world
         return AllReduce.of(codec, lengths, dtype, world, Reduction(divide=float(world)), **options)
 
@@ -150,15 +154,21 @@ class DDPState:
 
     def rows(self) -> list[TensorRow]:
         """Every parameter: its wire, or why it stays as it is."""
-        return [TensorRow.of(name, p.numel(), self.choice(name, p), p.dtype) for name, p in self.parameters.items()]
+        rows: list[TensorRow] = []
+        for name, p in self.parameters.items():
+            choice = self.choice(name, p)
+            rows += self.levels.rows(TensorRow.of(name, p.numel(), choice, p.dtype), choice, p.dtype)
+        return rows
 
     def warnings(self) -> list[str]:
         """What the policy misses, and where compression is likely to lose on this link."""
-        warnings = [*self._ignored, *map(policy.no_match, self.unmatched())]
+        sent = ((p.dtype, p.numel(), self.choice(name, p)) for name, p in self.parameters.items())
+        notes = self.levels.notes(sent, self.channel.rank)
+        warnings = [*notes, *self._ignored, *map(policy.no_match, self.unmatched())]
         if self.probe is None:
             return [*warnings, "one rank: nothing travels, and nothing is rounded"]
-        notes = (self.probe.note(codec, values) for codec, values in self.lossy().items())
-        return warnings + [text for text in notes if text is not None]
+        slow = (self.probe.note(codec, values) for codec, values in self.lossy().items())
+        return warnings + [text for text in slow if text is not None]
 
     def unmatched(self) -> list[str]:
         """The patterns of the policy that match no parameter."""

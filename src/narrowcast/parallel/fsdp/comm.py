@@ -24,8 +24,10 @@ from narrowcast.collectives import (
 )
 from narrowcast.kernels import FLOATS, Noise
 from narrowcast.parallel.fsdp import sharded_rows
+from narrowcast.parallel.fsdp.last_gathered import LastGathered, without_differences
 from narrowcast.parallel.fsdp.layout import Sharded, Unit
 from narrowcast.parallel.fsdp.torch_parts import AllGather, ReduceScatter
+from narrowcast.parallel.policy import GRADIENT, PARAMETER
 from narrowcast.parallel.ranks import propagate_errors
 from narrowcast.parallel.seeds import seed_of
 from narrowcast.parallel.stats import all_reduce_bytes, compressed_values
@@ -33,8 +35,8 @@ from narrowcast.parallel.stats import all_reduce_bytes, compressed_values
 if TYPE_CHECKING:
     from narrowcast.parallel.fsdp.shards import FSDPState
 
-GRADIENT, PARAMETER, BETWEEN = "gradient", "parameter", "between"
-"""The roles: reduce-scatter of gradients, all-gather of parameters, all-reduce of gradients between replicas."""
+BETWEEN = "between"
+"""A third role: reduce-scatter of gradients, all-gather of parameters, all-reduce of gradients between replicas."""
 
 
 class Gathering(dist.Work):
@@ -164,12 +166,23 @@ class Gradients(_Comm, ReduceScatter):
         count(work)
 
 
+def check_kept(unit: Unit, tensor: Sharded, codec: Codec) -> None:
+    """Differences need parameters that are gathered once a step: a second gather would bring others for backward."""
+    if codec.differences and unit.private.reshards_after_forward:
+        raise ValueError(
+            f"attach: parameters of {tensor.name} have {codec}, and {unit.name or 'the root module'} is gathered again "
+            "for backward; call fully_shard(..., reshard_after_forward=False) on it (on the root, too: it must be "
+            "written there), or leave out +diff"
+        )
+
+
 class Parameters(_Comm, AllGather):
     """All-gather of a unit's parameters: every rank decodes the same bytes, its own too."""
 
     def __init__(self, state: FSDPState, unit: Unit, plain: AllGather) -> None:
         super().__init__(state, unit)
         self.plain = plain
+        self.last = LastGathered()
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
@@ -184,18 +197,37 @@ class Parameters(_Comm, AllGather):
     def _gather(self, out: Tensor, own: Tensor, lengths: list[int]) -> Gathering:
         world = self.state.channel.world
         codecs, names = self._codecs(self.unit.tensors, PARAMETER), [t.name for t in self.unit.tensors]
-        plan = self._rows(PARAMETER, lengths, codecs, own.dtype)
-
-        def job(exchange: Exchange) -> None:
-            sharded_rows.all_gather(plan, exchange, own, out)
+        for tensor, codec in zip(self.unit.tensors, codecs, strict=True):
+            check_kept(self.unit, tensor, codec)
+        plan, job = self._plan(lengths, codecs, own, out)
 
         plain = (world - 1) * own.numel() * own.element_size()
         values, compressed = own.numel() * world, _compressed_in(plan)
         count = self._count(PARAMETER, "all_gather of parameters", values, plain, plan.times, compressed)
         waits = host_waits(codecs, own.device, own.dtype)
-        work = self.state.channel.submit(self._signature("all_gather", plan, names), job, [own, out], waits=waits)
+        memory = [own, out, *self.last.memory]
+        work = self.state.channel.submit(self._signature("all_gather", plan, names), job, memory, waits=waits)
         work.then(count)
         return Gathering(work, self.state)
+
+    def _plan(
+        self, lengths: list[int], codecs: list[Codec], own: Tensor, out: Tensor
+    ) -> tuple[sharded_rows.Rows, Callable[[Exchange], None]]:
+        """How the rows travel, and the call. Differences begin with a gather of the parameters as they are."""
+        plan, last = self._rows(PARAMETER, lengths, codecs, own.dtype), self.last
+        if not any(codec.differences for codec in codecs):
+            last.forget()
+            return plan, lambda exchange: sharded_rows.all_gather(plan, exchange, own, out)
+        if last.knows(plan.runs, own.dtype) and not self.state.compares:
+            return plan, lambda exchange: sharded_rows.all_gather(plan, exchange, own, out, last)
+        whole, is_look = self._rows(PARAMETER, lengths, without_differences(codecs), own.dtype), self.state.compares
+
+        def job(exchange: Exchange) -> None:
+            sharded_rows.all_gather(whole, exchange, own, out)
+            if not is_look:
+                last.learn(plan.runs, out.view(plan.world, -1))
+
+        return whole, job
 
     def _left_out(self, own: Tensor, group: dist.ProcessGroup, lengths: list[int]) -> bool:
         """Whether FSDP's own all-gather takes this one; explain() says why."""

@@ -31,6 +31,7 @@ from narrowcast.collectives import (
     segment_ranges,
 )
 from narrowcast.kernels import NO_NOISE, Finish, Noise
+from narrowcast.parallel.fsdp.last_gathered import LastGathered
 
 Scales = list[Tensor | None]
 
@@ -86,13 +87,15 @@ class Rows:
         noise: Noise,
         scales: Scales | None = None,
         residuals: Residuals | None = None,
+        last: LastGathered | None = None,
     ) -> None:
-        """Write the message of a row; `values` holds that row alone."""
+        """Write the message of a row; `values` holds that row alone. last: what differences are taken to."""
         for codec, coder, run, place in self.places():
-            part = self.range(row, run)
+            part, own = self.range(row, run), values[slice(*run)]
             kept = residuals.of(0, part) if residuals is not None and codec.feedback else None
-            agreed = scales if codec.agrees_on_scales else None
-            coder.encode(values[slice(*run)], part, wire[place], noise, agreed, kept)
+            if last is not None and codec.differences:
+                own = last.difference(own, row, run)
+            coder.encode(own, part, wire[place], noise, scales if codec.agrees_on_scales else None, kept)
 
     def encode_all(
         self, x: Tensor, wires: Tensor, noise: Noise, scales: Scales | None, residuals: Residuals | None
@@ -103,10 +106,16 @@ class Rows:
             agreed = scales if codec.agrees_on_scales else None
             coder.encode_parts(x, self.of_all(run), wires[:, place], noise, agreed, kept)
 
-    def decode(self, wire: Tensor, row: int, out: Tensor) -> None:
-        """Read the message of a row into `out`, which holds that row alone."""
-        for _, coder, run, place in self.places():
-            coder.decode(wire[place], self.range(row, run), out[slice(*run)])
+    def decode(self, wire: Tensor, row: int, out: Tensor, last: LastGathered | None = None) -> None:
+        """Read the message of a row into `out`, which holds that row alone. last: what differences are added to."""
+        for codec, coder, run, place in self.places():
+            part, target = self.range(row, run), out[slice(*run)]
+            if last is None or not codec.differences:
+                coder.decode(wire[place], part, target)
+                continue
+            last.begin(target, row, run)
+            coder.decode(wire[place], part, target, accumulate=True)
+            last.keep(target, row, run)
 
     def decode_all(self, wires: Tensor, out: Tensor) -> None:
         """Read the messages of all rows, one a row."""
@@ -172,16 +181,16 @@ def keep(rows: Rows, rank: int, total: Tensor, stored: Tensor, reduction: Reduct
             residuals.keep(total[low:high], stored[low:high], 0, rows.range(rank, run), reduction.gain)
 
 
-def all_gather(rows: Rows, exchange: Exchange, own: Tensor, out: Tensor) -> None:
+def all_gather(rows: Rows, exchange: Exchange, own: Tensor, out: Tensor, last: LastGathered | None = None) -> None:
     """Every rank gets every rank's row; all of them, the sender too, decode the same bytes. `own` may lie in `out`."""
     mine = exchange.rank
     wires = gather(exchange, rows.sizes, ALL_GATHER)
-    rows.encode(own, mine, wires.own, rows.noise.derive(mine, 1))
+    rows.encode(own, mine, wires.own, rows.noise.derive(mine, 1), last=last)
     wires.send()
     everyones = wires.rows()
-    if everyones is not None:
+    if everyones is not None and last is None:
         rows.decode_all(everyones, out)
     else:
         for rank in [mine, *exchange.others()]:
-            rows.decode(wires.arrived(rank), rank, out[slice(*rows.range(rank, (0, rows.length)))])
+            rows.decode(wires.arrived(rank), rank, out[slice(*rows.range(rank, (0, rows.length)))], last)
     exchange.finish()

@@ -14,7 +14,7 @@ from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives import Channel, Exchange, Reduction, Residuals, TorchTransport, all_reduce, segment_ranges
 from narrowcast.parallel import policy, scaling
 from narrowcast.parallel.fsdp import layout, optimizer_check
-from narrowcast.parallel.fsdp.comm import BETWEEN, GRADIENT, PARAMETER, Between, Gradients, Parameters
+from narrowcast.parallel.fsdp.comm import BETWEEN, Between, Gradients, Parameters, check_kept
 from narrowcast.parallel.fsdp.layout import Sharded, Unit
 from narrowcast.parallel.fsdp.sharded_rows import Rows, reduce_scatter
 from narrowcast.parallel.fsdp.torch_parts import (
@@ -23,7 +23,7 @@ from narrowcast.parallel.fsdp.torch_parts import (
     at_end_of_backward,
     param_groups,
 )
-from narrowcast.parallel.policy import Watch
+from narrowcast.parallel.policy import GRADIENT, PARAMETER, Watch
 from narrowcast.parallel.probe import probe
 from narrowcast.parallel.ranks import digest, local_part, propagate_errors
 from narrowcast.parallel.residuals import ModelResiduals, check_saved
@@ -56,6 +56,9 @@ class FSDPState:
         self.seed = own_seed("FSDP", seed, self.units[0].mesh.mesh.mesh.flatten().tolist())
         self.stats = {role: Stats() for role in (GRADIENT, PARAMETER, BETWEEN)}
         self.notes: dict[tuple[int, str], str] = {}
+        self.compares = False
+        """Whether parameters are gathered to be compared, and not to be computed with."""
+        self.gathers: list[Parameters] = []
         shard, replicas = layout.groups_of(self.units)
         self.channel = Channel(TorchTransport(shard))
         self.replicas = Channel(TorchTransport(replicas)) if replicas is not None else None
@@ -95,7 +98,7 @@ class FSDPState:
 
     def _check(self, has_between: bool) -> None:
         for role, of in self.policies.items():
-            policy.check(of)
+            policy.check(of, PARAMETER if role == PARAMETER else GRADIENT)
             _check_watchers(role, of, of is self.policies[GRADIENT])
         if has_between and self.replicas is None:
             shape = tuple(self.units[0].mesh.mesh.shape)
@@ -103,11 +106,13 @@ class FSDPState:
                 f"attach: between= is the wire between replicas, and the model has none: its mesh is {shape}; "
                 "shard it over a 2-D mesh (replicas, shards), or leave between= out"
             )
-        for tensor, codec in ((t, self.choice(u, t, PARAMETER).codec) for u in self.units for t in u.tensors):
+        for unit, tensor in ((u, t) for u in self.units for t in u.tensors):
+            codec = self.choice(unit, tensor, PARAMETER).codec
+            check_kept(unit, tensor, codec)
             if codec.feedback:
                 raise ValueError(
                     f"attach: parameters of {tensor.name} have {codec}; parameters travel anew from the shard at every "
-                    "step, so there is no residual: leave out +ef"
+                    "step, so there is no residual: leave out +ef, or write +diff"
                 )
 
     def choice(self, unit: Unit, tensor: Sharded, role: str) -> policy.CodecChoice:
@@ -132,6 +137,9 @@ class FSDPState:
     def warnings(self) -> list[str]:
         """What else travels, what the policies miss, and where compression is likely to lose."""
         notes = [*self.notes.values(), *map(policy.no_match, self.unmatched())]
+        kept = sum(map(self._kept_bytes, self.units))
+        if kept:
+            notes.append(f"parameters with +diff: {kept} bytes on each rank keep what was last gathered")
         if PARAMETER not in self.policies:
             notes.append("parameters: FSDP's own all-gather, as they are; give parameters= to send them in few bits")
         notes += [f"{n}: not sharded by FSDP, which leaves its gradient alone" for n in self._unsharded()]
@@ -139,6 +147,12 @@ class FSDPState:
             return [*notes, "one rank: nothing travels, and nothing is rounded"]
         slow = (self.probe.note(codec, values) for codec, values in lossy(self.rows()).items())
         return notes + [text for text in slow if text is not None]
+
+    def _kept_bytes(self, unit: Unit) -> int:
+        """What a rank keeps of a unit's parameters for their differences."""
+        world = self.channel.world
+        sizes = ((t, world * t.part(world) * t.private.gather_dtype.itemsize) for t in unit.tensors)
+        return sum(size for t, size in sizes if self.choice(unit, t, PARAMETER).codec.differences) if world > 1 else 0
 
     def unmatched(self) -> list[str]:
         """The patterns of the policies that match no parameter."""
@@ -211,6 +225,14 @@ class FSDPState:
         self._undo.append(
             optimizer_check.watch(self.model, [t.private.sharded_param for u in self.units for t in u.tensors])
         )
+        lasts = [gather.last for gather in self.gathers]
+
+        def forget(*_: object) -> None:
+            for last in lasts:
+                last.forget()
+
+        for module in self.model.modules() if lasts else ():
+            self._undo.append(module.register_load_state_dict_post_hook(forget).remove)
 
     def _install(self, unit: Unit) -> None:
         module, (reduce_scatter, all_gather, _) = unit.module, unit.private.collectives
@@ -219,6 +241,7 @@ class FSDPState:
         self._undo.append(lambda: module.set_custom_reduce_scatter(gradients.plain))
         if PARAMETER in self.policies:
             parameters = Parameters(self, unit, all_gather)
+            self.gathers.append(parameters)
             module.set_custom_all_gather(parameters)
             self._undo.append(lambda: module.set_custom_all_gather(parameters.plain))
         if self.replicas is not None:
@@ -278,6 +301,8 @@ class FSDPState:
             rows |= {_key(row, name): part for row, part in enumerate(parts)}
         self.row_residuals.load(rows)
         self.replica_residuals.load({})
+        for gather in self.gathers:
+            gather.last.forget()
 
 
 def _key(row: int, name: str) -> str:
@@ -326,10 +351,16 @@ def check_free(model: nn.Module) -> None:
 
 
 def gathered_digest(state: FSDPState) -> Tensor:
-    """A digest of all parameters as this rank sees them when they are gathered (collective)."""
-    parts = []
-    for unit in state.units:
-        unit.module.unshard()
-        parts.append(digest(local_part(whole) for whole in unit.wholes(state.channel.world)))
-        unit.module.reshard()
+    """A digest of all parameters as this rank sees them when they are gathered, and of what differences are taken to.
+
+    Collective. It leaves the latter as they are.
+    """
+    parts, state.compares = [digest(last for gather in state.gathers for last in gather.last.memory)], True
+    try:
+        for unit in state.units:
+            unit.module.unshard()
+            parts.append(digest(local_part(whole) for whole in unit.wholes(state.channel.world)))
+            unit.module.reshard()
+    finally:
+        state.compares = False
     return digest(parts)

@@ -156,6 +156,13 @@ class ParameterGroup:
         return self.private.all_reduce_grads
 
     @property
+    def reshards_after_forward(self) -> bool:
+        """Whether its parameters are gathered again for backward. Of a root that was told nothing FSDP says so, and
+        decides otherwise in its first forward pass.
+        """
+        return self.private.post_forward_mesh_info is not None
+
+    @property
     def gradient_divide_factor(self) -> float | None:
         return self.private.gradient_divide_factor
 

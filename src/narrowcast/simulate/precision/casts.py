@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from narrowcast.codecs import Codec, codec
+from narrowcast.codecs import Codec, codec, refuse_differences
 from narrowcast.formats import Format
 from narrowcast.formats import format as format_named
 from narrowcast.kernels import FLOAT32, Rounder, check_floats, derive, rounder, traced_round
@@ -129,6 +129,7 @@ def caster(what: What, rounding: str | None = None, overflow: str | None = None,
         if rounding is not None or overflow is not None:
             advice = "a codec's spec says how it rounds (+sr); leave rounding and overflow out"
             raise ValueError(f"cast to {chosen}: {advice}")
+        refuse_differences("cast", chosen)
         if chosen.feedback:
             raise ValueError(f"cast to {chosen}: a cast keeps no residual; leave +ef out")
         return Caster(codec=chosen)
