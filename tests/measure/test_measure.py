@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from narrowcast.measure import DeviceClock, Timing, WireSum, count_interface, interleaved, link, link_bytes
+from narrowcast.measure import DeviceClock, Timing, WireSum, count_interface, interleaved, link, link_bytes, rank_device
 
 COUNTERS = """Inter-|   Receive             |  Transmit
  face |bytes packets errs drop  |bytes packets errs drop
@@ -43,6 +43,46 @@ def test_candidates_take_turns_and_the_first_round_does_not_count() -> None:
     found = interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=2, first_calls=3)
     assert "".join(calls) == "aaabbb" + "abab"
     assert all(len(timing.seconds) == 2 and timing.low <= timing.median <= timing.high for timing in found.values())
+
+
+def test_candidates_may_be_timed_by_others_and_need_no_first_call() -> None:
+    calls: list[tuple[str, int]] = []
+    rounds: list[dict[str, list[float]]] = []
+
+    def timed(call: Any, count: int) -> float:
+        calls.append((call(), count))
+        return float(len(calls))
+
+    candidates = {"a": lambda: "a", "b": lambda: "b"}
+    found = interleaved(
+        candidates,
+        2,
+        5,
+        first_calls=0,
+        timed=timed,
+        after_round=lambda s: rounds.append({k: [*v] for k, v in s.items()}),
+    )
+    assert calls == [("a", 5), ("b", 5)] * 2
+    assert rounds == [{"a": [1.0], "b": [2.0]}, {"a": [1.0, 3.0], "b": [2.0, 4.0]}]
+    assert found["b"].seconds == (2.0, 4.0)
+
+
+def test_ranks_have_a_gpu_each_and_those_of_a_lab_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rank_device(gpu=False) == torch.device("cpu")
+    for name in ("LOCAL_RANK", "NCCL_HOSTID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="no CUDA device or no NCCL here; use a machine with a GPU"):
+        rank_device(gpu=True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert rank_device(gpu=True) == torch.device("cuda", 0)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    with pytest.raises(ValueError, match="rank 3 of this machine has no GPU; there are 2"):
+        rank_device(gpu=True)
+    monkeypatch.setenv("NCCL_HOSTID", "host3-0")
+    assert rank_device(gpu=True) == torch.device("cuda", 1)
 
 
 def test_a_timing_is_its_median_with_quartiles() -> None:

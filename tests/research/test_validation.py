@@ -250,6 +250,17 @@ def test_a_row_of_the_lab_that_says_nothing_is_named_with_its_line(text: str, tm
         lab.read(tmp_path)
 
 
+def test_runs_over_nccl_and_over_gloo_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab, "check_machine", lambda: None)
+    row = {"hosts": 4, "rate": "10gbit", "model": "cnn", "profile": "", "seconds": {"fp32": [0.1]}}
+    for backend, other in (({}, True), ({"backend": "nccl"}, False)):
+        (tmp_path / lab.RUNS).write_text(json.dumps(row | backend) + "\n")
+        with pytest.raises(ValueError, match=r"has runs over (gloo|nccl); give another folder"):
+            next(lab.measure(tmp_path, lab.grid(), gpu=other))
+
+
 def test_the_grid_is_the_promised_one() -> None:
     assert len(lab.grid()) * len(lab.WIRES) == 72
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from narrowcast.lab import LabError, launch
+from narrowcast.lab import LabError, gpu, launch
 from narrowcast.study import Options, parse, run
 from narrowcast.study.execution.results import latest, read
 
@@ -86,6 +86,18 @@ sizes = ["64KiB", "1MiB"]
     gbps = {(line["wire"], line["bytes"]): line["bus_gbps"] for line in by_kind["bus"]}
     # a link of 1 Gb/s brings 0.125 GB/s of float32, a little more while its bucket is full, and more of it in few bits
     assert gbps["fp32", 1 << 20] < 0.14
+
+
+def test_collectives_over_nccl_want_a_lab_with_a_gpu_and_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(gpu, "DEVICES", tmp_path)
+    text = 'kinds = "bus"\nwires = ["fp32", "int8/256"]\nworkers = [2]\nsizes = ["64KiB"]\ntransport = "nccl"\n'
+    outcome = run(parse(STUDY + text), Options(tmp_path / "out", launcher="lab", quiet=True))
+    errors = [line["error"] for line in read(tmp_path / "out") if "error" in line]
+    assert outcome.failed == len(errors) == 2
+    assert all("a lab with GPUs needs one of NVIDIA's, and its driver" in error for error in errors)
 
 
 def without_mpi() -> str | None:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from narrowcast.cli import one_line, out_file, workers_of
 from narrowcast.console import JsonPath, emit, make_console, new_table, progress
+from narrowcast.measure import need_cuda
 from narrowcast_research.validation import lab as lab_validation
 from narrowcast_research.validation import registry, table
 from narrowcast_research.validation.lab_models import MODELS
@@ -32,6 +33,7 @@ def validate(
     hosts: Annotated[str, typer.Option(help="Of the lab runs.")] = ",".join(map(str, lab_validation.HOSTS)),
     rates: Annotated[str, typer.Option(help="Of the lab runs.")] = ",".join(lab_validation.RATES),
     models: Annotated[str, typer.Option(help="Of the lab runs.")] = ",".join(MODELS),
+    gpu: Annotated[bool, typer.Option("--gpu", help="Lab runs with NCCL; their ranks share the GPU.")] = False,
     within: Annotated[float, typer.Option(help="Start no further lab run after so many seconds; 0: run all.")] = 0.0,
     cells: Annotated[bool, typer.Option(help="Print every cell of long tables, too.")] = False,
     markdown: Annotated[str, typer.Option(help="Write the page of all results to this file.")] = "",
@@ -40,7 +42,7 @@ def validate(
     """The predictor against published and measured data: measured, predicted, error, and what was fitted on what."""
     page = out_file("--markdown", markdown) if markdown else None
     if lab:
-        results = [_validate_lab(Path(lab), hosts, rates, models, within)]
+        results = [_validate_lab(Path(lab), hosts, rates, models, within, gpu)]
     elif data:
         results = [table.validate(data)]
     else:
@@ -60,13 +62,15 @@ def validate(
         raise typer.Exit(1)
 
 
-def _validate_lab(folder: Path, hosts: str, rates: str, models: str, within: float) -> Result:
+def _validate_lab(folder: Path, hosts: str, rates: str, models: str, within: float, gpu: bool) -> Result:
+    if gpu:
+        need_cuda()
     places = lab_validation.grid(workers_of(hosts), rates.split(","), models.split(","))
     unknown = [place.model for place in places if place.model not in MODELS]
     if unknown:
         raise ValueError(f"validate --models: unknown {unknown[0]!r}; there are {', '.join(MODELS)}")
     left, began = lab_validation.missing(folder, places), time.monotonic()
-    for place in progress(lab_validation.measure(folder, places), len(left), "lab runs"):
+    for place in progress(lab_validation.measure(folder, places, gpu=gpu), len(left), "lab runs"):
         typer.echo(f"{place.model} on {place.hosts} hosts at {place.rate}: measured", err=True)
         if within and time.monotonic() - began > within:
             break

@@ -27,7 +27,8 @@ ROUNDS = {"100mbit": 5, "1gbit": 9, "10gbit": 15}
 PROBE_SECONDS = 40
 RUNS = "runs.jsonl"
 ROW: dict[str, type] = {"hosts": int, "rate": str, "model": str, "profile": str, "seconds": dict}
-NOT_COUNTED = (4, "10gbit")
+GLOO = "gloo"
+NOT_COUNTED = (4, "10gbit", GLOO)
 """Four hosts at 10 Gb/s: two processors are the limit there, not the link."""
 
 
@@ -76,16 +77,19 @@ def missing(folder: Path, places: Sequence[Place]) -> list[Place]:
     return [place for place in places if place not in have]
 
 
-def measure(folder: Path, places: Sequence[Place], wires: Sequence[str] = WIRES) -> Iterator[Place]:
-    """Measure what is missing, one line a place; a lab is probed when its first model is measured."""
+def measure(folder: Path, places: Sequence[Place], wires: Sequence[str] = WIRES, gpu: bool = False) -> Iterator[Place]:
+    """Measure what is missing, one line a place; a lab is probed when its first model is measured. gpu: with NCCL."""
     check_machine()
+    backend = "nccl" if gpu else GLOO
+    if others := {row.get("backend", GLOO) for row in read(folder)} - {backend}:
+        raise ValueError(f"{folder}: has runs over {others.pop()}; give another folder for those over {backend}")
     folder.mkdir(parents=True, exist_ok=True)
     for place in missing(folder, places):
-        with Lab(place.hosts, place.rate) as lab:
+        with Lab(place.hosts, place.rate, gpu=gpu) as lab:
             known = folder / f"cluster-{place.hosts}-{place.rate}.toml"
             if not known.exists():
-                known.write_text(_probe(lab, place, wires))
-            row = _train(lab, place, wires)
+                known.write_text(_probe(lab, place, backend, wires))
+            row = _train(lab, place, backend, wires)
         with (folder / RUNS).open("a") as file:
             file.write(json.dumps(row) + "\n")
         yield place
@@ -95,21 +99,23 @@ def _python(module: str, *words: object) -> list[str]:
     return [sys.executable, "-m", module, *map(str, words)]
 
 
-def _probe(lab: Lab, place: Place, wires: Sequence[str]) -> str:
+def _probe(lab: Lab, place: Place, backend: str, wires: Sequence[str]) -> str:
     name = f"lab of {place.hosts} hosts at {place.rate}"
-    words = _python(probe.__name__, PROBE_SECONDS, name, *wires)
+    words = _python(probe.__name__, backend, PROBE_SECONDS, name, *wires)
     done = lab.run(words, capture=True, timeout=300).check()
     return done.text(0).partition(probe.MARK + "\n")[2]
 
 
-def _train(lab: Lab, place: Place, wires: Sequence[str]) -> dict[str, Any]:
-    words = _python("narrowcast_research.validation.lab_worker", place.model, ROUNDS.get(place.rate, 7), *wires)
+def _train(lab: Lab, place: Place, backend: str, wires: Sequence[str]) -> dict[str, Any]:
+    rounds = ROUNDS.get(place.rate, 7)
+    words = _python("narrowcast_research.validation.lab_worker", backend, place.model, rounds, *wires)
     done = lab.run(words, capture=True, timeout=900).check()
     results = done.json_lines()
     if not results:
         raise LabError(f"{place}: rank 0 ended without a result; run the same command again")
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return {"hosts": place.hosts, "rate": place.rate, "model": place.model, "date": when, **results[-1]}
+    where = {"hosts": place.hosts, "rate": place.rate, "backend": backend}
+    return {**where, "model": place.model, "date": when, **results[-1]}
 
 
 def _profile(row: dict[str, Any], folder: Path) -> Profile:
@@ -126,7 +132,7 @@ def cells(folder: Path) -> Iterator[Cell]:
         for wire, seconds in row["seconds"].items():
             made = steps.predict(Setup(row["hosts"], wire))
             key = (row["model"], row["rate"], str(row["hosts"]), wire)
-            counted = (row["hosts"], row["rate"]) != NOT_COUNTED
+            counted = (row["hosts"], row["rate"], row.get("backend", GLOO)) != NOT_COUNTED
             yield Cell(key, statistics.median(seconds), made.step, counted, made.low, made.high)
 
 

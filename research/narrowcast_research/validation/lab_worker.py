@@ -1,6 +1,7 @@
 """One rank of `narrowcast validate --lab`: real DDP steps of one model with each wire in turn; rank 0 prints JSON.
 
-python -m narrowcast_research.validation.lab_worker MODEL ROUNDS WIRE...     (fp32 is DDP as it is, without a hook)
+python -m narrowcast_research.validation.lab_worker gloo|nccl MODEL ROUNDS WIRE...
+fp32 is DDP as it is, without a hook.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from narrowcast.measure import from_barrier, run_rank, slowest
+from narrowcast.measure import DeviceClock, rank_device, run_rank, until_all_done
 from narrowcast.parallel import attach
 from narrowcast.predict import model as model_file
 from narrowcast.predict import profile as profiling
@@ -25,15 +26,16 @@ WARM_UP = 3
 class Trainer:
     """DDP with one wire."""
 
-    def __init__(self, name: str, wire: str) -> None:
-        self.model = DistributedDataParallel(build(name))
-        self.batch = profiling.example_batch(self.model.module, MODELS[name].shape, BATCH)
+    def __init__(self, name: str, wire: str, device: torch.device) -> None:
+        module, self.batch = _on(device, name)
+        self.model = DistributedDataParallel(module, device_ids=[device] if device.type == "cuda" else None)
+        self.clock = DeviceClock(device)
         self.handle = None if wire == "fp32" else attach(self.model, wire)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
 
     def step(self) -> float:
         """The slowest rank's seconds."""
-        return slowest([from_barrier(self._train)])[0]
+        return until_all_done(self._train, self.clock)
 
     def _train(self) -> None:
         self.optimizer.zero_grad()
@@ -41,11 +43,16 @@ class Trainer:
         self.optimizer.step()
 
 
-def measure() -> Iterator[dict[str, object]]:
-    name, rounds, wires = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+def _on(device: torch.device, name: str) -> tuple[torch.nn.Module, torch.Tensor]:
+    """A model and its batch."""
     module = build(name)
-    profiler = profiling.Profiler(module, profiling.example_batch(module, MODELS[name].shape, BATCH))
-    trainers = {wire: Trainer(name, wire) for wire in wires}
+    return module.to(device), profiling.example_batch(module, MODELS[name].shape, BATCH).to(device)
+
+
+def measure(gpu: bool, name: str, rounds: int, wires: list[str]) -> Iterator[dict[str, object]]:
+    device = rank_device(gpu)
+    profiler = profiling.Profiler(*_on(device, name))
+    trainers = {wire: Trainer(name, wire, device) for wire in wires}
     seconds: dict[str, list[float]] = {wire: [] for wire in wires}
     for number in range(WARM_UP + rounds):
         # steps without communication in every round, so that they see the same machine
@@ -65,4 +72,5 @@ def measure() -> Iterator[dict[str, object]]:
 
 
 if __name__ == "__main__":
-    run_rank(measure)
+    on_gpu = sys.argv[1] == "nccl"
+    run_rank(lambda: measure(on_gpu, sys.argv[2], int(sys.argv[3]), sys.argv[4:]), on_gpu)

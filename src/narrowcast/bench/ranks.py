@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from narrowcast.bench import codecs, cuda
 from narrowcast.lab import Job, Lab, LabError, Line
-from narrowcast.measure import PROGRESS, process_group, run_rank
+from narrowcast.measure import PROGRESS, need_cuda, process_group, run_rank
 
 Row = dict[str, Any]
 Measure = Callable[..., Iterable[Row]]
@@ -54,7 +54,7 @@ class Ranks:
 def choose(rate: str | None, hosts: str, gpu: bool) -> list[Ranks]:
     """What a command line asks for: a lab after another for each number of hosts, or the ranks that are there."""
     if gpu:
-        _need_cuda()
+        need_cuda()
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         if rate is not None:
             raise ValueError(f"--lab: got {rate!r} under torchrun, whose ranks the bench takes; leave --lab out")
@@ -63,15 +63,6 @@ def choose(rate: str | None, hosts: str, gpu: bool) -> list[Ranks]:
     if min(counts) < 2:
         raise ValueError(f"--hosts: got {hosts!r}; give numbers of hosts, 2 or more, as 4 or 2,4,8")
     return [Ranks(count, rate or ("10gbit" if gpu else "1gbit"), gpu) for count in counts]
-
-
-def _need_cuda() -> None:
-    """Ranks open the GPU, not we; but a torch without CUDA can be told at once."""
-    if not torch.backends.cuda.is_built() or not dist.is_nccl_available():
-        raise ValueError(
-            f"--gpu: needs torch with CUDA and NCCL, and an NVIDIA GPU; got torch {torch.__version__}, which is built "
-            "without; install torch for CUDA, or leave --gpu out: then Gloo runs on the processors"
-        )
 
 
 def rows(

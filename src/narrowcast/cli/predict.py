@@ -20,6 +20,7 @@ from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives import ALGORITHMS
 from narrowcast.console import JsonPath, emit, make_console, new_table, progress
 from narrowcast.lab import Lab
+from narrowcast.measure import need_cuda
 from narrowcast.predict import Cluster, Prediction, Profile, Setup, Sweep, advice, parallelism, report, zoo
 from narrowcast.predict import cluster as cluster_file
 from narrowcast.predict import model as model_file
@@ -35,6 +36,7 @@ def probe(
     out: Annotated[str, typer.Option("--out", "-o", help="Where to write the file.")] = "cluster.toml",
     lab: Annotated[str, typer.Option(help="Probe a lab whose links have this rate (1gbit, none).")] = "",
     hosts: Annotated[int, typer.Option(help="Hosts of the lab.")] = 2,
+    gpu: Annotated[bool, typer.Option("--gpu", help="CUDA tensors and NCCL; a lab's ranks share the GPU.")] = False,
     local: Annotated[int, typer.Option(help="Probe so many processes on this machine, over the loopback.")] = 0,
     wires: Annotated[str, typer.Option(help="Codecs to time, separated by commas.")] = ",".join(probing.WIRES),
     seconds: Annotated[float, typer.Option(help="About how long it may take.")] = 60.0,
@@ -44,10 +46,14 @@ def probe(
     specs, file = options.specs_of(wires), out_file("--out", out)
     if not 0 < seconds < math.inf:
         raise ValueError(f"--seconds: must be above 0, got {seconds:g}")
+    if gpu:
+        need_cuda()
+    words = [sys.executable, "-m", "narrowcast.predict.probe", "nccl" if gpu else "gloo", str(seconds)]
     if lab:
-        text = _probe_lab(lab, hosts, seconds, name, specs)
+        words += [name or f"lab of {hosts} hosts at {lab}", *specs]
+        text = _probe_lab(words, lab, hosts, gpu, seconds)
     elif local:
-        text = _probe_local(local, seconds, name, specs)
+        text = _probe_local([*words, name or f"{local} processes on one machine", *specs], local, seconds)
     elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         _probe_rank(file, seconds, name, specs)
         return
@@ -57,21 +63,15 @@ def probe(
     _show_cluster(cluster_file.parse(text, out), file)
 
 
-def _worker(seconds: float, name: str, specs: list[str]) -> list[str]:
-    return [sys.executable, "-m", "narrowcast.predict.probe", str(seconds), name, *specs]
-
-
-def _probe_lab(rate: str, hosts: int, seconds: float, name: str, specs: list[str]) -> str:
-    words = _worker(seconds, name or f"lab of {hosts} hosts at {rate}", specs)
-    with Lab(hosts, None if rate == "none" else rate) as made:
+def _probe_lab(words: list[str], rate: str, hosts: int, gpu: bool, seconds: float) -> str:
+    with Lab(hosts, None if rate == "none" else rate, gpu=gpu) as made:
         done = made.run(words, capture=True, timeout=10 * seconds + 60).check()
     return done.text(0).partition(probing.MARK + "\n")[2]
 
 
-def _probe_local(ranks: int, seconds: float, name: str, specs: list[str]) -> str:
+def _probe_local(words: list[str], ranks: int, seconds: float) -> str:
     if ranks < 2:
         raise ValueError(f"probe --local: got {ranks}; communication begins with two")
-    words = _worker(seconds, name or f"{ranks} processes on one machine", specs)
     launcher = f"-m torch.distributed.run --standalone --nproc-per-node={ranks} --no-python".split()
     words = [sys.executable, *launcher, *words]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=10 * seconds + 60)

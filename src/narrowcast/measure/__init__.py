@@ -19,6 +19,7 @@ from narrowcast.measure.ranks import PROGRESS as PROGRESS
 from narrowcast.measure.ranks import first_decides as first_decides
 from narrowcast.measure.ranks import from_barrier as from_barrier
 from narrowcast.measure.ranks import mean as mean
+from narrowcast.measure.ranks import need_cuda as need_cuda
 from narrowcast.measure.ranks import process_group as process_group
 from narrowcast.measure.ranks import rank_device as rank_device
 from narrowcast.measure.ranks import run_rank as run_rank

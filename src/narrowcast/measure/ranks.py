@@ -58,6 +58,15 @@ def until_all_done(call: Callable[[], object], clock: DeviceClock | None = None,
     return slowest([from_barrier(call, clock, calls=calls)])[0]
 
 
+def need_cuda() -> None:
+    """Ranks open the GPU, not we; but a torch without CUDA can be told at once."""
+    if not torch.backends.cuda.is_built() or not dist.is_nccl_available():
+        raise ValueError(
+            f"--gpu: needs torch with CUDA and NCCL, and an NVIDIA GPU; got torch {torch.__version__}, which is built "
+            "without; install torch for CUDA, or leave --gpu out: then Gloo runs on the processors"
+        )
+
+
 def rank_device(gpu: bool) -> torch.device:
     """The processor, or this rank's GPU: the one of its number on its machine. Ranks of a lab with GPUs share them."""
     if not gpu:

@@ -3,7 +3,7 @@
 Runs on every rank of a process group. Each timing is the slowest rank's, exchanged at once, so that all ranks hold the
 same numbers to the last bit.
 
-A rank, as the lab or torchrun starts it: python -m narrowcast.predict.probe SECONDS NAME WIRE...
+A rank, as the lab or torchrun starts it: python -m narrowcast.predict.probe gloo|nccl SECONDS NAME WIRE...
 Rank 0 prints the file after a line with MARK.
 """
 
@@ -24,7 +24,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.measure import DeviceClock, WireSum, first_decides, from_barrier, mean, process_group, slowest
+from narrowcast.measure import (
+    DeviceClock,
+    WireSum,
+    first_decides,
+    from_barrier,
+    mean,
+    process_group,
+    rank_device,
+    slowest,
+)
 from narrowcast.predict import cluster as cluster_file
 from narrowcast.predict.cluster import Cluster, CodecSpeed, CollectiveTimings, Device, Level, Overlap, Points
 
@@ -59,6 +68,8 @@ class Prober:
     """Where the tensors lie that travel and are encoded."""
     _began: float = field(default_factory=time.monotonic)
     _weights: list[Tensor] = field(default_factory=list)
+    _side: list[dist.ProcessGroup] = field(default_factory=list)
+    """One for all sums that run beside something: NCCL takes its time to connect."""
 
     @property
     def clock(self) -> DeviceClock:
@@ -118,7 +129,7 @@ class Prober:
         """Speeds with all ranks at work at once, idle and beside a collective that runs on and on."""
         self.tell(f"codec {wire}")
         encode, decode = (tuple(self.codec_row(wire, n, way) for n in CODEC_VALUES) for way in ("encode", "decode"))
-        with _background(self.device):
+        with self.background():
             busy = self.codec_row(wire, CODEC_VALUES[1], "encode")
         slower = statistics.fmean(busy[1:]) / statistics.fmean(encode[1][1:])
         both = self.beside(_two_shot(wire))
@@ -129,10 +140,15 @@ class Prober:
         x = torch.linspace(-1, 1, BACKGROUND, device=self.device)
         together = self.mean_seconds(self._work)
         quiet = self.mean_seconds(lambda: run(x, None), 3 * ROUNDS)
-        with _background(self.device, run) as moved:
+        with self.background(run) as moved:
             busy = self.mean_seconds(self._work)
         slow = mean([moved.seconds_each])[0]
         return max(1.0, busy / together), max(1.0, slow / quiet)
+
+    def background(self, run: _Run | None = None) -> _background:
+        if not self._side:
+            self._side = [dist.new_group()]
+        return _background(self.device, self._side[0], run or _plain)
 
     def codec_row(self, wire: str, values: int, way: str) -> tuple[float, ...]:
         codec, x = codec_named(wire), torch.randn(values, device=self.device)
@@ -201,9 +217,9 @@ def _swap(x: Tensor, group: dist.ProcessGroup | None) -> object:
     if peer >= world:
         return None
     other = peer if group is None else dist.get_global_rank(group, peer)
-    sent = dist.isend(x, other, group=group)
-    dist.recv(torch.empty_like(x), other, group=group)
-    return None if sent is None else sent.wait()
+    # together: NCCL sends nothing before the peer's receive is asked for, and both ask for their own first
+    both = [dist.P2POp(dist.isend, x, other, group), dist.P2POp(dist.irecv, torch.empty_like(x), other, group)]
+    return [message.wait() for message in dist.batch_isend_irecv(both)]
 
 
 def _two_shot(wire: str) -> _Run:
@@ -218,25 +234,35 @@ def _two_shot(wire: str) -> _Run:
 
 
 class _background:
-    """Inside the block a thread sums tensors with the other ranks, one after the other."""
+    """Inside the block a thread sums tensors with the other ranks, one after the other; on a stream of its own."""
 
-    def __init__(self, device: torch.device, run: _Run | None = None) -> None:
-        self.seconds_each, self._device, self._call = 0.0, device, run or _plain
+    def __init__(self, device: torch.device, group: dist.ProcessGroup, run: _Run) -> None:
+        self.seconds_each, self._device, self._group, self._call = 0.0, device, group, run
         self._stop = torch.zeros(1)
 
     def __enter__(self) -> _background:
-        self._group = dist.new_group()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         return self
 
     def _run(self) -> None:
+        if self._device.type == "cpu":
+            self._sum(lambda: None)
+            return
+        # both are each thread's own
+        torch.cuda.set_device(self._device)
+        own = torch.cuda.Stream(self._device)
+        with torch.cuda.stream(own):
+            self._sum(own.synchronize)
+
+    def _sum(self, wait: Callable[[], object]) -> None:
         x, stop = torch.linspace(-1, 1, BACKGROUND, device=self._device), torch.zeros(1)
         count, began = 0, time.perf_counter()
         while True:
             self._call(x, self._group)
             count += 1
             if count % 4 == 0:
+                wait()
                 stop.copy_(self._stop)
                 dist.all_reduce(stop, group=self._group)
                 if stop.item() >= dist.get_world_size():
@@ -250,9 +276,7 @@ class _background:
 
 def local_device() -> torch.device:
     """This rank's accelerator where its group speaks NCCL, the processor otherwise."""
-    if torch.cuda.is_available() and "nccl" in dist.get_backend_config():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    return torch.device("cpu")
+    return rank_device(torch.cuda.is_available() and "nccl" in dist.get_backend_config())
 
 
 def probe(
@@ -265,16 +289,19 @@ def probe(
     if not dist.is_initialized() or dist.get_world_size() < 2:
         raise ValueError("probe: needs a process group of two ranks or more; start it with torchrun or in the lab")
     prober = Prober(seconds, tell, wires, local_device())
+    is_cuda = prober.device.type == "cuda"
+    if is_cuda:
+        torch.cuda.set_device(prober.device)
     local, world = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), dist.get_world_size()
     local, nodes = (local, world // local) if local > 1 and world % local == 0 else (1, world)
     levels = list(_levels(prober, local, nodes))
     codecs = tuple(prober.codec(wire) for wire in wires)
     overlap, speed = prober.overlap(), prober.copy_speed()
     processor = f"cpu: {platform.machine()}, {os.cpu_count()} cores"
-    is_cuda = prober.device.type == "cuda"
+    backend = "nccl" if is_cuda else dist.get_backend()
     device = Device(torch.cuda.get_device_name(prober.device) if is_cuda else processor, memory_gbyte=speed)
     today = time.strftime("%Y-%m-%d", time.gmtime())
-    source = f"narrowcast probe on {local} x {nodes} ranks, {dist.get_backend()}, torch {torch.__version__}, {today}"
+    source = f"narrowcast probe on {local} x {nodes} ranks, {backend}, torch {torch.__version__}, {today}"
     made = Cluster(name, tuple(levels), device, overlap, codecs, measured=True, source=source)
     return _agreed(made)
 
@@ -304,8 +331,9 @@ def _agreed(made: Cluster) -> Cluster:
 
 
 def main() -> None:
-    with process_group():
-        made = probe(sys.argv[3:], float(sys.argv[1]), sys.argv[2])
+    backend, seconds, name, *wires = sys.argv[1:]
+    with process_group(backend == "nccl"):
+        made = probe(wires, float(seconds), name)
         if dist.get_rank() == 0:
             sys.stdout.write(f"{MARK}\n{cluster_file.dump(made)}\n")
             sys.stdout.flush()

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from narrowcast import lab as labs
+from narrowcast.bench import ranks
 from narrowcast.lab import Job, Lab, LabError, Line, Process, Result, check_machine, syscalls
 from narrowcast.study.cases import Case, Place
 from narrowcast.study.execution.worker import MARK, PARENT, Tell
@@ -27,7 +28,6 @@ LAUNCHERS = ("auto", "lab", "local", "torchrun")
 GRACE = 5.0
 LONGEST = 3600.0
 """Seconds after which ranks that still run are ended."""
-SILENT = 0.2
 Output = Callable[[Line], None]
 
 
@@ -85,7 +85,10 @@ class LabLauncher(Launcher):
         # hosts with several ranks share an interface: nobody can tell whose bytes those are
         interface = labs.INTERFACE if place.layout.per_host == 1 else None
         try:
-            with job_file(replace(job, interface=interface)) as file, Lab(place.layout.hosts, rate) as lab:
+            with (
+                job_file(replace(job, interface=interface)) as file,
+                Lab(place.layout.hosts, rate, gpu=place.transport == "nccl") as lab,
+            ):
                 listen(lambda output: self._start(lab, place, file, output), tell)
         except LabError as error:
             raise LaunchError(str(error).splitlines()[0]) from error
@@ -211,7 +214,7 @@ def listen(start: Callable[[Output], Job], tell: Tell) -> None:
     errors: list[str] = []
     last_words: list[Line] = []
     running = start(heard.put)
-    for line in _lines(running, heard):
+    for line in ranks.lines_of(running, heard):
         if line.stream != "stdout" or not line.text.startswith(MARK):
             last_words = [*last_words[-20:], line]
             continue
@@ -223,16 +226,6 @@ def listen(start: Callable[[Output], Job], tell: Tell) -> None:
     result = running.wait()
     if not result.ok:
         raise LaunchError(_why(result, errors, last_words))
-
-
-def _lines(running: Job, heard: queue.SimpleQueue[Line]) -> Iterator[Line]:
-    while True:
-        ended = not running.running
-        try:
-            yield heard.get(timeout=SILENT)
-        except queue.Empty:
-            if ended:
-                return
 
 
 CONSEQUENCES = ("Connection reset", "Connection closed", "gave up", "an earlier collective failed", "Broken pipe")

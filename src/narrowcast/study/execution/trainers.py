@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from narrowcast import plugins
 from narrowcast.collectives import Channel, mpi_channel
+from narrowcast.measure import rank_device
 from narrowcast.parallel import DDPState, attach, ddp_hook
 from narrowcast.study import models
 from narrowcast.study.cases import PLAIN, Case
@@ -148,12 +148,7 @@ def make(case: Case, examples: Examples) -> Trainer:
 
 def device_of_rank(transport: str) -> torch.device:
     """This rank's GPU for NCCL, the processor otherwise."""
-    if transport != "nccl":
-        return torch.device("cpu")
-    local, here = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if local >= here:
-        raise RuntimeError(f"transport nccl: rank {local} of this machine has no GPU; there are {here}")
-    return torch.device("cuda", local)
+    return rank_device(transport == "nccl")
 
 
 def mpi_ranks() -> Channel:
