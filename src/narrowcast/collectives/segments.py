@@ -90,7 +90,7 @@ _CODERS: dict[tuple[str, tuple[int, ...], torch.dtype], Coder] = {}
 """By spec: a codec itself takes long to compare."""
 
 
-def coder_of(codec: Codec, segments: tuple[int, ...], dtype: torch.dtype, times: Times) -> Coder:
+def kept_coder(codec: Codec, segments: tuple[int, ...], dtype: torch.dtype, times: Times) -> Coder:
     """A coder for one call; what follows from its arguments is kept, since calls of a kind follow in every step."""
     key = codec.spec, segments, dtype
     kept = _CODERS.get(key)

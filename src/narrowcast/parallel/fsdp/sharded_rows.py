@@ -23,9 +23,9 @@ from narrowcast.collectives import (
     Reduction,
     Residuals,
     Times,
-    coder_of,
     exponents,
     gather,
+    kept_coder,
     scales_of,
     scatter,
     segment_ranges,
@@ -50,7 +50,7 @@ class Rows:
     def __post_init__(self) -> None:
         whole = tuple(self.lengths) * self.world
         distinct = dict.fromkeys(self.codecs)
-        self._coders = {codec: coder_of(codec, whole, self.dtype, self.times) for codec in distinct}
+        self._coders = {codec: kept_coder(codec, whole, self.dtype, self.times) for codec in distinct}
         self.runs = list(runs(self.lengths, self.codecs))
         self.length = sum(self.lengths)
 
