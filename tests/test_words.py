@@ -19,7 +19,7 @@ NAMES = {
     "Lane": "DeviceStream",
     "Visit": "StreamScope",
     "telling": "propagate_errors",
-    "kept_coder": "Coder",
+    "coder_of": "Coder",
 }
 """No variable, argument, function, class or attribute has such a name; the word to take instead."""
 FUNCTIONS = ("told", "wanted", "given", "found", "made", "owing", "kept", "taken", "shown")

@@ -154,3 +154,4 @@ def test_under_torchrun_the_ranks_are_there_and_rank_0_speaks(tmp_path: Path) ->
     assert {(row["hosts"], row["rate"]) for row in found["rows"]} == {(2, "cluster")}
     assert set(found["machine"]) == {"cpu", "isa", "python", "torch", "date"}
     assert done.stdout.count("int8/256") == 1
+    assert "All-reduce on 2 ranks of this cluster, Gloo" in done.stdout

@@ -44,8 +44,8 @@ class Ranks:
         return "NCCL" if self.gpu else "Gloo"
 
     def __str__(self) -> str:
-        where = {CLUSTER: "of this cluster", UNLIMITED: "of a lab without a rate"}
-        return f"{self.count} hosts {where.get(self.rate, f'at {self.rate}')}, {self.backend}"
+        where = {CLUSTER: "ranks of this cluster", UNLIMITED: "hosts of a lab without a rate"}
+        return f"{self.count} {where.get(self.rate, f'hosts at {self.rate}')}, {self.backend}"
 
     def as_dict(self) -> Row:
         return {"hosts": self.count, "rate": self.rate, "backend": self.backend.lower()}

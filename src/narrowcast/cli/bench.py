@@ -90,20 +90,9 @@ def collectives_command(
     results = _Results(json_path)
     megabytes = _megabytes(sizes)
     for at in ranks.choose(rate, hosts, gpu):
-        columns = (
-            "        wire",
-            "ms",
-            "x fp32",
-            "x bf16",
-            "of limit",
-            "host ms",
-            "beyond ms",
-            "error",
-            "promised",
-            "kept",
-        )
+        columns = ("        wire", "ms", "x fp32", "x bf16", "of limit", "host ms", "beyond ms", "error")
         title = f"All-reduce on {at}; limit: {at.backend}'s own all_to_all and all_gather of the wire's bytes"
-        table = results.table(title, f"{'size':<14}", *columns)
+        table = results.table(title, f"{'size':<14}", *columns, "promised", "kept")
         for row in results.keep(collectives.run(at, spec, megabytes, rounds, small)):
             ratios = f"{row['over_fp32']:.2f}x", f"{row['over_bf16']:.2f}x", percent(row.get("share_of_limit"))
             beyond = f"{row['beyond_ms']:+.3f}" if row.get("small") else ""

@@ -53,7 +53,6 @@ from narrowcast.collectives.segments import Scales as Scales
 from narrowcast.collectives.segments import Times as Times
 from narrowcast.collectives.segments import concrete as concrete
 from narrowcast.collectives.segments import host_waits as host_waits
-from narrowcast.collectives.segments import kept_coder as kept_coder
 from narrowcast.collectives.segments import segment_ranges as segment_ranges
 from narrowcast.collectives.segments import split as split
 from narrowcast.collectives.segments import store as store

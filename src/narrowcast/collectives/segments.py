@@ -86,23 +86,6 @@ def concrete(codec: Codec, dtype: torch.dtype) -> Codec:
     return codec_named({torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype])
 
 
-_CODERS: dict[tuple[str, tuple[int, ...], torch.dtype], Coder] = {}
-"""By spec: a codec itself takes long to compare."""
-
-
-def kept_coder(codec: Codec, segments: tuple[int, ...], dtype: torch.dtype, times: Times) -> Coder:
-    """A coder for one call; what follows from its arguments is kept, since calls of a kind follow in every step."""
-    key = codec.spec, segments, dtype
-    kept = _CODERS.get(key)
-    if kept is None:
-        if len(_CODERS) >= MAX_KEPT:
-            _CODERS.clear()
-        kept = _CODERS[key] = Coder(codec, segments, dtype)
-    one = copy.copy(kept)
-    one.times = times
-    return one
-
-
 def host_waits(codecs: Iterable[Codec], device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a call through these makes the host wait for the device, and so for other ranks: not for the caller."""
     return device.type == "cuda" and any(runs_over_host(codec.plan_for(dtype)) for codec in codecs)
@@ -136,6 +119,20 @@ class Coder:
         self._message = torch.empty(0, dtype=torch.uint8)
         self.kept: dict[object, Any] = {}
         """What whoever uses it has found out from it, for the next call of its kind."""
+
+    @classmethod
+    def of(cls, codec: Codec, segments: tuple[int, ...], dtype: torch.dtype, times: Times) -> Coder:
+        """For one call; what follows from the arguments is kept, since such calls come in every step."""
+        # by spec: a codec itself takes long to compare
+        key = codec.spec, segments, dtype
+        known = _CODERS.get(key)
+        if known is None:
+            if len(_CODERS) >= MAX_KEPT:
+                _CODERS.clear()
+            known = _CODERS[key] = cls(codec, segments, dtype)
+        one = copy.copy(known)
+        one.times = times
+        return one
 
     def segments_in(self, part: Range) -> Iterator[tuple[int, Range]]:
         """The parts of segments inside a range, each with its segment's number."""
@@ -340,3 +337,6 @@ class Coder:
         if not self.codec.takes_scale:
             return None
         return [self.codec.tensor_scale(x[low:high]) for low, high in self.segments]
+
+
+_CODERS: dict[tuple[str, tuple[int, ...], torch.dtype], Coder] = {}

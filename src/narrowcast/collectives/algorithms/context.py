@@ -11,7 +11,7 @@ from torch import Tensor
 from narrowcast.codecs import Codec
 from narrowcast.collectives.residuals import Residuals
 from narrowcast.collectives.runtime.messages import Exchange
-from narrowcast.collectives.segments import Coder, Range, Scales, Times, kept_coder
+from narrowcast.collectives.segments import Coder, Range, Scales, Times
 from narrowcast.kernels import NO_NOISE, Feedback, Finish, Noise
 
 
@@ -51,7 +51,7 @@ class Call:
 
     @cached_property
     def coder(self) -> Coder:
-        return kept_coder(self.codec, tuple(self.segments), self.x.dtype, self.times)
+        return Coder.of(self.codec, tuple(self.segments), self.x.dtype, self.times)
 
     @property
     def sum_scales(self) -> Scales:

@@ -17,8 +17,9 @@ from narrowcast.parallel.stats import Stats
 
 Done = torch.futures.Future[Tensor]
 CALL = "all_reduce of gradients"
-MERGED_BYTES = 4 << 20
-"""Of wires that travel together: a call of fewer costs more by its latency."""
+MERGED_BYTES = 2 << 20
+"""Of wires that travel together: fewer cost more by their latency, more wait for each other. Measured with GPT-2 at
+10 Gb/s: 12 MiB 154 ms a step, 4 MiB 148, 2 MiB 145."""
 Grouped = list[tuple["BucketGroup", list[Tensor]]]
 """The groups of a bucket, each with its gradients."""
 

@@ -25,7 +25,6 @@ from narrowcast.collectives import (
     Times,
     exponents,
     gather,
-    kept_coder,
     scales_of,
     scatter,
     segment_ranges,
@@ -50,7 +49,7 @@ class Rows:
     def __post_init__(self) -> None:
         whole = tuple(self.lengths) * self.world
         distinct = dict.fromkeys(self.codecs)
-        self._coders = {codec: kept_coder(codec, whole, self.dtype, self.times) for codec in distinct}
+        self._coders = {codec: Coder.of(codec, whole, self.dtype, self.times) for codec in distinct}
         self.runs = list(runs(self.lengths, self.codecs))
         self.length = sum(self.lengths)
 
