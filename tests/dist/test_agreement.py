@@ -237,7 +237,7 @@ def lone(group: dist.ProcessGroup, call: str, then: str) -> tuple[str, float]:
     dist.barrier(group=group)
     began = time.monotonic()
     if rank == 0:
-        told = error_of(lambda: getattr(handle, call)())
+        told = error_of(getattr(handle, call))
     else:
         told = error_of(lambda: loss(model, rank, 2).backward()) if then == "train" else ""
     return told, time.monotonic() - began

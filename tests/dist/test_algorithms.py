@@ -87,7 +87,8 @@ def test_a_toy_stands_in_the_docs_and_in_the_errors() -> None:
         assert "| `toy` | made up for a test | (W-1) nbytes(n) | 1 |" in generator.algorithm_table()
         with pytest.raises(ValueError, match=r"take auto, two_shot.*, toy"):
             nc.simulate.World(2, "rings")
-        with pytest.raises(ValueError, match="error feedback goes with two_shot, one_shot, hierarchical, toy; got 'ring'"):
+        allowed = "two_shot, one_shot, hierarchical, toy"
+        with pytest.raises(ValueError, match=f"error feedback goes with {allowed}; got 'ring'"):
             nc.simulate.World(2, "ring", "int8/64+ef")
 
 

@@ -313,7 +313,8 @@ def mixed_precision(group: dist.ProcessGroup) -> tuple[list[float], int, str]:
     handle = nc.attach(model, "int8/256", min_values=1)
     (_, state), values = model._comm_hooks[0], torch.full((512,), 1.0 + dist.get_rank(group))
     asked = state.ddp_weakref()
-    assert asked.mixed_precision is model.mixed_precision and asked.module is model.module
+    assert asked.mixed_precision is model.mixed_precision
+    assert asked.module is model.module
     parameter = next(iter(model.module.parameters()))
     asked.reducer._run_allreduce_hook(FakeBucket(values, parameter)).wait()
     try:
@@ -590,7 +591,7 @@ def test_attach_says_why_it_refuses(pool: Pool) -> None:
         "TypeError: attach: 8 is no policy",
         "ValueError: schedule: the first step must be 0",
         "all_reduce: algorithm 'tree' needs a power-of-two world",
-        "ValueError: attach with int4/128+ef for 0.weight: all_reduce with int4/128+ef: error feedback goes with two_shot, one_shot",
+        "ValueError: attach with int4/128+ef for 0.weight: all_reduce with int4/128+ef: error feedback goes with two",
         "all_reduce: inner=int8/64+ef with int4/128 between nodes: error feedback inside a node needs it between nodes",
         "all_reduce: nodes=[[0, 1]] must name each of the ranks 0 to 2 once",
         "ValueError: load_state_dict: the model keeps no residual of a parameter 'nobody'",

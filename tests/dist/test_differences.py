@@ -1,9 +1,10 @@
-"""`parameters="...+diff"`: the gathered weights are those of the last gather plus a rounded difference, on all ranks."""
+"""`parameters="...+diff"`: gathered weights are those of the last gather plus a rounded difference, on all ranks."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -86,7 +87,7 @@ def errors_of_many_steps(group: dist.ProcessGroup, spec: str) -> list[float]:
 
 
 def test_errors_of_differences_do_not_add_up(pool: Pool) -> None:
-    """They are those of one difference: about as large at the end as at the beginning, and far below direct rounding."""
+    """They are those of one difference: as large at the end as at the beginning, and far below direct rounding."""
     ours, direct = pool.run(2, errors_of_many_steps, SPEC)[0], pool.run(2, errors_of_many_steps, "int4/128")[0]
     assert ours[0] == 0.0
     assert max(ours[30:]) < 1.5 * max(ours[1:30])
@@ -245,7 +246,7 @@ def counted(group: dist.ProcessGroup) -> tuple[list[float], str, int]:
     kept = sum(tensor.numel() * tensor.element_size() for tensor in memory)
     text = handle.explain()
     handle.detach()
-    return [b - a for a, b in zip(sent, sent[1:], strict=False)], text, kept
+    return [b - a for a, b in pairwise(sent)], text, kept
 
 
 def test_bytes_are_counted_and_explain_says_what_is_kept(pool: Pool) -> None:
@@ -275,7 +276,8 @@ def refused(group: dist.ProcessGroup) -> list[str]:
 
     def attached(policy: object = SPEC, reshard: bool = False, **options: Any) -> str:
         model = sharded(mesh_of(group), eye(), nested=False, reshard_after_forward=reshard)
-        return error_of(lambda: nc.attach(model, **{"gradients": "as-is", "parameters": policy, **options}, min_values=1))
+        chosen = {"gradients": "as-is", "parameters": policy, **options}
+        return error_of(lambda: nc.attach(model, **chosen, min_values=1))
 
     by_default = sharded(mesh_of(group), eye(), nested=False)
     attempts: list[Callable[[], object]] = [

@@ -15,7 +15,7 @@ CASES, JOBS = 200, 8
 
 
 @pytest.mark.parametrize("part", range(JOBS))
-def test_nothing_is_lost_in_any_combination(_pools: Callable[[], Pool], part: int) -> None:
+def test_nothing_is_lost_in_any_combination(_pools: Callable[[], Pool], part: int) -> None:  # noqa: PT019
     failures = [failure for _, found in run_all(_pools, range(part, CASES, JOBS)) for failure in found]
     assert not failures, "\n".join(map(str, failures))
 

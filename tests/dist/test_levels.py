@@ -81,7 +81,9 @@ def continued(group: dist.ProcessGroup, state: dict[str, Tensor], levels: dict[s
     return float(left.abs().max() / wanted.abs().max())
 
 
-@pytest.mark.parametrize("world, levels", [(4, {"nodes": [[0, 2], [1, 3]], "inner": INNER}), (2, {}), (8, {"nodes": 4})])
+@pytest.mark.parametrize(
+    "world, levels", [(4, {"nodes": [[0, 2], [1, 3]], "inner": INNER}), (2, {}), (8, {"nodes": 4})]
+)
 def test_a_checkpoint_goes_on_with_other_nodes_and_other_numbers_of_ranks(
     pool: Pool, world: int, levels: dict[str, Any]
 ) -> None:
@@ -152,7 +154,7 @@ def test_the_bytes_of_both_levels_are_counted_and_explained(pool: Pool, nodes: o
 
 def on_hosts(group: dist.ProcessGroup, names: list[str]) -> tuple[object, str]:
     model = wrapped(group)
-    with mock.patch("socket.gethostname", lambda: names[dist.get_rank(group)]):
+    with mock.patch("socket.gethostname", return_value=names[dist.get_rank(group)]):
         error = error_of(lambda: nc.attach(model, "int8/64", min_values=1, nodes="auto").detach())
         nodes = None if error else nc.DDPState(model, "int8/64", min_values=1, nodes="auto").levels.nodes
     return nodes, error
@@ -209,7 +211,8 @@ def test_a_simulated_training_takes_the_same_words() -> None:
     world = nc.simulate.World(4, "hierarchical", nodes=NODES, inner=INNER)
     by_world = train(mlp(), data, workers=world, spec=SPEC, **options)
     other = train(mlp(), data, workers=4, spec=SPEC, nodes=NODES, **options)
-    first, *same, last = (torch.cat([p.flatten() for p in run.model.parameters()]) for run in (by_size, by_list, by_world, other))
+    runs = by_size, by_list, by_world, other
+    first, *same, last = (torch.cat([p.flatten() for p in run.model.parameters()]) for run in runs)
     assert all(torch.equal(first, one) for one in same)
     assert not torch.equal(first, last)
     for wrong, message in [

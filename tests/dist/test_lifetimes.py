@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from dist.models import error_of, gradients, loss, mlp, wrapped
@@ -69,7 +68,7 @@ def copied(group: dist.ProcessGroup) -> dict[tuple[str, str], str]:
         handle = at_stage(model, stage)
         loss(model, rank, 0).backward()
         for name, way in COPIES.items():
-            found[stage, name] = error_of(lambda way=way: _train_copy(way(model), rank, stage))
+            found[stage, name] = error_of(lambda way=way, m=model, s=stage: _train_copy(way(m), rank, s))
         if handle is not None:
             loss(model, rank, 1).backward()
             handle.detach()

@@ -75,7 +75,8 @@ def test_equal_parts_side_by_side_are_one_call(monkeypatch: pytest.MonkeyPatch) 
     parts = [(0, 256), (256, 512), (512, 768), (768, 1280)]
     coder.encode_parts(x, parts, rows, NOISE)
     coder.decode_parts(rows, parts, x)
-    assert calls[:4] == [("encode_rows", 768), ("encode_with", 512), ("decode_rows", 3), ("decode", coder.nbytes((0, 512)))]
+    last = coder.nbytes((0, 512))
+    assert calls == [("encode_rows", 768), ("encode_with", 512), ("decode_rows", 3), ("decode", last)]
 
 
 @pytest.mark.parametrize("spec", ["int8/256", "int8", "bf16", "nvfp4"])

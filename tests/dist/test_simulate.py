@@ -144,12 +144,12 @@ def cases_of(world: int) -> list[Case]:
 
 
 def fed_back(name: str, spec: str, sizes: list[int]) -> list[Case]:
-    """Error feedback between nodes and inside of them, in nodes of all sizes, in 16 bits, and where shards are empty."""
+    """Error feedback between nodes and inside of them, in nodes of all sizes, in 16 bits, where shards are empty."""
     inners = ("as-is", "int4/16+sr", "int4/16+sr+ef", "int4+ef")
     cases = [Case(name, spec, node=k, inner="int4/16+sr+ef") for k in sizes]
     cases += [Case(name, spec, dtype=torch.bfloat16, node=sizes[-2], inner=inner) for inner in inners]
     cases += [Case(name, "e3m0+aps+ef", node=sizes[-2], inner=inner, average=False) for inner in inners]
-    return cases + [Case(name, spec, "shorter than the world", node=sizes[-2], inner="int4/16+ef")]
+    return [*cases, Case(name, spec, "shorter than the world", node=sizes[-2], inner="int4/16+ef")]
 
 
 @pytest.mark.parametrize("world", WORLDS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 import torch
@@ -18,13 +19,23 @@ from gpu.late_ranks import Job, LateTransport, run
 from torch import Tensor
 
 import narrowcast as nc
-from narrowcast.collectives import AllReduce, Flat, PreparedCall, Reduction, Residuals, start_together
-from narrowcast.collectives import segments
+from narrowcast.collectives import (
+    AllReduce,
+    Flat,
+    PreparedCall,
+    Reduction,
+    Residuals,
+    primitives,
+    segments,
+    start_together,
+)
 from narrowcast.collectives.algorithms import two_shot
+from narrowcast.collectives.algorithms.context import Call
 from narrowcast.collectives.algorithms.two_shot import device_rounds
 from narrowcast.collectives.runtime.channel import BrokenChannelError, Channel
 from narrowcast.collectives.runtime.messages import Exchange
 from narrowcast.collectives.runtime.streams import DeviceStream, Way
+from narrowcast.formats import TableFormat, register, unregister
 
 CPU = torch.device("cpu")
 N = 6003
@@ -64,8 +75,14 @@ def test_parts_of_an_all_reduce_and_what_fsdp_calls_take_the_same_ways(spec: str
     assert same(run(3, CPU, way, job), run(3, CPU, Way.PLAIN, job))
 
 
-MEMBERS = (("int8/256", "two_shot", 6003), ("as-is", "one_shot", 40), ("int4/128+sr+ef", "two_shot", 3001),
-           ("e5m2+aps", "two_shot", 700), ("dtree8", "two_shot", 2500), ("int4/128+sr+ef", "one_shot", 130))  # fmt: skip
+MEMBERS = (
+    ("int8/256", "two_shot", 6003),
+    ("as-is", "one_shot", 40),
+    ("int4/128+sr+ef", "two_shot", 3001),
+    ("e5m2+aps", "two_shot", 700),
+    ("dtree8", "two_shot", 2500),
+    ("int4/128+sr+ef", "one_shot", 130),
+)
 
 
 def together(at_once: bool) -> Job:
@@ -105,14 +122,13 @@ def test_calls_that_travel_together_take_two_calls_of_the_backend(monkeypatch: p
     assert len(swaps) == 2 * 3 * 3
 
 
-def test_a_device_takes_few_rounds_and_more_where_the_codec_is_slow_or_the_wire_long() -> None:
+def test_a_device_takes_few_rounds_and_more_for_a_long_wire() -> None:
     large = 100 << 20
-    assert device_rounds(4, 4, 2, over_host=False) == 1
-    assert device_rounds(large, large // 4, 4, over_host=False) == 2
-    assert device_rounds(large, large // 2, 4, over_host=False) == 4
-    assert device_rounds(large, large // 8, 8, over_host=False) == 1
-    assert device_rounds(large, large // 4, 2, over_host=True) == two_shot.MAX_CHUNKS
-    rounds = [device_rounds(n, n // 4, 4, over_host=False) for n in range(4, 1 << 31, 1 << 24)]
+    assert device_rounds(4, 4, 2) == 1
+    assert device_rounds(large, large // 4, 4) == 2
+    assert device_rounds(large, large // 2, 4) == 4
+    assert device_rounds(large, large // 8, 8) == 1
+    rounds = [device_rounds(n, n // 4, 4) for n in range(4, 1 << 31, 1 << 24)]
     assert rounds == sorted(rounds)
     assert max(rounds) == two_shot.MAX_CHUNKS
 
@@ -127,6 +143,57 @@ def test_a_call_takes_two_calls_of_the_backend_a_round(monkeypatch: pytest.Monke
     job = cases.all_reduces("int8/256", "two_shot", N, CPU)
     assert same(run(2, CPU, Way.ROUNDS, job), run(2, CPU, Way.PLAIN, job))
     assert len(swaps) == 2 * cases.STEPS * 2 * count
+
+
+@pytest.mark.parametrize("nodes", [[[0], [1]], [[0, 1]]])
+def test_nodes_of_one_rank_and_one_node_of_all_make_no_empty_rounds(nodes: list[list[int]]) -> None:
+    def job(rank: int, channel: Channel) -> list[Tensor]:
+        x = cases.values(3000, rank)
+        nc.all_reduce(x, "int8/256", channel=channel, algorithm="hierarchical", nodes=nodes)
+        return cases.bits([x])
+
+    assert same(run(2, CPU, Way.ROUNDS, job), run(2, CPU, Way.PLAIN, job))
+
+
+def test_parts_of_very_different_lengths_are_not_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = dict.fromkeys(range(4), 0)
+    swap = LateTransport.swap
+
+    def count(self: LateTransport, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> object:
+        sent[self.rank] += sum(wire.numel() for wire, _ in sends)
+        return swap(self, sends, receives)
+
+    monkeypatch.setattr(LateTransport, "swap", count)
+    lengths = [1 << 20, 16, 16, 16]
+
+    def job(rank: int, channel: Channel) -> int:
+        def work(exchange: Exchange) -> None:
+            x = torch.ones(sum(lengths))
+            call = Call(x, nc.codec("int8/256"), exchange, lengths)
+            primitives.all_gather(call, segments.segment_ranges(lengths), torch.ones(lengths[rank]))
+            primitives.reduce_scatter(call, segments.segment_ranges(lengths))
+
+        done = channel.submit({"call": "both"}, work, [torch.ones(3)])
+        done.wait(LONG)
+        return done.sent_bytes
+
+    assert run(4, CPU, Way.ROUNDS, job) == list(sent.values())
+
+
+def test_a_codec_that_is_registered_anew_is_not_the_old_one() -> None:
+    def job(rank: int, channel: Channel) -> list[Tensor]:
+        x = torch.linspace(-1, 1, 4096)
+        nc.all_reduce(x, "anew/64", channel=channel, algorithm="two_shot")
+        return [x]
+
+    for table in ((-1.0, 0.0, 0.5, 1.0), (-1.0, -0.25, 0.0, 1.0)):
+        register(TableFormat("anew", table))
+        try:
+            codec, x = nc.codec("anew/64"), torch.linspace(-1, 1, 4096)
+            total = 2 * codec.decode(codec.encode(x), 4096)
+            assert torch.equal(run(2, CPU, Way.PLAIN, job)[0][0], codec.decode(codec.encode(total), 4096))
+        finally:
+            unregister("anew")
 
 
 @pytest.mark.parametrize("n", [0, 1, 100, 2000])
@@ -175,9 +242,10 @@ def runner_of(channel: Channel, call: str, waits: bool = False) -> str:
 
 def test_a_thread_that_cannot_start_is_an_error_and_the_next_call_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     channel = channel_with(Way.STAGED)
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="can't start"):
-        patch.setattr(threading.Thread, "start", lambda _: (_ for _ in ()).throw(RuntimeError("can't start new thread")))
-        runner_of(channel, "a")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", mock.Mock(side_effect=RuntimeError("can't start new thread")))
+        with pytest.raises(RuntimeError, match="can't start"):
+            runner_of(channel, "a")
     assert runner_of(channel, "a") == "channel"
     channel.close()
 

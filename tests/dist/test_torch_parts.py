@@ -29,8 +29,8 @@ from narrowcast.parallel.fsdp import comm as fsdp_comm
 from narrowcast.parallel.fsdp import torch_parts as fsdp_parts
 
 SENTENCE = re.compile(
-    r"RuntimeError: attach: this torch \(\S+\) keeps (.+)'s (\S+) elsewhere than 2\.11 to 2\.\d+ do; use one of those, or "
-    r"report it"
+    r"RuntimeError: attach: this torch \(\S+\) keeps (.+)'s (\S+) elsewhere than 2\.11 to 2\.\d+ do; "
+    r"use one of those, or report it"
 )
 
 
@@ -176,7 +176,8 @@ CLASSES = {
 def test_a_class_of_fsdp2_that_is_missing_is_named(module: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(f"torch.distributed.fsdp._fully_shard.{module}.{name}")
     spec = importlib.util.spec_from_file_location("fresh", fsdp_parts.__file__)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     with pytest.raises(RuntimeError, match=f"keeps FSDP2's classes .*{name}.* elsewhere than 2.11 to"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
@@ -202,7 +203,8 @@ LISTED = {
     for parts in (
         private.AUTOGRAD,
         *(getattr(fsdp_parts, kind) for kind in ("TORCH", "MODULE", "STATE", "GROUP", "PARAMETER", "GRADIENT_TYPE")),
-        *(getattr(ddp_parts, kind) for kind in ("JOIN", "JOINED", "HOOKS", "UNUSED", "MIXED", "MIXED_STATE", "BUCKETS")),
+        *(getattr(ddp_parts, kind) for kind in ("JOIN", "JOINED", "HOOKS", "UNUSED", "MIXED")),
+        *(getattr(ddp_parts, kind) for kind in ("MIXED_STATE", "BUCKETS")),
     )
     for part in parts
     for name in re.split(r"[.|]", part)

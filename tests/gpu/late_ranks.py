@@ -127,6 +127,8 @@ class LateTransport(RowsBySwap):
         return True
 
     def swap(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Round:
+        if not sends and not receives:
+            raise RuntimeError("NCCL has no work of no messages")
         one = Round(sends, receives, self._device, self._careful)
         self._rounds.put(one)
         return one

@@ -100,6 +100,21 @@ def test_rows_are_encoded_and_decoded_as_each_by_itself(spec: str, gap: int) -> 
     assert (out.view(world, pitch)[:, per:] == 7).all()
 
 
+def test_rows_of_no_seed_draw_each_its_own_bits() -> None:
+    codec, x = nc.codec("int4/128+sr"), torch.rand(256).repeat(4)
+    rows = ops.aligned_rows(4, codec.nbytes(256))
+    codec.encode_rows(x, rows, Noise(0, 0, 0))
+    for row, wire in enumerate(rows):
+        assert torch.equal(wire, codec.encode(x[:256], offset=256 * row))
+
+
+@pytest.mark.parametrize("spec", all_specs())
+def test_a_residual_of_any_shape_is_flat_for_kernels(spec: str) -> None:
+    codec, x, flat, table = nc.codec(spec), normal(64), torch.full((64,), 0.01), torch.full((64, 1), 0.01)
+    assert torch.equal(codec.encode(x, residual=flat), codec.encode(x, residual=table))
+    assert torch.equal(bits(flat), bits(table.view(-1)))
+
+
 @pytest.mark.parametrize(
     "call, message",
     [

@@ -52,6 +52,13 @@ def flat(x: Tensor) -> Tensor:
     return x.detach().resolve_neg().reshape(-1).contiguous()
 
 
+def flat_feedback(feedback: Feedback | None) -> Feedback | None:
+    """A residual may have any shape; kernels would take one that is not flat for a table to broadcast."""
+    if feedback is None or feedback.residual.dim() == 1:
+        return feedback
+    return Feedback(feedback.residual.view(-1), feedback.unit)
+
+
 def write_back(values: Tensor | None, out: Tensor | None) -> None:
     """Where `flat` had to copy `out`, put the values where they belong."""
     if values is not None and out is not None and values.data_ptr() != out.data_ptr():

@@ -22,7 +22,7 @@ from narrowcast.collectives.residuals import Residuals
 from narrowcast.collectives.runtime import agreement
 from narrowcast.collectives.runtime.channel import Channel
 from narrowcast.collectives.runtime.messages import Exchange
-from narrowcast.collectives.segments import MAX_KEPT, Times
+from narrowcast.collectives.segments import Times
 from narrowcast.collectives.work import Work
 from narrowcast.kernels import NO_NOISE, Noise, check_seed
 
@@ -127,18 +127,35 @@ class AllReduce:
 _PREPARED: dict[tuple[object, ...], AllReduce] = {}
 
 
+MAX_KEPT = 1024
+
+
 def prepared(
-    codec: Codec, lengths: tuple[int, ...], dtype: torch.dtype, world: int, reduction: Reduction, **options: Any
+    codec: Codec,
+    lengths: tuple[int, ...],
+    dtype: torch.dtype,
+    world: int,
+    reduction: Reduction,
+    *,
+    inner: checks.Spec,
+    seed: int,
+    **options: Any,
 ) -> AllReduce:
     """`AllReduce.of`, kept: to look at a call takes the host longer than to start it."""
-    # by spec: a codec itself takes long to compare
-    key = codec.spec, lengths, dtype, world, reduction, *options.values()
+    inside, word = codec_named(inner), check_seed("all_reduce", seed)
+    # as in `Coder.of`
+    key = codec.spec, inside.spec, lengths, dtype, world, reduction, word, *options.values()
     kind = _PREPARED.get(key)
-    if kind is None:
+    if kind is None or not (_is(kind.codec, codec) and _is(kind.inner, inside)):
         if len(_PREPARED) >= MAX_KEPT:
             _PREPARED.clear()
-        kind = _PREPARED[key] = AllReduce.of(codec, lengths, dtype, world, reduction, **options)
+        kind = AllReduce.of(codec, lengths, dtype, world, reduction, inner=inside, seed=word, **options)
+        _PREPARED[key] = kind
     return kind
+
+
+def _is(one: Codec, other: Codec) -> bool:
+    return one is other or one == other
 
 
 @dataclass
@@ -186,13 +203,6 @@ def _text_together(texts: tuple[str, ...]) -> str:
 
 
 def _run_together(calls: Sequence[PreparedCall], exchange: Exchange) -> None:
-    started = [
-        (
-            one.kind.algorithm,
-            one.kind.call(one.flat, one.kind.noise.derive(*one.step), one.residuals, one.times, exchange),
-        )
-        for one in calls
-    ]
-    record.run_together(started)
+    record.run_together([(one.kind.algorithm, one.call(exchange)) for one in calls])
     for one in calls:
         one.flat.write_back()

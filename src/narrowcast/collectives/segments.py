@@ -31,7 +31,8 @@ from narrowcast.kernels import (
     runs_over_host,
 )
 
-MAX_KEPT = 4096
+MAX_KEPT = 1 << 17
+"""Segments of all coders that are kept: some 30 MB."""
 Range = tuple[int, int]
 Scales = Sequence[Tensor | None] | None
 """One scale for each segment, for codecs with one scale for a tensor; None: each piece finds its own."""
@@ -106,6 +107,7 @@ class Coder:
 
     def __init__(self, codec: Codec, segments: Sequence[int], dtype: torch.dtype, times: Times | None = None) -> None:
         self.times = times or Times()
+        self._given = codec
         self.codec, self.dtype = concrete(codec, dtype), dtype
         self.segments = segment_ranges(segments)
         self.numel = sum(segments)
@@ -123,11 +125,11 @@ class Coder:
     @classmethod
     def of(cls, codec: Codec, segments: tuple[int, ...], dtype: torch.dtype, times: Times) -> Coder:
         """For one call; what follows from the arguments is kept, since such calls come in every step."""
-        # by spec: a codec itself takes long to compare
+        # by spec: a codec takes long to hash. Another codec may have that spec: one that was registered anew
         key = codec.spec, segments, dtype
         known = _CODERS.get(key)
-        if known is None:
-            if len(_CODERS) >= MAX_KEPT:
+        if known is None or not (known._given is codec or known._given == codec):
+            if sum(len(one.segments) for one in _CODERS.values()) + len(segments) > MAX_KEPT:
                 _CODERS.clear()
             known = _CODERS[key] = cls(codec, segments, dtype)
         one = copy.copy(known)
@@ -155,11 +157,6 @@ class Coder:
         if numel not in self._sizes:
             self._sizes[numel] = self.codec.nbytes(numel)
         return self._sizes[numel]
-
-    @property
-    def over_host(self) -> bool:
-        """Whether values of a CUDA device are encoded on the host."""
-        return runs_over_host(self.codec.plan_for(self.dtype))
 
     def places(self, parts: Iterable[Range], wire: Tensor) -> Iterator[tuple[Range, Tensor]]:
         """Parts that lie one after another in a wire, or in each row of several: each with its own bytes."""

@@ -142,7 +142,8 @@ def encode_each(
         begin = row * (pitch or per)
         values = slice(begin, begin + per)
         kept = None if feedback is None else feedback.part(values)
-        encode(plan, x[values], wire, noise if noise is NO_NOISE else noise.after(begin), None, kept)
+        drawn = noise.after(begin) if getattr(plan, "stochastic", True) else noise
+        encode(plan, x[values], wire, drawn, None, kept)
 
 
 def decode_each(decode: Callable[..., None], plan: Any, wires: Tensor, per: int, out: Tensor, pitch: int = 0) -> None:

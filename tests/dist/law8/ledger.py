@@ -16,9 +16,10 @@ class Ledger:
 
     The bound: a step adds a rank's value to its residual, takes what was sent from that, adds W values, divides, adds
     the second residual and takes what was sent from it; and a state is the mean of W numbers that are two residuals
-    added. Inside of nodes there are four more: a rank adds a residual and takes what was sent from it, adds what is left
-    to that of the sum, and takes the result from the sum. That is W + 12 operations a step, and each rounds by half a unit
-    in the last place at most. What they round is a sum over ranks: no more than W times the largest gradient or residual.
+    added. Inside of nodes there are four more: a rank adds a residual and takes what was sent from it, adds what is
+    left to that of the sum, and takes the result from the sum. That is W + 12 operations a step, and each rounds by
+    half a unit in the last place at most. What they round is a sum over ranks: no more than W times the largest
+    gradient or residual.
     """
 
     def __init__(self) -> None:

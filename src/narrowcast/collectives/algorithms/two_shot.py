@@ -19,8 +19,8 @@ from narrowcast.collectives.segments import Coder, Range, split, take
 MAX_CHUNKS = 8
 CHUNK_BYTES = 256 << 10
 """Below this a message costs more by its latency than it gains by overlap."""
-DEVICE_RATE, HOST_RATE = 1e12, 1e9
-"""Bytes of values a second that one pass of a codec takes, roughly: on a device, and where values go over the host."""
+DEVICE_RATE = 1e12
+"""Bytes of values a second that one pass of a codec takes on a device, roughly."""
 LAUNCH_SECONDS = 25e-6
 """Of the host for one launch of a kernel."""
 ROUND_SECONDS = 150e-6
@@ -126,19 +126,20 @@ def rounds_of(call: Call) -> list[list[Parts]]:
     if coder.whole_segments:
         return [chunks]
     values, wire = coder.numel * coder.dtype.itemsize, coder.nbytes((0, coder.numel))
-    count = device_rounds(values, wire, world, coder.over_host)
+    count = device_rounds(values, wire, world)
     cut = [split(shard, count, coder.align) for shard in coder.shards(world)]
     return [[[part] for part in of_round] for of_round in zip(*cut, strict=True)]
 
 
-def device_rounds(values: int, wire: int, world: int, over_host: bool) -> int:
+def device_rounds(values: int, wire: int, world: int) -> int:
     """Into how many rounds a device's backend takes a tensor of so many bytes and so many on the wire.
 
     With k of them a k-th of the codec's time lies open, not all of it, and k - 1 rounds more are paid for: the sum is
-    least at k = sqrt(codec time / time of a round). What goes to one rank in a round is not cut too small.
+    least at k = sqrt(codec time / time of a round). What goes to one rank in a round is not cut too small. All follows
+    from sizes: ranks must agree on it, whatever kernels each has.
     """
     passes = 3  # encode, sum, decode
-    codec = passes * (values / (HOST_RATE if over_host else DEVICE_RATE) + LAUNCH_SECONDS)
+    codec = passes * (values / DEVICE_RATE + LAUNCH_SECONDS)
     count = max(-(-wire // ROUND_BYTES), round(math.sqrt(codec / ROUND_SECONDS)))
     return max(1, min(MAX_CHUNKS, count, wire // (world * PEER_BYTES)))
 

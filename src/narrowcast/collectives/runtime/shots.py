@@ -18,6 +18,9 @@ from narrowcast.collectives.runtime.messages import Exchange
 from narrowcast.collectives.transports.base import Pending
 from narrowcast.kernels import ROW_ALIGNMENT, aligned_rows
 
+SPARE_BYTES = 1 << 16
+"""That rows may always waste: a call of the backend saves more."""
+
 
 class Scatter(Protocol):
     """Every rank has a wire for each rank, itself too."""
@@ -66,16 +69,22 @@ def gather(exchange: Exchange, sizes: Sequence[int], index: int) -> Gather:
 
 def scatter_together(exchange: Exchange, sizes: Sequence[Sequence[int]], index: int) -> Sequence[Scatter]:
     """Several that travel in one call of a backend; those of the host are messages of their own, in this order."""
-    if exchange.by_rows:
+    if exchange.by_rows and _are_alike(sizes, exchange.world):
         return _ScatteredRows(exchange, sizes).windows
     return [_ScatteredMessages(exchange, of_one, index) for of_one in sizes]
 
 
 def gather_together(exchange: Exchange, sizes: Sequence[Sequence[int]], index: int) -> Sequence[Gather]:
     """As `scatter_together`."""
-    if exchange.by_rows:
+    if exchange.by_rows and _are_alike(sizes, exchange.world):
         return _GatheredRows(exchange, sizes).windows
     return [_GatheredMessages(exchange, of_one, index) for of_one in sizes]
+
+
+def _are_alike(sizes: Sequence[Sequence[int]], world: int) -> bool:
+    """Whether rows as long as the longest wire waste little: else messages are better, each as long as it is."""
+    total, padded = sum(map(sum, sizes)), world * sum(map(max, sizes))
+    return world > 1 and padded - total <= max(total, SPARE_BYTES)
 
 
 class _ScatteredMessages:

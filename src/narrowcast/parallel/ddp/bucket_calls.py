@@ -114,10 +114,15 @@ class HeldCalls:
         """Start what is held as one call."""
         calls, streams = self._calls, self._streams
         self.clear()
-        for stream in streams:
-            torch.cuda.current_stream(stream.device).wait_stream(stream)
-        if calls:
-            start_calls(self._channel, calls, self._stats)
+        try:
+            for stream in streams:
+                torch.cuda.current_stream(stream.device).wait_stream(stream)
+            if calls:
+                start_calls(self._channel, calls, self._stats)
+        except BaseException as error:
+            for call in calls:
+                call.reduction.fail(error)
+            raise
 
     def fail(self, error: BaseException) -> None:
         """They will not be started: their futures say why."""
@@ -143,9 +148,11 @@ def start_calls(channel: Channel, calls: Sequence[GroupCall], stats: Stats) -> N
             sum(numbers) for numbers in zip(*((g.numel, g.plain_bytes, g.compressed) for g in groups), strict=True)
         )
         seconds = time.perf_counter() - began
-        stats.count(CALL, numel, work.sent_bytes, plain_bytes, times, seconds, compressed=compressed)
-        for call in calls:
-            call.reduction.on_arrival(work)
+        try:
+            stats.count(CALL, numel, work.sent_bytes, plain_bytes, times, seconds, compressed=compressed)
+        finally:  # DDP waits for every future
+            for call in calls:
+                call.reduction.on_arrival(work)
 
     groups = [call.group for call in calls]
     work.then(on_arrival)
