@@ -52,9 +52,9 @@ def flat(x: Tensor) -> Tensor:
     return x.detach().resolve_neg().reshape(-1).contiguous()
 
 
-def flat_feedback(feedback: Feedback | None) -> Feedback | None:
+def flat_feedback(feedback: Feedback) -> Feedback:
     """A residual may have any shape; kernels would take one that is not flat for a table to broadcast."""
-    if feedback is None or feedback.residual.dim() == 1:
+    if feedback.residual.dim() == 1:
         return feedback
     return Feedback(feedback.residual.view(-1), feedback.unit)
 
