@@ -41,7 +41,7 @@ test: $(VENV)/installed $(VENV)/dev lint docs  ## every check: ruff, mypy, the d
 	$(call system,[ "$$(uname -m)" != x86_64 ] || command -v aarch64-linux-gnu-g++,g++-aarch64-linux-gnu,the test that compiles for ARM is skipped)
 	$(call system,command -v chromium,chromium,the tests that open a report in a browser are skipped)
 	@echo "== pytest"
-	@$(BIN)/python -m pytest -q -n $(WORKERS) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 quick: $(VENV)/installed $(VENV)/dev  ## while you work: the tests of what changed since BASE (main), and a few that span all
 	@$(BIN)/python tests/quick.py --base $(or $(BASE),main) --workers $(WORKERS) $(PYTEST_ARGS)

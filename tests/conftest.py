@@ -22,6 +22,17 @@ if not metadata.entry_points(group="narrowcast.plugins"):
     os.environ.setdefault("NARROWCAST_PLUGINS", "narrowcast_research")
 
 TESTS = Path(__file__).parent
+MANY_PROCESSES = ("study", "lab")
+"""Tests that start several processes each: side by side they take six times as long on two cores, and time out."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One worker takes them, one after another (`--dist loadgroup`)."""
+    for item in items:
+        if item.path.is_relative_to(TESTS) and item.path.relative_to(TESTS).parts[0] in MANY_PROCESSES:
+            item.add_marker(pytest.mark.xdist_group("many processes"))
+
+
 POISONED = ("kernels", "codecs", "laws", "gpu")
 
 

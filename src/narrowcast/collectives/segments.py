@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -105,6 +105,8 @@ class _Piece(NamedTuple):
 class Coder:
     """One codec on one flat tensor of `numel` values of type `dtype`, cut into `segments`."""
 
+    _kept_segments: ClassVar[int] = 0
+
     def __init__(self, codec: Codec, segments: Sequence[int], dtype: torch.dtype, times: Times | None = None) -> None:
         self.times = times or Times()
         self._given = codec
@@ -129,8 +131,11 @@ class Coder:
         key = codec.spec, segments, dtype
         known = _CODERS.get(key)
         if known is None or not (known._given is codec or known._given == codec):
-            if sum(len(one.segments) for one in _CODERS.values()) + len(segments) > MAX_KEPT:
+            # counted as they come: calls whose sizes change each time never find theirs, and must not go over all
+            cls._kept_segments += len(segments)
+            if cls._kept_segments > MAX_KEPT:
                 _CODERS.clear()
+                cls._kept_segments = len(segments)
             known = _CODERS[key] = cls(codec, segments, dtype)
         one = copy.copy(known)
         one.times = times
