@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from narrowcast_research.text import corpus, figure, plan, train
-from narrowcast_research.text.runs import Run, files_in, read
+from narrowcast_research.text.runs import TextRun, files_in, read
 
 WIRES = ("plain", "int8/256", "int4/128+ef")
 
@@ -59,12 +59,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return here
 
 
-def only(path: Path) -> Run:
+def only(path: Path) -> TextRun:
     (run,) = read([path])
     return run
 
 
-def losses(run: Run) -> list[float]:
+def losses(run: TextRun) -> list[float]:
     return [run.rows[step]["loss"] for step in range(1, run.steps + 1)]
 
 

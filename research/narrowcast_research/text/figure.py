@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from narrowcast.figures import COLOURS, Axis, Markup, join, line, lone, mark, number, points, tag
-from narrowcast_research.text.runs import Curve, Run, files_in, read
+from narrowcast_research.text.runs import Curve, TextRun, files_in, read
 
 WIDTH, HEIGHT = 900, 420
 LEFT, BETWEEN, RIGHT, TOP, BOTTOM = 60, 40, 20, 74, 56
@@ -29,10 +29,10 @@ HIGHEST = 0.05
 POINTS = 250
 """About as many of each curve are drawn."""
 
-ByWire = dict[str, list[Run]]
+ByWire = dict[str, list[TextRun]]
 
 
-def by_wire(runs: Sequence[Run], first: str | None = None) -> ByWire:
+def by_wire(runs: Sequence[TextRun], first: str | None = None) -> ByWire:
     """Complete runs, seeds in order; `first`, where given, is what the others are compared with."""
     found: ByWire = {}
     for run in sorted((run for run in runs if run.complete), key=lambda run: (run.wire != first, run.seed)):
@@ -73,14 +73,14 @@ def draw(wires: ByWire, title: str) -> Markup:
     return tag("svg", join(parts, "\n"), **head, **font)
 
 
-def _from(run: Run, key: str, step: float) -> Curve:
+def _from(run: TextRun, key: str, step: float) -> Curve:
     first = run.rows[min((s for s in run.rows if s >= step), default=run.steps)][key]
     curve = [(x, y) for x, y in run.train_curve(key) if x >= first]
     # the last point stays, whatever is left out before
     return curve[:: -max(1, len(curve) // POINTS)][::-1]
 
 
-def _words(wire: str, runs: Sequence[Run]) -> str:
+def _words(wire: str, runs: Sequence[TextRun]) -> str:
     ends = ", ".join(
         f"seed {run.seed} after {run.steps} steps and {run.end['seconds']:.0f} s {run.smooth(run.steps):.3f}"
         for run in runs
@@ -133,7 +133,7 @@ def mean_and_spread(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.3f}{spread}"
 
 
-def levels(run: Run) -> list[float]:
+def levels(run: TextRun) -> list[float]:
     """Losses to be timed, the highest first."""
     curve = run.held_out_curve("step")
     chosen = {min(y for x, y in curve if x <= max(curve[0][0], share * run.steps)) for share in LEVELS}
@@ -144,7 +144,7 @@ def tables(wires: ByWire) -> str:
     """Losses with their spread over seeds, then times, as Markdown."""
     step, first = common_step(wires), next(iter(wires.values()))[0]
     last = min(runs[0].steps for runs in wires.values())
-    wanted: Mapping[str, Callable[[str, list[Run]], str]] = {
+    wanted: Mapping[str, Callable[[str, list[TextRun]], str]] = {
         "wire": lambda wire, runs: f"`{wire}`",
         "seeds": lambda wire, runs: str(len(runs)),
         f"training loss, step {step}": lambda wire, runs: mean_and_spread([run.smooth(step) for run in runs]),
@@ -153,7 +153,7 @@ def tables(wires: ByWire) -> str:
         f"held-out, step {last}": lambda wire, runs: _loss(runs[0].held_out_at(last)),
     }
     base = {loss: first.seconds_to(loss) for loss in levels(first)}
-    timed: dict[str, Callable[[str, list[Run]], str]] = {
+    timed: dict[str, Callable[[str, list[TextRun]], str]] = {
         "wire": lambda wire, runs: f"`{wire}`",
         "step, ms": lambda wire, runs: f"{1e3 * statistics.median(run.step_seconds() for run in runs):.0f}",
         f"s for {last} steps": lambda wire, runs: f"{runs[0].rows[last]['seconds']:.0f}",
@@ -175,7 +175,7 @@ def _time(seconds: float | None, base: float | None) -> str:
     return f"{seconds:.0f} ({base / seconds:.2f}x)" if base and seconds else f"{seconds:.0f}"
 
 
-def _table(columns: Mapping[str, Callable[[str, list[Run]], str]], wires: ByWire) -> str:
+def _table(columns: Mapping[str, Callable[[str, list[TextRun]], str]], wires: ByWire) -> str:
     rows = [list(columns), ["---"] * len(columns)]
     rows += [[cell(wire, runs) for cell in columns.values()] for wire, runs in wires.items()]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

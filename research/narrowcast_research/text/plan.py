@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from narrowcast.lab import Lab
-from narrowcast_research.text.runs import Run, files_in, read
+from narrowcast_research.text.runs import TextRun, files_in, read
 
 WIRES = ("bf16-hook", "int8/256", "int4/128+ef")
 EXPECTED = {"bf16-hook": 0.375, "int8/256": 0.215, "int4/128+ef": 0.150}
@@ -30,10 +30,10 @@ class Planned:
     seed: int
     steps: int
 
-    def is_done(self, runs: Sequence[Run]) -> bool:
+    def is_done(self, runs: Sequence[TextRun]) -> bool:
         return any((r.wire, r.seed) == (self.wire, self.seed) and r.complete and r.steps >= self.steps for r in runs)
 
-    def seconds(self, runs: Sequence[Run], tiny: bool) -> float:
+    def seconds(self, runs: Sequence[TextRun], tiny: bool) -> float:
         """What it will take, by the runs of its wire where there are some."""
         same = [run for run in runs if run.wire == self.wire and run.step_seconds() > 0]
         step = max(run.step_seconds() for run in same) if same else 0.0
@@ -61,7 +61,7 @@ def tell(text: str) -> None:
     sys.stdout.flush()
 
 
-def known(arguments: argparse.Namespace) -> list[Run]:
+def known(arguments: argparse.Namespace) -> list[TextRun]:
     files = files_in(arguments.done)
     if arguments.runs.exists() and arguments.runs not in files:
         files.append(arguments.runs)

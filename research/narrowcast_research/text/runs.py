@@ -16,7 +16,7 @@ SMOOTH = 20
 
 
 @dataclass
-class Run:
+class TextRun:
     """A wire, a seed, and a line for each step."""
 
     wire: str
@@ -67,17 +67,17 @@ class Run:
         return after if index == 0 else before + (high - loss) / (high - low) * (after - before)
 
 
-def read(paths: Iterable[Path]) -> list[Run]:
+def read(paths: Iterable[Path]) -> list[TextRun]:
     """All runs of some files. A run that begins again replaces what it wrote before, unless that was complete."""
-    found: dict[tuple[str, int], Run] = {}
+    found: dict[tuple[str, int], TextRun] = {}
     for path in paths:
-        now: dict[tuple[str, int], Run] = {}
+        now: dict[tuple[str, int], TextRun] = {}
         for number, text in enumerate(path.read_text().splitlines(), 1):
             try:
                 line = json.loads(text)
                 key = line["wire"], line["seed"]
                 if "run" in line and not (line["run"]["after"] and (key in now or key in found)):
-                    now[key] = Run(*key, line["run"])
+                    now[key] = TextRun(*key, line["run"])
                 run = now.setdefault(key, found[key]) if key in found else now[key]
                 run.end = line.get("end", {})
                 if "loss" in line:

@@ -21,8 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from narrowcast.bench import ddp, tasks
-from narrowcast.bench.ranks import describe_machine
+from narrowcast.bench import ddp, ranks, tasks
 from narrowcast.data import help_text
 from narrowcast.measure import DeviceClock, first_decides, mean, process_group, rank_device, tell_progress
 from narrowcast_research.text import corpus
@@ -213,7 +212,7 @@ def describe(training: Training, text: Text, gpu: bool, steps: int) -> dict[str,
         "parameters": parameters,
     }
     facts |= {"ranks": dist.get_world_size(), "backend": "nccl" if gpu else "gloo", "vocabulary": text.vocabulary}
-    facts |= {"shape": asdict(training.shape), "text": text.name, "machine": describe_machine(gpu)}
+    facts |= {"shape": asdict(training.shape), "text": text.name, "machine": ranks.describe_machine(gpu)}
     return {"run": facts}
 
 
