@@ -75,7 +75,7 @@ test-large: $(VENV)/installed $(VENV)/dev  ## tensors of more than 2^31 elements
 	@$(BIN)/python -m pytest -q -m large $(PYTEST_ARGS)
 
 test-slow: $(VENV)/installed $(VENV)/dev  ## the long forms of tests that have a short one
-	@$(BIN)/python -m pytest -q -n $(WORKERS) -m slow $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m slow $(PYTEST_ARGS)
 
 test-extras: $(VENV)/installed $(VENV)/dev  ## the examples for Lightning, Accelerate and TensorBoard, which it installs
 	@$(PIP) -e '.[extras]' -e research

@@ -124,6 +124,7 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+LONG = {"narrowcast codecs --table dettmers2016"}
 SHOWN_COMMANDS = sorted({command for page in PAGES for command in commands(page.read_text())})
 
 
@@ -134,7 +135,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("command", SHOWN_COMMANDS)
+@pytest.mark.parametrize("command", [pytest.param(c, marks=[pytest.mark.slow] * (c in LONG)) for c in SHOWN_COMMANDS])
 def test_commands_run(command: str, tmp_path: Path, server: subprocess.Popen[str]) -> None:
     if SHELL.search(command):
         done = run_command(command, tmp_path)

@@ -237,6 +237,7 @@ def trained(group: dist.ProcessGroup, wire: str) -> tuple[float, float]:
     return float((found == labels).float().mean()), wires.stats(layers)["forward_ratio"]
 
 
+@pytest.mark.slow
 def test_with_the_papers_type_it_learns_as_with_float32(pool: Pool) -> None:
     (plain, _), _ = pool.run(2, trained, "fp32")
     ranks = pool.run(2, trained, "dtree8")

@@ -53,7 +53,13 @@ SWITCHED_OFF: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
 """The row that needs the rule, and how to take the rule away."""
 
 
-@pytest.mark.parametrize("name", reproductions.HOMES)
+LONG = ("pure16", "aps-cifar10", "dettmers-mnist", "muppet", "fp8-lm")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in reproductions.HOMES],
+)
 def test_what_the_paper_states_shows(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = quick(name, tmp_path)
     assert report["missing"] == 0

@@ -19,6 +19,7 @@ SMALL = 400 + 400 * 4 + 4
 SHARE = 12_800 / (12_800 + SMALL)
 
 
+@pytest.mark.slow
 def test_measured_and_simulated_cases_say_how_much_they_compressed(tmp_path: Path) -> None:
     grids = '[[grid]]\nkind = "time"\nmin_values = 100000\n[[grid]]\nkind = "accuracy"\nmin_values = 500\n'
     study = parse(OWN + grids, "own.toml")

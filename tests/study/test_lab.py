@@ -36,7 +36,7 @@ def measured(tmp_path: Path, text: str) -> list[dict[str, Any]]:
 NARROW = {"data": ["fp32", "bf16", "int8/256", "int4/128", "onebit/64+ef"], "model": ["fp32", "int8/256", "dtree8"]}
 
 
-@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("parallel", NARROW)
 def test_bytes_at_the_interface_are_those_claimed_plus_headers_within_3_percent(
     tmp_path: Path, workers: int, parallel: str
@@ -52,6 +52,7 @@ def test_bytes_at_the_interface_are_those_claimed_plus_headers_within_3_percent(
         assert parallel == "model" or sent["protocol"] < 0.05 * sent["claimed"] + 5000, line["case"]
 
 
+@pytest.mark.slow
 def test_hosts_with_two_ranks_model_parallel_and_collectives_alone(tmp_path: Path) -> None:
     grids = """
 [[grid]]

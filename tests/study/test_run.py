@@ -146,7 +146,9 @@ def _alive(pid: int) -> bool:
 
 
 @pytest.mark.skipif(without_mpi() is not None, reason=str(without_mpi()))
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP], ids=lambda n: n.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)], ids=lambda n: n.name
+)
 def test_a_study_over_mpi_that_is_ended_leaves_neither_process_nor_file(tmp_path: Path, number: signal.Signals) -> None:
     file, said, left = tmp_path / "own.toml", tmp_path / "said", tmp_path / "t"
     left.mkdir()
@@ -266,6 +268,7 @@ seeds = 1
     assert len([line for line in cases(folder).values() if line["kind"] == "accuracy"]) == 2
 
 
+@pytest.mark.slow
 def test_the_paper_grid_is_predicted_whole(tmp_path: Path) -> None:
     study = load("edbt18")
     outcome = run(study, Options(tmp_path, launcher="local", only=("predicted",), budget=60, quiet=True))
