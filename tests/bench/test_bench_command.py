@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torchrun import torchrun
 from typer.testing import CliRunner
 
 from narrowcast import cli
@@ -143,11 +141,8 @@ def test_a_growing_table_has_its_heading_once(capsys: pytest.CaptureFixture[str]
 
 def test_under_torchrun_the_ranks_are_there_and_rank_0_speaks(tmp_path: Path) -> None:
     file = tmp_path / "found.json"
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "narrowcast"]
     words = ["bench", "collectives", "int8/256", "--sizes", "0.02", "--rounds", "2", "--json", str(file)]
-    done = subprocess.run(
-        [sys.executable, *launcher, *words], capture_output=True, text=True, check=False, timeout=100, env=os.environ
-    )
+    done = torchrun("-m", "narrowcast", *words)
     assert done.returncode == 0, done.stderr
     found = json.loads(file.read_text())
     assert [row["wire"] for row in found["rows"]] == ["fp32 sum", "bf16 sum", "int8/256"]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
@@ -16,6 +13,7 @@ from dist.models import loss as loss_of
 from dist.pool import Pool
 from dist.shards import full, replicated_mesh, sharded
 from torch import Tensor, nn
+from torchrun import torchrun
 
 import narrowcast as nc
 from narrowcast.parallel.local_sgd.local_sgd import nesterov
@@ -293,11 +291,8 @@ def test_a_state_from_the_middle_of_a_round_goes_on_with_the_same_bits(pool: Poo
 
 def run_example(folder: Path, *more: str) -> dict[str, object]:
     """Under torchrun, two workers, one restart allowed."""
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    words += ["--monitor-interval=0.1", str(EXAMPLE), "--steps=12", "--every=4", "--batch=2", "--spec=int4/128"]
-    words += [f"--checkpoint={folder / 'local.pt'}", *more]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, capture_output=True, text=True, timeout=100, env=environment, check=False)
+    words = ["--max-restarts=1", "--monitor-interval=0.1", str(EXAMPLE), "--steps=12", "--every=4", "--batch=2"]
+    done = torchrun(*words, "--spec=int4/128", f"--checkpoint={folder / 'local.pt'}", *more)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.strip().splitlines()[-1])
 

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from torchrun import torchrun
 
 ROOT = Path(__file__).parents[2]
 
 
-def torchrun(name: str, *arguments: str) -> dict[str, float]:
+def last_line(name: str, *arguments: str) -> dict[str, float]:
     """The JSON line that rank 0 ends with."""
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    words += [str(ROOT / "examples" / name), *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, capture_output=True, text=True, timeout=100, env=environment, check=False)
+    done = torchrun(str(ROOT / "examples" / name), *arguments)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def test_fsdp(tmp_path: Path) -> None:
     small = ["--width=64", "--layers=1", "--steps=5", "--gradients=int4/128+ef", "--parameters=e4m3fn/128"]
-    found = torchrun("fsdp_text.py", *small, f"--checkpoint={tmp_path / 'saved'}")
+    found = last_line("fsdp_text.py", *small, f"--checkpoint={tmp_path / 'saved'}")
     assert found["steps"] == 5
     assert found["ratio"] > 2
     assert (tmp_path / "saved" / ".metadata").exists()
 
 
 def test_a_plain_loop_that_is_watched(tmp_path: Path) -> None:
-    found = torchrun("watch_training.py", "--print", "--steps=5", f"--folder={tmp_path}")
+    found = last_line("watch_training.py", "--print", "--steps=5", f"--folder={tmp_path}")
     assert found["ranks"] == 2
     assert found["calls"] >= 2 * 5

@@ -15,6 +15,7 @@ import pytest
 from lab.helpers import family, wait_until
 from lab.test_mpi import missing as without_mpi
 from study.nets import OWN_STUDY
+from torchrun import torchrun
 
 from narrowcast.study import Options, datasets, expand, load, parse, run
 from narrowcast.study.execution import accuracy
@@ -253,10 +254,7 @@ workers = [2]
 seeds = 1
 """
     file.write_text(OWN + grids)
-    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
-    words = [*ranks, *COMMAND, str(file), "--out", str(folder), "--launcher", "torchrun"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=110, env=env)
+    done = torchrun("--no-python", *COMMAND, str(file), "--out", str(folder), "--launcher", "torchrun")
     assert done.returncode == 1, done.stderr[-3000:]
     assert each_once(folder)
     measured = [line for line in cases(folder).values() if line["kind"] == "time"]
