@@ -58,7 +58,9 @@ from narrowcast.kernels.plan import Method as Method
 from narrowcast.kernels.plan import Plan as Plan
 from narrowcast.kernels.plan import Rule as Rule
 from narrowcast.kernels.plan import Store as Store
+from narrowcast.kernels.plan import TransformPlan as TransformPlan
 from narrowcast.kernels.reference import blocks as blocks
 from narrowcast.kernels.reference.blocks import pack as pack
 from narrowcast.kernels.reference.methods import find_scales as find_scales
 from narrowcast.kernels.reference.rounding import SR_BITS as SR_BITS
+from narrowcast.kernels.transform import Transform as Transform

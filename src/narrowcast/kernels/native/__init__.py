@@ -19,7 +19,7 @@ from narrowcast.kernels.native.library import isa as isa
 from narrowcast.kernels.native.library import load as load
 from narrowcast.kernels.native.library import set_isa as set_isa
 from narrowcast.kernels.noise import NO_NOISE, Noise
-from narrowcast.kernels.plan import CastPlan, Plan, WireLayout
+from narrowcast.kernels.plan import CastPlan, Plan, TransformPlan, WireLayout
 
 DEVICE = "cpu"
 FLOAT32_BIAS = 127
@@ -30,13 +30,15 @@ def name() -> str:
     return f"native ({isa()})"
 
 
-def why_not(plan: Plan | CastPlan | None) -> str | None:
+def why_not(plan: Plan | CastPlan | TransformPlan | None) -> str | None:
     """Why this plan cannot run here, or None. Without a plan: why none can."""
     loaded, why = library.load()
     if loaded is None:
         return why
     if plan is None or isinstance(plan, CastPlan):
         return None
+    if isinstance(plan, TransformPlan):
+        return _why_not_transform(plan)
     return "CPD's corner cases are in the reference only" if plan.cpd else _why_not_format(plan.format)
 
 
@@ -49,6 +51,12 @@ def why_not_round(fmt: Format, rounding: str, rules: str) -> str | None:
     if rules != "ieee":
         return "CPD's corner cases are in the reference only"
     return "formats without a zero are in the reference only" if fmt.positive_only else _why_not_format(fmt)
+
+
+def _why_not_transform(plan: TransformPlan) -> str | None:
+    if plan.transform.name not in TRANSFORMS:
+        return f"+{plan.transform.name} is in the reference only"
+    return why_not(plan.inner)
 
 
 def _why_not_format(fmt: Format) -> str | None:
@@ -184,7 +192,13 @@ def decode_cast(plan: CastPlan, wire: Tensor, n: int, out: Tensor, accumulate: b
 PLANS, CASTS = Fused(encode, decode), Unfused(encode_cast, decode_cast)
 
 
-def kernels(plan: Plan | CastPlan) -> Unfused:
+TRANSFORMS: dict[str, Unfused] = {}
+"""What runs a transform and its inner plan, by the transform's name."""
+
+
+def kernels(plan: Plan | CastPlan | TransformPlan) -> Unfused:
+    if isinstance(plan, TransformPlan):
+        return TRANSFORMS[plan.transform.name]
     return CASTS if isinstance(plan, CastPlan) else PLANS
 
 
