@@ -56,6 +56,10 @@ class Spikes(Transform):
         rest = min(self.spikes, n % self.size)
         return n // self.size * self.bytes_of(self.spikes) + self.bytes_of(rest)
 
+    def written(self, m: int) -> tuple[int, ...]:
+        spikes = min(self.spikes, m)
+        return spikes, self.place_bits, 0, -(-spikes * self.place_bits // 8), VALUE_BYTES * spikes
+
     def forward(self, x: Tensor, side: Tensor) -> Tensor:
         cut, last = len(x) // self.size * self.size, len(x) // self.size * self.bytes_of(self.spikes)
         kept = x.clone()

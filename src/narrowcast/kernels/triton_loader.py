@@ -44,7 +44,8 @@ def why_not(plan: Plan | CastPlan | TransformPlan | None) -> str | None:
     if plan is None or isinstance(plan, CastPlan):
         return None
     if isinstance(plan, TransformPlan):
-        return _why_not_transform(plan)
+        why: str | None = _transforms().why_not(plan)
+        return why or why_not(plan.inner)
     if plan.l2 and not plan.block:
         return "an L2 norm over a whole tensor is on the CPU only"
     return _why_not_format(plan.format)
@@ -59,14 +60,9 @@ def why_not_round(fmt: Format, rounding: str, rules: str) -> str | None:
     return "formats without a zero are on the CPU only" if fmt.positive_only else _why_not_format(fmt)
 
 
-TRANSFORMS: dict[str, str] = {}
-"""The module that launches the kernels of a transform and its inner plan, by the transform's name."""
-
-
-def _why_not_transform(plan: TransformPlan) -> str | None:
-    if plan.transform.name not in TRANSFORMS:
-        return f"+{plan.transform.name} is on the CPU only"
-    return why_not(plan.inner)
+def _transforms() -> Any:
+    """The module that launches the kernels of transforms."""
+    return import_module("narrowcast.kernels.triton.transforms")
 
 
 def _why_not_format(fmt: Format) -> str | None:
@@ -77,7 +73,7 @@ def _why_not_format(fmt: Format) -> str | None:
 
 def kernels(plan: Plan | CastPlan | TransformPlan) -> Any:
     if isinstance(plan, TransformPlan):
-        return import_module(TRANSFORMS[plan.transform.name])
+        return _transforms()
     return load()[0]
 
 
