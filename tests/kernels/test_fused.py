@@ -9,12 +9,11 @@ from torch import Tensor
 
 import narrowcast as nc
 from narrowcast.codecs import all_specs
-from narrowcast.codecs.base import PlanCodec
 from narrowcast.kernels import Feedback, Finish, Noise, native, reference
 
 pytestmark = pytest.mark.usefixtures("native_library")
 
-SPECS = [spec for spec in all_specs() if isinstance(nc.codec(spec), PlanCodec)]
+SPECS = [spec for spec in all_specs() if hasattr(nc.codec(spec), "plan")]
 SIZES = (1, 17, 256, 1000, 20_011)
 WORLD = 3
 
@@ -53,16 +52,16 @@ def test_encoding_what_is_owed_equals_the_separate_steps(spec: str) -> None:
         pytest.skip("the reference alone has it")
     for n in SIZES:
         (_, hard, _), owed = cases(spec, n)
-        for x, unit in ((hard, 1.0), (hard.to(torch.bfloat16), 1024.0)):
+        for x, *how in ((hard, 1.0), (hard, 1.0, 0.95), (hard.to(torch.bfloat16), 1024.0, 0.5)):
             wires = [torch.empty(plan.layout(n).nbytes, dtype=torch.uint8) for _ in range(2)]
             wanted = owed.clone()
-            reference.PLANS.encode(plan, x, wires[0], noise, None, Feedback(wanted, unit))
+            reference.kernels(plan).encode(plan, x, wires[0], noise, None, Feedback(wanted, *how))
             for name in instruction_sets():
                 native.set_isa(name)
                 got = owed.clone()
-                native.PLANS.encode(plan, x, wires[1], noise, None, Feedback(got, unit))
-                assert torch.equal(wires[0], wires[1]), (name, n, unit)
-                assert torch.equal(bits(got), bits(wanted)), (name, n, unit)
+                native.kernels(plan).encode(plan, x, wires[1], noise, None, Feedback(got, *how))
+                assert torch.equal(wires[0], wires[1]), (name, n, how)
+                assert torch.equal(bits(got), bits(wanted)), (name, n, how)
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -75,12 +74,12 @@ def test_a_reduction_equals_the_separate_steps(spec: str) -> None:
         ranks, owed = cases(spec, n)
         wires = [codec.encode(x, seed=noise.seed, stream=rank) for rank, x in enumerate(ranks)]
         found = []
-        for kernels in (reference.PLANS, *instruction_sets()):
+        for kernels in (reference.kernels(plan), *instruction_sets()):
             if isinstance(kernels, str):
                 native.set_isa(kernels)
-                kernels = native.PLANS
+                kernels = native.kernels(plan)
             wire, out = torch.empty(plan.layout(n).nbytes, dtype=torch.uint8), torch.empty(n, dtype=dtype)
-            feedback = Feedback(owed.clone(), 2.0) if owing else None
+            feedback = Feedback(owed.clone(), 2.0, 0.9) if owing else None
             kernels.reduce(plan, wires, n, wire, noise, None, feedback, Finish(3.0, 0.5), out)
             found.append((wire, bits(out), bits(feedback.residual) if feedback else torch.empty(0)))
         for other in found[1:]:
@@ -96,7 +95,7 @@ def test_a_sum_of_wires_equals_decode_and_add(spec: str) -> None:
         ranks, _ = cases(spec, n)
         wires = [codec.encode(x, seed=noise.seed, stream=rank) for rank, x in enumerate(ranks)]
         found = [torch.empty(n), torch.empty(n)]
-        for kernels, out in zip((reference.PLANS, native.PLANS), found, strict=True):
+        for kernels, out in zip((reference.kernels(codec.plan), native.kernels(codec.plan)), found, strict=True):
             kernels.sum_wires(codec.plan, wires, n, out, finish)
         assert torch.equal(bits(found[0]), bits(found[1])), n
 

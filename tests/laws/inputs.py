@@ -10,6 +10,7 @@ from torch import Tensor
 
 from narrowcast.codecs import Codec
 from narrowcast.codecs.base import PlanCodec
+from narrowcast.codecs.transformed import Transformed
 from narrowcast.kernels.plan import Method, Plan, Store
 
 SIZES = (0, 1, 2, 15, 16, 17, 31, 127, 128, 129, 255, 256, 257, 1000, 4099)
@@ -85,12 +86,16 @@ class Planes:
     scales: Tensor
     """Bytes."""
     tail: Tensor
-    """Bytes of the tensor's own scale (nvfp4)."""
+    """Bytes of the tensor's own scale (nvfp4), or of a transform's side plane."""
 
 
 def planes(codec: Codec, wire: Tensor, n: int) -> Planes:
-    """By the words of docs: codes, padding to 4 bytes, scales."""
+    """By the words of docs: codes, padding to 4 bytes, scales; of a transform padding again, and its side plane."""
     nothing = wire[:0]
+    if isinstance(codec, Transformed):
+        count, side_bytes = codec.transform.count(n), codec.transform.side_bytes(n)
+        inner = planes(codec.inner, wire[: codec.inner.nbytes(count)], count)
+        return Planes(inner.codes, inner.scales, wire[len(wire) - side_bytes :])
     if not isinstance(codec, PlanCodec):
         return Planes(wire, nothing, nothing)
     plan = codec.plan

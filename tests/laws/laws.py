@@ -30,6 +30,7 @@ from torch import Tensor
 
 from narrowcast.codecs import Codec, ErrorFeedback, Law
 from narrowcast.codecs.base import PlanCodec
+from narrowcast.codecs.transformed import Transformed
 from narrowcast.formats.posits import PositFormat
 from narrowcast.kernels import reference
 from narrowcast.kernels.plan import TINY, Method, Plan, Rule, Store
@@ -138,10 +139,21 @@ def blocks_are_independent(codec: Codec) -> None:
 def nearest_means_nearest(codec: Codec) -> None:
     """Of the scaled value t, by brute force in float64 over all levels of the format."""
     for x in cases(codec):
-        if isinstance(codec, PlanCodec):
-            check_plan(codec, x)
-        else:
-            check_cast(codec, x)
+        check_nearest(codec, x)
+
+
+def check_nearest(codec: Codec, x: Tensor) -> None:
+    if isinstance(codec, Transformed):
+        # of what the transform gives, whose wire is the inner codec's
+        side = torch.empty(codec.transform.side_bytes(len(x)), dtype=torch.uint8)
+        kept = codec.transform.forward(x, side)
+        check_nearest(codec.inner, kept)
+        wire, inner = codec.encode(x, seed=4), codec.inner.encode(kept, seed=4)
+        assert torch.equal(wire[: len(inner)], inner), f"{codec}: the inner wire is another"
+    elif isinstance(codec, PlanCodec):
+        check_plan(codec, x)
+    else:
+        check_cast(codec, x)
 
 
 def check_cast(codec: Codec, x: Tensor) -> None:

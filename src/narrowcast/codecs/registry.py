@@ -12,15 +12,28 @@ from narrowcast.codecs.nvfp4 import NvFp4
 from narrowcast.codecs.scaled import Scaled, every_small_format
 from narrowcast.codecs.signs import Signs
 from narrowcast.codecs.spec import Spec, parse
+from narrowcast.codecs.spike import Spike
+from narrowcast.codecs.top import Top
+from narrowcast.codecs.transformed import Transformed
 from narrowcast.formats import all_formats, names_in_use, on_unregister
 
 # asked in this order; Scaled takes any head that is a format, so it comes last
 FAMILIES: list[type[Codec]] = [Cast, NvFp4, Signs, Affine, Scaled]
+# an option of these changes what the rest of the spec encodes
+TRANSFORMS: list[type[Transformed]] = [Top, Spike]
 
 
 @lru_cache(maxsize=1024)
 def _from_text(text: str) -> Codec:
-    spec = parse(text)
+    return _understand(parse(text))
+
+
+def _understand(spec: Spec) -> Codec:
+    chosen = [one for one in TRANSFORMS if one.option in spec.options]
+    if len(chosen) > 1:
+        raise spec.error(f"choose one of {' and '.join(f'+{one.option}' for one in chosen)}")
+    if chosen:
+        return _wrap(chosen[0], spec)
     for family in FAMILIES:
         codec = _ask(family, spec)
         if codec is not None:
@@ -31,6 +44,10 @@ def _from_text(text: str) -> Codec:
 on_unregister(_from_text.cache_clear)
 # a format of such a name could not be used: specs mean the codec
 names_in_use(lambda name: name in _own_heads())
+
+
+def _wrap(transformed: type[Transformed], spec: Spec) -> Codec:
+    return transformed.from_inner(spec, _understand(transformed.inner_spec(spec)))
 
 
 def _ask(family: type[Codec], spec: Spec) -> Codec | None:
@@ -66,5 +83,5 @@ def _suggestion(head: str) -> str:
 
 def all_specs() -> list[str]:
     """The canonical spec of every listed codec: the examples of each family, and one for each small format."""
-    written = [text for family in FAMILIES for text in family.examples] + every_small_format()
+    written = [text for family in [*FAMILIES, *TRANSFORMS] for text in family.examples] + every_small_format()
     return list(dict.fromkeys(str(codec(text)) for text in written))

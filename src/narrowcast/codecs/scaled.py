@@ -7,7 +7,7 @@ Wire: packed codes, padded to a multiple of 4 bytes, then one scale a block (flo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -57,7 +57,7 @@ class Scaled(PlanCodec):
     def from_spec(cls, spec: Spec) -> Codec | None:
         if spec.head in MX_NAMES:
             spec.allow({"sr", "ef", "rceil"}, block=False)
-            spec = Spec(spec.text, MX_NAMES[spec.head], MX_BLOCK, None, spec.options | {"se8m0"})
+            spec = replace(spec, head=MX_NAMES[spec.head], block=MX_BLOCK, options=spec.options | {"se8m0"})
         fmt = find(spec.head)
         if fmt is None:
             return None

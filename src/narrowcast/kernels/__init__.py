@@ -15,6 +15,7 @@ from narrowcast.kernels.arithmetic import Finish as Finish
 from narrowcast.kernels.arithmetic import keeps_subnormals as keeps_subnormals
 from narrowcast.kernels.arithmetic import plus as plus
 from narrowcast.kernels.arithmetic import saturate as saturate
+from narrowcast.kernels.arithmetic import with_one_nan_ as with_one_nan_
 from narrowcast.kernels.checks import FLOATS as FLOATS
 from narrowcast.kernels.checks import Stretch as Stretch
 from narrowcast.kernels.checks import are_plain_rows as are_plain_rows
@@ -58,7 +59,9 @@ from narrowcast.kernels.plan import Method as Method
 from narrowcast.kernels.plan import Plan as Plan
 from narrowcast.kernels.plan import Rule as Rule
 from narrowcast.kernels.plan import Store as Store
+from narrowcast.kernels.plan import TransformPlan as TransformPlan
 from narrowcast.kernels.reference import blocks as blocks
 from narrowcast.kernels.reference.blocks import pack as pack
 from narrowcast.kernels.reference.methods import find_scales as find_scales
 from narrowcast.kernels.reference.rounding import SR_BITS as SR_BITS
+from narrowcast.kernels.transform import Transform as Transform

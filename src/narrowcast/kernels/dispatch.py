@@ -16,7 +16,7 @@ from narrowcast.formats import Format
 from narrowcast.kernels import native, reference, triton_loader
 from narrowcast.kernels.arithmetic import NO_FINISH, Feedback, Finish, Unfused, decode_each, encode_each
 from narrowcast.kernels.noise import NO_NOISE, Noise
-from narrowcast.kernels.plan import AnyPlan, CastPlan, CustomPlan, Plan
+from narrowcast.kernels.plan import AnyPlan, CastPlan, CustomPlan, Plan, TransformPlan
 
 RoundTo = Callable[..., Tensor]
 """x, format, rounding, overflow, rules, seed, out: returns `out`."""
@@ -76,13 +76,13 @@ class Implementation(Protocol):
     def name(self) -> str:
         """As `explain` shows it."""
 
-    def why_not(self, plan: Plan | CastPlan | None) -> str | None:
+    def why_not(self, plan: Plan | CastPlan | TransformPlan | None) -> str | None:
         """Why this plan cannot run here, or None where it can. Without a plan: why none can."""
 
     def why_not_round(self, fmt: Format, rounding: str, rules: str) -> str | None:
         """Why `round_to` cannot do this here, or None where it can."""
 
-    def kernels(self, plan: Plan | CastPlan) -> Kernels:
+    def kernels(self, plan: Plan | CastPlan | TransformPlan) -> Kernels:
         """What runs a plan for which nothing speaks against this."""
 
     def rounding(self) -> RoundTo:
@@ -252,7 +252,7 @@ class CpuFallback:
 
 
 def _on_host(feedback: Feedback | None) -> Feedback | None:
-    return None if feedback is None else Feedback(feedback.residual.cpu(), feedback.unit)
+    return None if feedback is None else feedback._replace(residual=feedback.residual.cpu())
 
 
 def _copy_back(feedback: Feedback | None, kept: Feedback | None) -> None:

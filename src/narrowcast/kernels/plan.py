@@ -13,7 +13,8 @@ from torch import Tensor
 
 from narrowcast.formats import Format
 from narrowcast.formats import format as format_named
-from narrowcast.kernels.noise import Noise
+from narrowcast.kernels.noise import NO_NOISE, Noise
+from narrowcast.kernels.transform import Transform
 
 PLANE_ALIGNMENT = 4
 """Every plane of a wire starts at a multiple of this many bytes, so that scales can be loaded as float32."""
@@ -198,7 +199,53 @@ class CustomPlan(_KeepsDerived):
     decode: Callable[[Tensor, int, Tensor, bool], None]
 
 
-AnyPlan = Plan | CastPlan | CustomPlan
+@dataclass(frozen=True)
+class TransformLayout:
+    """Where the planes of one wire lie, in bytes: those of the inner plan from 0, then the side plane."""
+
+    inner: int
+    """Bytes of the inner wire."""
+    side: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class TransformPlan(_KeepsDerived):
+    """A transform and what encodes its values."""
+
+    transform: Transform
+    inner: Plan | CastPlan
+
+    @property
+    def block(self) -> int:
+        return self.transform.block
+
+    @property
+    def stochastic(self) -> bool:
+        return isinstance(self.inner, Plan) and self.inner.stochastic
+
+    def code_bytes(self, n: int) -> int:
+        return self.inner.code_bytes(self.transform.count(n))
+
+    def layout(self, n: int) -> TransformLayout:
+        inner = self.inner.layout(self.transform.count(n)).nbytes
+        extra = self.transform.side_bytes(n)
+        side = _align(inner) if extra else inner
+        return TransformLayout(inner, side, side + extra)
+
+    def inner_noise(self, noise: Noise) -> Noise:
+        """The noise of the inner values: a part that is cut between blocks has the bits that it has in the whole."""
+        offset, block = noise.offset, self.transform.block
+        if not self.stochastic:
+            return NO_NOISE
+        if not offset:
+            return noise
+        if block and offset % block == 0:
+            return Noise(noise.seed, noise.stream, self.transform.count(offset))
+        return noise.derive(offset)
+
+
+AnyPlan = Plan | CastPlan | CustomPlan | TransformPlan
 
 
 def _align(nbytes: int) -> int:

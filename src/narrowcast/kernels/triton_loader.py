@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from importlib import util
+from importlib import import_module, util
 from typing import Any
 
 from torch import Tensor
 
 from narrowcast.formats import Format
-from narrowcast.kernels.plan import CastPlan, Plan
+from narrowcast.kernels.plan import CastPlan, Plan, TransformPlan
 
 DEVICE = "cuda"
 LARGEST_BIAS = 127
@@ -37,12 +37,15 @@ def name() -> str:
     return load()[1]
 
 
-def why_not(plan: Plan | CastPlan | None) -> str | None:
+def why_not(plan: Plan | CastPlan | TransformPlan | None) -> str | None:
     """Why this plan cannot run here, or None. Without a plan: why none can."""
     if not available():
         return load()[1]
     if plan is None or isinstance(plan, CastPlan):
         return None
+    if isinstance(plan, TransformPlan):
+        why: str | None = _transforms().why_not(plan)
+        return why or why_not(plan.inner)
     if plan.l2 and not plan.block:
         return "an L2 norm over a whole tensor is on the CPU only"
     return _why_not_format(plan.format)
@@ -57,13 +60,20 @@ def why_not_round(fmt: Format, rounding: str, rules: str) -> str | None:
     return "formats without a zero are on the CPU only" if fmt.positive_only else _why_not_format(fmt)
 
 
+def _transforms() -> Any:
+    """The module that launches the kernels of transforms."""
+    return import_module("narrowcast.kernels.triton.transforms")
+
+
 def _why_not_format(fmt: Format) -> str | None:
     if getattr(fmt, "bias", 0) > LARGEST_BIAS:
         return "formats whose smallest normal number is below float32's are on the CPU only"
     return None
 
 
-def kernels(plan: Plan | CastPlan) -> Any:
+def kernels(plan: Plan | CastPlan | TransformPlan) -> Any:
+    if isinstance(plan, TransformPlan):
+        return _transforms()
     return load()[0]
 
 

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from narrowcast.formats import FloatFormat, Format
 from narrowcast.kernels.arithmetic import NO_FINISH, Feedback, Finish, Unfused
-from narrowcast.kernels.native import library
+from narrowcast.kernels.native import library, transforms
 from narrowcast.kernels.native.library import DTYPES, check_status
 from narrowcast.kernels.native.library import available as available
 from narrowcast.kernels.native.library import isa as isa
 from narrowcast.kernels.native.library import load as load
 from narrowcast.kernels.native.library import set_isa as set_isa
 from narrowcast.kernels.noise import NO_NOISE, Noise
-from narrowcast.kernels.plan import CastPlan, Plan, WireLayout
+from narrowcast.kernels.plan import CastPlan, Plan, TransformPlan, WireLayout
 
 DEVICE = "cpu"
 FLOAT32_BIAS = 127
@@ -30,13 +30,15 @@ def name() -> str:
     return f"native ({isa()})"
 
 
-def why_not(plan: Plan | CastPlan | None) -> str | None:
+def why_not(plan: Plan | CastPlan | TransformPlan | None) -> str | None:
     """Why this plan cannot run here, or None. Without a plan: why none can."""
     loaded, why = library.load()
     if loaded is None:
         return why
     if plan is None or isinstance(plan, CastPlan):
         return None
+    if isinstance(plan, TransformPlan):
+        return transforms.why_not(plan) or why_not(plan.inner)
     return "CPD's corner cases are in the reference only" if plan.cpd else _why_not_format(plan.format)
 
 
@@ -94,7 +96,7 @@ def encode_with_feedback(plan: Plan, x: Tensor, wire: Tensor, noise: Noise, feed
     n, codes, layout = x.numel(), wire.data_ptr(), plan.layout(x.numel())
     status = library.require().nc_encode_owed(
         ctypes.byref(library.describe_plan(plan)), x.data_ptr(), DTYPES[x.dtype], n, feedback.residual.data_ptr(),
-        feedback.unit, codes, codes + layout.scales, *noise, torch.get_num_threads(),
+        feedback.weight, feedback.unit, codes, codes + layout.scales, *noise, torch.get_num_threads(),
     )  # fmt: skip
     if status == 0:
         _clear_padding(plan, layout, wire, n)
@@ -114,9 +116,9 @@ def reduce(
     """Sum wires and encode the sum in one pass; False where this plan needs separate ones."""
     codes, layout = wire.data_ptr(), plan.layout(n)
     starts = (ctypes.c_void_p * len(wires))(*(one.data_ptr() for one in wires))
-    residual, unit = (None, 1.0) if feedback is None else (feedback.residual.data_ptr(), feedback.unit)
+    kept = (None, 1.0, 1.0) if feedback is None else (feedback.residual.data_ptr(), feedback.weight, feedback.unit)
     status = library.require().nc_reduce(
-        ctypes.byref(library.describe_plan(plan)), starts, len(wires), layout.scales, n, residual, unit, *finish,
+        ctypes.byref(library.describe_plan(plan)), starts, len(wires), layout.scales, n, *kept, *finish,
         codes, codes + layout.scales, None if out is None else out.data_ptr(),
         DTYPES[torch.float32 if out is None else out.dtype], *noise, torch.get_num_threads(),
     )  # fmt: skip
@@ -184,7 +186,9 @@ def decode_cast(plan: CastPlan, wire: Tensor, n: int, out: Tensor, accumulate: b
 PLANS, CASTS = Fused(encode, decode), Unfused(encode_cast, decode_cast)
 
 
-def kernels(plan: Plan | CastPlan) -> Unfused:
+def kernels(plan: Plan | CastPlan | TransformPlan) -> Unfused:
+    if isinstance(plan, TransformPlan):
+        return transforms.KERNELS
     return CASTS if isinstance(plan, CastPlan) else PLANS
 
 

@@ -32,7 +32,7 @@ from narrowcast.formats import Coding, FloatFormat, Format, Kind, UniformFormat
 from narrowcast.kernels import search_table
 from narrowcast.kernels.plan import NVFP4_BLOCK_SCALE, Method, Plan, Rule, Store
 
-ABI = 4
+ABI = 5
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 METHODS = {Method.SCALED: 0, Method.AFFINE: 1, Method.MEANS: 2, Method.SIGN: 3, Method.NVFP4: 4}
 KINDS = {Kind.FLOAT: 0, Kind.UNIFORM: 1, Kind.TABLE: 2}
@@ -113,10 +113,18 @@ def _declare(library: ctypes.CDLL) -> None:
     noise = [c_uint64, c_uint64, c_uint64]
     library.nc_encode.argtypes = [c_void_p, c_void_p, c_int32, c_int64, *planes, c_void_p, *noise, c_int32]
     library.nc_decode.argtypes = [c_void_p, *planes, c_int64, c_void_p, c_int32, c_int32, c_int32]
-    feedback: list[Any] = [c_void_p, c_float]
+    feedback: list[Any] = [c_void_p, c_float, c_float]
     library.nc_encode_owed.argtypes = [c_void_p, c_void_p, c_int32, c_int64, *feedback, *planes[:2], *noise, c_int32]
     library.nc_reduce.argtypes = [
         c_void_p, c_void_p, c_int32, c_int64, c_int64, *feedback, c_float, c_float, *planes[:2], c_void_p, c_int32,
+        *noise, c_int32,
+    ]  # fmt: skip
+    library.nc_encode_transform.argtypes = [
+        c_void_p, c_void_p, c_int32, c_int64, *feedback, *planes, *noise, c_int32,
+    ]  # fmt: skip
+    library.nc_decode_transform.argtypes = [c_void_p, *planes, c_int64, c_void_p, c_int32, c_int32, c_int32]
+    library.nc_reduce_transform.argtypes = [
+        c_void_p, c_void_p, c_int32, c_int64, c_int64, c_int64, *feedback, c_float, c_float, *planes, c_void_p, c_int32,
         *noise, c_int32,
     ]  # fmt: skip
     library.nc_round.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int64, c_int32, c_int32, c_uint64, c_int32]

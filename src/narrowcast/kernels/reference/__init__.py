@@ -10,7 +10,7 @@ from torch import Tensor
 from narrowcast.formats import Format
 from narrowcast.kernels.arithmetic import Unfused, keeps_subnormals, plus, put, saturate, with_one_nan_
 from narrowcast.kernels.noise import NO_NOISE, Noise
-from narrowcast.kernels.plan import CastPlan, Method, Plan
+from narrowcast.kernels.plan import CastPlan, Method, Plan, TransformPlan
 from narrowcast.kernels.reference import methods
 from narrowcast.kernels.reference.blocks import pack, read_scales, unpack, write_scales
 from narrowcast.kernels.reference.rounding import random_bits
@@ -23,7 +23,7 @@ def name() -> str:
     return "reference"
 
 
-def why_not(plan: Plan | CastPlan | None) -> None:
+def why_not(plan: Plan | CastPlan | TransformPlan | None) -> None:
     """Every plan can run here."""
 
 
@@ -105,10 +105,35 @@ def decode_cast(plan: CastPlan, wire: Tensor, n: int, out: Tensor, accumulate: b
     put(out, saturate(value, out.dtype))
 
 
+@keeps_subnormals
+def encode_transform(
+    plan: TransformPlan, x: Tensor, wire: Tensor, noise: Noise = NO_NOISE, scale: Tensor | None = None
+) -> None:
+    """The transform's values by the inner plan, then the side plane."""
+    layout = plan.layout(x.numel())
+    wire[layout.inner : layout.side] = 0
+    kept = plan.transform.forward(x.flatten().float(), wire[layout.side :])
+    kernels(plan.inner).encode(plan.inner, kept, wire[: layout.inner], plan.inner_noise(noise), scale)
+
+
+@keeps_subnormals
+def decode_transform(plan: TransformPlan, wire: Tensor, n: int, out: Tensor, accumulate: bool = False) -> None:
+    layout, count = plan.layout(n), plan.transform.count(n)
+    kept = torch.empty(count)
+    kernels(plan.inner).decode(plan.inner, wire[: layout.inner], count, kept, False)
+    value = plan.transform.inverse(kept, wire[layout.side :], n).view(out.shape)
+    if accumulate:
+        value = plus(out.float(), value)
+    put(out, saturate(value, out.dtype))
+
+
 PLANS, CASTS = Unfused(encode, decode), Unfused(encode_cast, decode_cast)
+TRANSFORMS = Unfused(encode_transform, decode_transform)
 
 
-def kernels(plan: Plan | CastPlan) -> Unfused:
+def kernels(plan: Plan | CastPlan | TransformPlan) -> Unfused:
+    if isinstance(plan, TransformPlan):
+        return TRANSFORMS
     return CASTS if isinstance(plan, CastPlan) else PLANS
 
 
