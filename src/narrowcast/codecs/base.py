@@ -33,11 +33,14 @@ from narrowcast.kernels import (
 class Law:
     """The laws from which a codec may declare itself exempt, with its reason."""
 
+    SIZE = "1: size known beforehand"
     BLOCKS = "2: blocks are independent"
+    NEAREST = "3: nearest means nearest"
     IDEMPOTENT = "4: idempotent"
     ZERO = "4: zero stays zero"
     NONFINITE = "5: non-finite never turns finite"
     FINITE = "5: finite never turns non-finite"
+    BYTES = "6: same bytes everywhere"
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,29 @@ class Codec(abc.ABC):
     def is_block_int8(self) -> bool:
         """Whether codes are int8, rounded to nearest, with one scale for each block: then integers may be summed."""
         return False
+
+    @property
+    def rank(self) -> int:
+        """How many pairs of vectors stand for a matrix (`collectives.low_rank`); 0: values travel themselves."""
+        return 0
+
+    @property
+    def sends_one_factor(self) -> bool:
+        """Where there is a rank: whether a call sends one of the two factors, in turn."""
+        return False
+
+    @property
+    def factors(self) -> Codec:
+        """The codec of what travels: another one where there is a rank."""
+        return self
+
+    def for_shape(self, shape: Sequence[int]) -> tuple[Codec, str]:
+        """The codec of a tensor of this shape and, where it is another one, why."""
+        return self, ""
+
+    def bits_for(self, shape: Sequence[int]) -> float:
+        """Bits on the wire for each value of a tensor of this shape."""
+        return self.bits_per_value
 
     @property
     def constant_scale(self) -> float | None:
