@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.kernels import native
-from narrowcast.kernels.arithmetic import LARGEST, Feedback, keeps_subnormals, put, saturate
+from narrowcast.kernels.arithmetic import LARGEST, Feedback, keeps_subnormals, saturate
 from narrowcast.kernels.native import low_rank as native_low_rank
 from narrowcast.kernels.noise import Noise
 from narrowcast.kernels.plan import TINY
@@ -76,7 +76,7 @@ def finish(x_nm: Tensor, feedback: Feedback | None, left_rn: Tensor, right_rm: T
         return
     total_nm = _product(x_nm, left_rn, right_rm)
     expected = None if feedback is None else reference.with_residual(x_nm, feedback)
-    put(x_nm, saturate(total_nm, x_nm.dtype))
+    x_nm.copy_(saturate(total_nm, x_nm.dtype))
     if feedback is not None and expected is not None:
         sent = x_nm.float()
         feedback.keep(expected, sent if share == 1.0 else sent * share)
