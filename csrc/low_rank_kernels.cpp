@@ -8,9 +8,6 @@
 
 #include <type_traits>
 
-// Vectors of sixteen are passed between functions of this file alone, so how they are passed is nobody else's concern.
-#pragma GCC diagnostic ignored "-Wpsabi"
-
 namespace nc::NC_ISA {
 
 constexpr int LANES = 16;

@@ -46,6 +46,8 @@ class LowRank(Codec):
         """The codec that `spec` names around that of its factors."""
         if "diff" in spec.options:
             raise spec.error(f"+{cls.option} is for gradients, +diff for parameters; leave one of them out")
+        if spec.numbers.get("ef") is not None:
+            raise spec.error(f"with +{cls.option} all of the residual is kept; write +ef without a number")
         if inner.is_identity:
             raise spec.error("factors are float32, whatever the type of the tensor; write fp32 instead of as-is")
         return cls(feedback="ef" in spec.options, inner=inner, vectors=spec.numbers[cls.option])
