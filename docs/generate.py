@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from narrowcast.codecs import all_specs, codec
+from narrowcast.codecs import all_specs, codec, low_rank_specs
 from narrowcast.collectives.algorithms.record import ALGORITHMS, Algorithm
 from narrowcast.formats import Format, all_formats, families
 
@@ -47,7 +47,7 @@ def family_table() -> str:
 
 def _codec_row(spec: str) -> list[str]:
     made = codec(spec)
-    block = {0: "whole tensor", 1: "any"}.get(made.block, str(made.block))
+    block = "no wire of its own" if made.rank else {0: "whole tensor", 1: "any"}.get(made.block, str(made.block))
     exempt = "<br>".join(f"{law}: {why}" for law, why in made.exemptions.items())
     return [f"`{spec}`", f"{made.bits_per_value:.6g}", block, "yes" if made.stochastic else "", exempt]
 
@@ -55,7 +55,7 @@ def _codec_row(spec: str) -> list[str]:
 def codec_table() -> str:
     """Every listed codec, with the laws that it is exempt from."""
     columns = "spec", "bits per value", "can be cut every", "random bits", "exempt from law, and why"
-    return _table(columns, map(_codec_row, all_specs()))
+    return _table(columns, map(_codec_row, [*all_specs(), *low_rank_specs()]))
 
 
 def _algorithm_row(one: Algorithm) -> list[str]:

@@ -27,6 +27,9 @@ SPECS: dict[str, object] = {
     "noise and feedback": "int4/128+sr+ef",
     "dtree8": "dtree8",
     "by name": {"head.*": "as-is", "*.weight": "mxfp4", "*": "int8/64"},
+    "low rank": "bf16+rank2+ef",
+    "low rank in turn": "int8/64+acp2+sr+ef",
+    "low rank later": nc.schedule({0: "int4/128+ef", 2: {"left.*": "fp32+rank2", "*": "int4/64+rank3+sr+ef"}}),
     "by step": nc.schedule({0: "as-is", 2: "int4/128+ef", 4: "int4/64+ef"}),
 }
 
@@ -149,8 +152,14 @@ def check(
         assert {name: theirs[name] for name in weights} == {name: ours[name] for name in weights}
         assert sorted(their_debt) == sorted(owed)
         # the simulator keeps flat rows in the order of memory, a handle's state is in that of the indices
-        flat = {name: buckets.flat_copy(their_debt[name], p) for name, p in net().named_parameters() if name in owed}
-        assert all(torch.equal(flat[name], owed[name]) for name in owed)
+        named = dict(net().named_parameters())
+        flat = {name: buckets.flat_copy(their_debt[name], p) for name, p in named.items() if name in owed}
+        factors = {key: named[key.partition(":")[0]] for key in owed if key not in named}
+        flat |= {
+            key: buckets.memory_order(their_debt[key], p) for key, p in factors.items() if key.endswith("right factor")
+        }
+        flat |= {key: their_debt[key] for key in factors if key.endswith("left factor")}
+        assert [name for name in owed if not torch.equal(flat[name], owed[name])] == []
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -170,6 +179,7 @@ LEVELS = [
     ("int4/128+ef", "int8/256"),
     ("int4/128+sr+ef", "int4/64+sr+ef"),
     ("int4/128+ef", "as-is"),
+    ("bf16+rank2+ef", "int8/256+ef"),
     (SPECS["by name"], "bf16"),
 ]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import Codec
-from narrowcast.codecs.base import PlanCodec
+from narrowcast.codecs.planned import PlanCodec
 from narrowcast.codecs.transformed import Transformed
 from narrowcast.kernels.plan import Method, Plan, Store
 

@@ -29,7 +29,7 @@ from laws.inputs import (
 from torch import Tensor
 
 from narrowcast.codecs import Codec, ErrorFeedback, Law
-from narrowcast.codecs.base import PlanCodec
+from narrowcast.codecs.planned import PlanCodec
 from narrowcast.codecs.transformed import Transformed
 from narrowcast.formats.posits import PositFormat
 from narrowcast.kernels import reference

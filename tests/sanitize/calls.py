@@ -15,7 +15,7 @@ from torch import Tensor
 from narrowcast.codecs import Codec, all_specs, codec
 from narrowcast.codecs.cast import Cast
 from narrowcast.formats import all_formats
-from narrowcast.kernels import native, ops
+from narrowcast.kernels import Feedback, low_rank, native, ops
 from narrowcast.kernels.matmul import matmul
 from narrowcast.kernels.matmul.accumulator import accumulator
 
@@ -146,4 +146,18 @@ def product(source: Random, guard: Guard) -> Call:
     return Call(f"matmul {rule} of {batch} x {m} x {k} x {n}", lambda: matmul(left, right, rule, seed=5))
 
 
-KINDS = (encode, encode_with_residual, decode, reduce, round_to, product)
+def low_rank_product(source: Random, guard: Guard) -> Call:
+    rows, columns, rank = (source.choice(sizes) for sizes in ((1, 5, 33), (1, 15, 16, 100, 1030), (1, 3, 4, 9)))
+    x, residual = (guard.copy(_values(rows * columns, source).view(rows, columns)) for _ in range(2))
+    left, right = guard.copy(torch.ones(rank, rows)), guard.copy(torch.ones(rank, columns))
+    feedback = Feedback(residual, 3.0) if source.random() < 0.5 else None
+
+    def run() -> None:
+        low_rank.left(x, feedback, right)
+        low_rank.right(x, feedback, left)
+        low_rank.finish(x, feedback, left, right)
+
+    return Call(f"low rank {rank} of {rows} x {columns}", run)
+
+
+KINDS = (encode, encode_with_residual, decode, reduce, round_to, product, low_rank_product)

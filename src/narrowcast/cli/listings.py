@@ -15,11 +15,12 @@ from narrowcast import plugins
 from narrowcast.bench import check
 from narrowcast.bench import codecs as bench_codecs
 from narrowcast.bench import cuda as bench_cuda
-from narrowcast.codecs import all_specs, error_report
+from narrowcast.codecs import all_specs, error_report, low_rank_specs
 from narrowcast.codecs import codec as codec_named
 from narrowcast.console import JsonPath, emit, new_table, number, percent, progress
 from narrowcast.formats import Format, all_formats, families
 from narrowcast.kernels import explain, native, triton_loader
+from narrowcast.kernels import low_rank as low_rank_kernels
 from narrowcast.measure import cpu_name
 
 LIST_VALUES = 4 << 20
@@ -87,7 +88,18 @@ def codecs(
         numbers = f"{row['bits_per_value']:.3f}", f"{row['snr_db']:.1f}", f"{row['relative_error']:.3g}"
         speeds = percent(row["encode_share"]), percent(row["decode_share"])
         shown.add_row(row["codec"], *numbers, *speeds, row["runs_on"], exempt)
-    emit({"machine": bench_codecs.describe_machine(), "codecs": rows}, shown, json_path)
+    low_rank = [_low_rank_row(spec) for spec in low_rank_specs()]
+    for row in low_rank:
+        bits = f"{row['bits_per_value']:.3f} of a 1024 x 1024 matrix"
+        shown.add_row(row["codec"], bits, *([""] * 4), row["runs_on"], "; ".join(row["exempt"]))
+    facts = {"machine": bench_codecs.describe_machine(), "codecs": rows, "low_rank": low_rank}
+    emit(facts, shown, json_path)
+
+
+def _low_rank_row(spec: str) -> dict[str, Any]:
+    """A kind of call rather than a codec: it has neither an error on flat values nor a speed of its own."""
+    codec, (runs, _) = codec_named(spec), low_rank_kernels.explain()
+    return {"codec": spec, "bits_per_value": codec.bits_per_value, "runs_on": runs, "exempt": codec.exemptions}
 
 
 def _print_table(name: str, json_path: str | None) -> None:

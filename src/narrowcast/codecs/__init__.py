@@ -6,11 +6,13 @@ looks at the class of one.
 
 from narrowcast.codecs.base import Codec as Codec
 from narrowcast.codecs.base import Law as Law
-from narrowcast.codecs.base import PlanCodec as PlanCodec
 from narrowcast.codecs.feedback import ErrorFeedback as ErrorFeedback
 from narrowcast.codecs.feedback import refuse_differences as refuse_differences
+from narrowcast.codecs.feedback import refuse_low_rank as refuse_low_rank
+from narrowcast.codecs.planned import PlanCodec as PlanCodec
 from narrowcast.codecs.registry import all_specs as all_specs
 from narrowcast.codecs.registry import codec as codec
+from narrowcast.codecs.registry import low_rank_specs as low_rank_specs
 from narrowcast.codecs.report import SLACK as SLACK
 from narrowcast.codecs.report import ErrorReport as ErrorReport
 from narrowcast.codecs.report import error_report as error_report

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from narrowcast.codecs.base import Codec, Law, PlanCodec
+from narrowcast.codecs.base import Codec, Law
+from narrowcast.codecs.planned import PlanCodec
 from narrowcast.codecs.spec import Spec, write
 from narrowcast.formats import Coding, Format, UniformFormat
 from narrowcast.formats import format as format_named

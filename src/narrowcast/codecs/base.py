@@ -23,21 +23,21 @@ from narrowcast.kernels import (
     Finish,
     KernelChoice,
     Noise,
-    Plan,
-    check_count,
     explain,
-    pack,
 )
 
 
 class Law:
     """The laws from which a codec may declare itself exempt, with its reason."""
 
+    SIZE = "1: size known beforehand"
     BLOCKS = "2: blocks are independent"
+    NEAREST = "3: nearest means nearest"
     IDEMPOTENT = "4: idempotent"
     ZERO = "4: zero stays zero"
     NONFINITE = "5: non-finite never turns finite"
     FINITE = "5: finite never turns non-finite"
+    BYTES = "6: same bytes everywhere"
 
 
 @dataclass(frozen=True)
@@ -153,6 +153,29 @@ class Codec(abc.ABC):
     def is_block_int8(self) -> bool:
         """Whether codes are int8, rounded to nearest, with one scale for each block: then integers may be summed."""
         return False
+
+    @property
+    def rank(self) -> int:
+        """How many pairs of vectors stand for a matrix (`collectives.low_rank`); 0: values travel themselves."""
+        return 0
+
+    @property
+    def sends_one_factor(self) -> bool:
+        """Where there is a rank: whether a call sends one of the two factors, in turn."""
+        return False
+
+    @property
+    def factors(self) -> Codec:
+        """The codec of what travels: another one where there is a rank."""
+        return self
+
+    def for_shape(self, shape: Sequence[int]) -> tuple[Codec, str]:
+        """The codec of a tensor of this shape and, where it is another one, why."""
+        return self, ""
+
+    def bits_for(self, shape: Sequence[int]) -> float:
+        """Bits on the wire for each value of a tensor of this shape."""
+        return self.bits_per_value
 
     @property
     def constant_scale(self) -> float | None:
@@ -333,51 +356,3 @@ class Codec(abc.ABC):
         if torch.compiler.is_compiling():
             return compiled.decode(self.spec, wire, n, out, accumulate, dtype)
         return calls.decode(self, wire, n, out, accumulate, dtype)
-
-
-@dataclass(frozen=True)
-class PlanCodec(Codec):
-    """A codec whose work is one kernel plan. A subclass supplies `__str__` and `plan`."""
-
-    @cached_property
-    @abc.abstractmethod
-    def plan(self) -> Plan:
-        """The plan; one object, since kernels keep on it what they derive."""
-
-    @property
-    def block(self) -> int:
-        return self.plan.block
-
-    @property
-    def stochastic(self) -> bool:
-        return self.plan.stochastic
-
-    @property
-    def code_bits(self) -> int:
-        return self.plan.bits
-
-    @property
-    def bits_per_value(self) -> float:
-        scales = self.plan.n_scales(self.plan.block) if self.plan.block else 0
-        return self.plan.bits + (8.0 * self.plan.store.value * scales / self.plan.block if scales else 0.0)
-
-    def nbytes(self, n: int, dtype: torch.dtype = torch.float32) -> int:
-        return self.plan.layout(n if type(n) is int and n >= 0 else check_count(self, n)).nbytes
-
-    def limits(self, wire: Tensor, n: int) -> tuple[Tensor, Tensor] | None:
-        if self.plan.bits == 1:
-            return None  # every value is as far out as one bit can say
-        ends = self.plan.format.grid_codes[[0, -1]].tolist()
-        low, high = (self.decode(self._with_codes(wire, n, code), n) for code in ends)
-        return low, high
-
-    def _with_codes(self, wire: Tensor, n: int, code: int) -> Tensor:
-        """The same scales under n times the same code."""
-        eight = pack(torch.full((8,), code), self.plan.bits)
-        changed = wire.clone()
-        codes = changed[: self.plan.code_bytes(n)]
-        codes.copy_(eight.repeat(-(-n // 8))[: len(codes)])
-        return changed
-
-    def plan_for(self, dtype: torch.dtype) -> AnyPlan:
-        return self.plan

@@ -8,6 +8,7 @@ from functools import lru_cache
 from narrowcast.codecs.affine import Affine
 from narrowcast.codecs.base import Codec
 from narrowcast.codecs.cast import Cast
+from narrowcast.codecs.low_rank import AlternatingRank, LowRank, Rank
 from narrowcast.codecs.nvfp4 import NvFp4
 from narrowcast.codecs.scaled import Scaled, every_small_format
 from narrowcast.codecs.signs import Signs
@@ -21,6 +22,8 @@ from narrowcast.formats import all_formats, names_in_use, on_unregister
 FAMILIES: list[type[Codec]] = [Cast, NvFp4, Signs, Affine, Scaled]
 # an option of these changes what the rest of the spec encodes
 TRANSFORMS: list[type[Transformed]] = [Top, Spike]
+# an option of these makes another kind of call, for what the rest of the spec encodes
+LOW_RANKS: list[type[LowRank]] = [Rank, AlternatingRank]
 
 
 @lru_cache(maxsize=1024)
@@ -29,11 +32,12 @@ def _from_text(text: str) -> Codec:
 
 
 def _understand(spec: Spec) -> Codec:
-    chosen = [one for one in TRANSFORMS if one.option in spec.options]
-    if len(chosen) > 1:
-        raise spec.error(f"choose one of {' and '.join(f'+{one.option}' for one in chosen)}")
-    if chosen:
-        return _wrap(chosen[0], spec)
+    for wrappers in (LOW_RANKS, TRANSFORMS):
+        chosen = [one for one in wrappers if one.option in spec.options]
+        if len(chosen) > 1:
+            raise spec.error(f"choose one of {' and '.join(f'+{one.option}' for one in chosen)}")
+        if chosen:
+            return _wrap(chosen[0], spec)
     for family in FAMILIES:
         codec = _ask(family, spec)
         if codec is not None:
@@ -46,8 +50,8 @@ on_unregister(_from_text.cache_clear)
 names_in_use(lambda name: name in _own_heads())
 
 
-def _wrap(transformed: type[Transformed], spec: Spec) -> Codec:
-    return transformed.from_inner(spec, _understand(transformed.inner_spec(spec)))
+def _wrap(wrapper: type[LowRank] | type[Transformed], spec: Spec) -> Codec:
+    return wrapper.from_inner(spec, _understand(wrapper.inner_spec(spec)))
 
 
 def _ask(family: type[Codec], spec: Spec) -> Codec | None:
@@ -85,3 +89,8 @@ def all_specs() -> list[str]:
     """The canonical spec of every listed codec: the examples of each family, and one for each small format."""
     written = [text for family in [*FAMILIES, *TRANSFORMS] for text in family.examples] + every_small_format()
     return list(dict.fromkeys(str(codec(text)) for text in written))
+
+
+def low_rank_specs() -> list[str]:
+    """The same of those that name another kind of call: what goes over flat values has no use for them."""
+    return [str(codec(text)) for family in LOW_RANKS for text in family.examples]

@@ -14,8 +14,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from narrowcast.codecs.base import Codec, Law, PlanCodec
+from narrowcast.codecs.base import Codec, Law
 from narrowcast.codecs.cast import Cast
+from narrowcast.codecs.planned import PlanCodec
 from narrowcast.codecs.spec import Spec, write
 from narrowcast.formats import Coding, FloatFormat, Format, Kind, Specials, UniformFormat, all_formats, find
 from narrowcast.formats import format as format_named

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from narrowcast.codecs import Codec, refuse_differences
+from narrowcast.codecs import Codec, refuse_differences, refuse_low_rank
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives.algorithms import record
 from narrowcast.collectives.flat import Flat
@@ -69,6 +69,7 @@ def _kind(value: object) -> str:
 def plain_codec(what: str, spec: Spec) -> Codec:
     """A codec for calls that keep nothing from one to the next."""
     codec = codec_named(spec)
+    refuse_low_rank(what, codec)
     refuse_differences(what, codec)
     if codec.feedback:
         raise ValueError(f"{what} with {codec}: only all_reduce has error feedback; leave out +ef")

@@ -174,6 +174,10 @@ class PreparedCall:
         return self.kind.call(self.flat, self.kind.noise_of(self.step), self.residuals, self.times, exchange)
 
     @property
+    def device(self) -> torch.device:
+        return self.flat.device
+
+    @property
     def travels_together(self) -> bool:
         """Whether its messages may be parts of those of another call."""
         return record.ALGORITHMS[self.kind.algorithm].shots is not None and not self.kind.host_waits(self.flat)

@@ -1,9 +1,11 @@
 """How codes are computed: `ops` says what each op promises, `reference` is the oracle, `native` and Triton are fast.
 
-Other packages take names from here. Four modules are used as such, since the names in them say too little alone:
-`ops` (`ops.encode`), `native` (`native.set_isa`), `reference` with its `blocks`, and `matmul` (`matmul.explain`).
+Other packages take names from here. Five modules are used as such, since the names in them say too little alone:
+`ops` (`ops.encode`), `native` (`native.set_isa`), `reference` with its `blocks`, `matmul` (`matmul.explain`)
+and `low_rank`.
 """
 
+from narrowcast.kernels import low_rank as low_rank
 from narrowcast.kernels import matmul as matmul
 from narrowcast.kernels import native as native
 from narrowcast.kernels import ops as ops

@@ -110,6 +110,10 @@ class StateReference(Generic[S]):
         return state
 
 
+def _way(row: TensorRow) -> str:
+    return "stays as it is" if row.wire == str(policy.AS_IS) else f"travels by {row.wire}"
+
+
 class Explained(Protocol):
     """A state that can say what travels how."""
 
@@ -126,7 +130,7 @@ def check_strict(state: Explained, strict: bool) -> None:
     if strict and (left or missed):
         state.close()
         raise ValueError(
-            f"attach with strict=True: {left[0].name} stays as it is: it {left[0].why}"
+            f"attach with strict=True: {left[0].name} {_way(left[0])}: it {left[0].why}"
             if left
             else f"attach with strict=True: {missed[0]}"
         )

@@ -63,7 +63,7 @@ def inner_codec(what: str, nodes: object, inner: str | Codec | None) -> Codec:
 
 def inside_of(codec: Codec, inner: Codec) -> Codec:
     """The codec inside of nodes of what has this one between them: what stays as it is does so everywhere."""
-    return AS_IS if codec.lossless else inner
+    return AS_IS if codec.factors.lossless else inner
 
 
 @dataclass(frozen=True)

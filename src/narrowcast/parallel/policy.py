@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from narrowcast.codecs import Codec, refuse_differences
+from narrowcast.codecs import Codec, refuse_differences, refuse_low_rank
 from narrowcast.codecs import codec as codec_named
 from narrowcast.kernels import FLOATS
 
@@ -104,7 +104,7 @@ def schedule(steps: Mapping[int, object]) -> Schedule:
     if not ordered or ordered[0][0] != 0:
         raise ValueError(f"schedule: the first step must be 0, got {[step for step, _ in ordered]}")
     for _, policy in ordered:
-        check(policy, PARAMETER)  # of whatever role: that is asked where it is used
+        check(policy, None)  # of whatever role: that is asked where it is used
     return Schedule(ordered)
 
 
@@ -120,7 +120,7 @@ def _leaves(policy: object) -> Iterator[object]:
         yield policy
 
 
-def check(policy: object, role: str = GRADIENT) -> None:
+def check(policy: object, role: str | None = GRADIENT) -> None:
     """Refuse a policy that cannot be right, now rather than in the middle of training."""
     for leaf in _leaves(policy):
         if isinstance(leaf, (str, Codec)):
@@ -135,10 +135,12 @@ def _no_policy(value: object) -> TypeError:
     )
 
 
-def _codec_for(spec: str | Codec, role: str) -> Codec:
-    """Of a tensor in a role."""
+def _codec_for(spec: str | Codec, role: str | None) -> Codec:
+    """Of a tensor in a role; None: in any."""
     codec = codec_named(spec)
-    if role != PARAMETER:
+    if role == PARAMETER:
+        refuse_low_rank(f"attach: {role}s", codec)
+    elif role is not None:
         refuse_differences(f"attach: {role}s", codec)
     return codec
 
@@ -162,7 +164,11 @@ def choose(policy: object, info: TensorInfo, step: int, min_values: int = MIN_VA
     if chosen is None:
         return CodecChoice(AS_IS, POLICY_SAYS_SO)
     codec = _codec_for(chosen, info.role)
-    return _unless_small(codec, info, min_values) if isinstance(policy, Watching) else CodecChoice(codec)
+    return (
+        _unless_small(codec, info, min_values)
+        if isinstance(policy, Watching)
+        else CodecChoice(*codec.for_shape(info.shape))
+    )
 
 
 def may_feed_back(policy: object) -> bool:
@@ -204,7 +210,8 @@ def watcher_of(policy: object, info: TensorInfo, step: int) -> Watching | None:
 def _unless_small(codec: Codec, info: TensorInfo, min_values: int) -> CodecChoice:
     if not codec.lossless and info.numel < min_values:
         return CodecChoice(AS_IS, f"has {info.numel} values, under {min_values}")
-    return CodecChoice(codec, ASKED_FOR if codec.lossless else "")
+    fit, why = codec.for_shape(info.shape)
+    return CodecChoice(fit, why or (ASKED_FOR if fit.lossless else ""))
 
 
 Sum = Callable[[Tensor], Tensor]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from narrowcast.collectives import Range, Residuals, segment_ranges
+from narrowcast.collectives import Range, Residuals, name_and_side, segment_ranges
 from narrowcast.parallel.scaling import Scaling
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class _GroupedResiduals:
         """Make the residuals of these parameters those of another, which has the same groups."""
         for group, (lengths, mine) in self.groups.items():
             theirs = other.groups[group][1]
+            mine.is_folded = mine.is_folded and theirs.is_folded
             for low, high in _ranges(group, lengths, names):
                 mine.first[low:high] = theirs.first[low:high]
                 mine.second[low:high] = theirs.second[low:high]
@@ -147,6 +148,17 @@ def check_saved(state: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]
             raise ValueError(
                 f"load_state_dict: {name} has shape {tuple(shapes[name])}, the state for it {tuple(saved.shape)}"
             )
+
+
+def check_factors(factors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
+    """Refuse the factors of another model."""
+    for key, saved in factors.items():
+        name, _ = name_and_side(key)
+        parameter = parameters.get(name)
+        lengths = [] if parameter is None else [len(parameter), parameter[0].numel()]
+        if saved.dim() != 2 or saved.shape[1] not in lengths:
+            problem = f"{key} has shape {tuple(saved.shape)}, and the model no such matrix"
+            raise ValueError(f"load_state_dict: {problem}; load the model's own state")
 
 
 class WholeResiduals:

@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -156,9 +156,18 @@ class TensorRow:
     """Of a value in its own type."""
 
     @classmethod
-    def of(cls, name: str, numel: int, choice: CodecChoice, dtype: torch.dtype, role: str = "gradient") -> TensorRow:
+    def of(
+        cls,
+        name: str,
+        numel: int,
+        choice: CodecChoice,
+        dtype: torch.dtype,
+        role: str = "gradient",
+        shape: Sequence[int] = (),
+    ) -> TensorRow:
+        """shape: where it is known, for low rank."""
         own = 8.0 * dtype.itemsize
-        bits = own if choice.codec == AS_IS else choice.codec.bits_per_value
+        bits = own if choice.codec == AS_IS else choice.codec.bits_for(shape or (numel, 1))
         return cls(name, numel, str(choice.codec), bits, choice.why, role, own)
 
     @property

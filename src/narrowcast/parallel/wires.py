@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from narrowcast.codecs import Codec, refuse_differences
+from narrowcast.codecs import Codec, refuse_differences, refuse_low_rank
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives import Work, channel_of
 from narrowcast.parallel.seeds import key_of, made_before, seed_of
@@ -89,6 +89,7 @@ def activation_codecs(what: str, forward: Spec, backward: Spec | None) -> tuple[
     """The codecs of both directions; backward=None: as forward. Raises where one cannot be used for activations."""
     there, back = (codec_named(spec) for spec in (forward, forward if backward is None else backward))
     for direction, codec in (("forward", there), ("backward", back)):
+        refuse_low_rank(f"{what}: {direction}", codec)
         refuse_differences(f"{what}: {direction}", codec)
         if codec.feedback:
             raise ValueError(

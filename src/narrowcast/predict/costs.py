@@ -148,6 +148,11 @@ def ring_stage(kind: str, cluster: Cluster, world: int) -> Stage:
 
 def resolve(algorithm: str, wire: str, cluster: Cluster, world: int) -> str:
     """What "auto" means: the backend's own sum for float32, as `attach` chooses otherwise."""
+    if codec_named(wire).rank:
+        raise ValueError(
+            f"predict with {wire}: the bytes of low rank follow from shapes, which a profile does not have; measure it "
+            f"with `narrowcast bench ddp {wire}`"
+        )
     if algorithm != "auto":
         return algorithm
     if wire in ("fp32", "as-is"):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from narrowcast.codecs import SLACK, Codec
-from narrowcast.collectives import segment_ranges
+from narrowcast.collectives import LowRankReduce, Reduction, segment_ranges
 from narrowcast.kernels import FLOATS
 from narrowcast.parallel import TensorRow, Watch, buckets, inside_of, policy
 from narrowcast.simulate.stack import in_rank_order, stacked
@@ -42,6 +42,8 @@ class StackedGroup:
 
 Planned = tuple[Codec, tuple[str, ...]]
 """A codec and the tensors that travel with it."""
+Call = tuple[tuple[int, int], Codec, tuple[str, ...]]
+"""The same with the number of the call."""
 
 
 class GradientExchange:
@@ -83,7 +85,7 @@ class GradientExchange:
     def rows(self, step: int = 0) -> list[TensorRow]:
         """Every tensor: its wire, or why it stays as it is."""
         named = self.parameters.items()
-        return [TensorRow.of(name, p.numel(), self.choice(name, step), p.dtype) for name, p in named]
+        return [TensorRow.of(name, p.numel(), self.choice(name, step), p.dtype, shape=p.shape) for name, p in named]
 
     def _named(self, numbers: Sequence[Sequence[int]]) -> list[list[str]]:
         names = list(self.parameters)
@@ -131,13 +133,34 @@ class GradientExchange:
         used: dict[torch.dtype, int] = {}
         self.groups = []
         planned = [((i, j), *group) for i, bucket in enumerate(layout) for j, group in enumerate(bucket)]
-        for call, codec, names in planned:
+        for call, codec, names in self._together(planned):
             likes = tuple(self.parameters[name] for name in names)
             dtype, numel = likes[0].dtype, sum(like.numel() for like in likes)
             first = used.get(dtype, 0)
             used[dtype] = first + self.world.n * numel
             stack_Wn = self._storage[dtype][first : used[dtype]].view(self.world.n, numel)
             self.groups.append(StackedGroup(codec, call, names, stack_Wn, likes))
+
+    def _together(self, planned: Sequence[Call]) -> list[Call]:
+        """Matrices of one low rank travel together, as far as `buckets.travel_together` says."""
+        calls: list[Call] = []
+        held: dict[tuple[Codec, torch.dtype], list[Call]] = {}
+        for one in planned:
+            _, codec, names = one
+            if not codec.rank:
+                calls.append(one)
+                continue
+            held.setdefault((codec, self.parameters[names[0]].dtype), []).append(one)
+        for (codec, _), members in held.items():
+            sizes = [self._factor_bytes(codec, names) for _, _, names in members]
+            for first, last in buckets.travel_together(sizes):
+                together = members[first:last]
+                calls.append((together[0][0], codec, sum((names for _, _, names in together), ())))
+        return calls
+
+    def _factor_bytes(self, codec: Codec, names: Sequence[str]) -> int:
+        matrices = tuple(buckets.matrix_of(self.parameters[name]) for name in names)
+        return LowRankReduce(codec, matrices, self.world.n, Reduction()).wire_bytes()
 
     def take(self, worker: int) -> None:
         """Copy the gradients that the last backward pass left into a worker's rows. None counts as zero."""
@@ -162,6 +185,8 @@ class GradientExchange:
         for group in self.groups:
             how: dict[str, Any] = {"spec": group.codec, "segments": group.lengths, "names": group.names}
             how["inner"] = inside_of(group.codec, self.world.inner)
+            if group.codec.rank:
+                how["matrices"] = [buckets.matrix_of(like) for like in group.likes]
             result = self.world.all_reduce(group.stack_Wn, "avg", step=(step, *group.call), **how)[0]
             if self.watch.active:
                 # let the policies that watch see what each worker had and what came back
@@ -230,7 +255,8 @@ class LayerError:
 
 def layer_errors(world: World, group: StackedGroup, result: Tensor) -> list[LayerError]:
     """One entry for each tensor of a group; it makes the host wait for the device."""
-    scales = world.scales(stacked("train", group.stack_Wn, world.n, group.lengths), group.codec, None)[0][0]
+    stack = stacked("train", group.stack_Wn, world.n, group.lengths)
+    scales = None if group.codec.rank else world.scales(stack, group.codec, None)[0][0]
     errors = []
     for number, (name, (low, high)) in enumerate(zip(group.names, segment_ranges(group.lengths), strict=True)):
         own_Wn = group.stack_Wn[:, low:high]
@@ -258,6 +284,8 @@ def _layer_error(name: str, codec: Codec, exact: Tensor, got: Tensor, saturated:
 
 
 def _saturated_share(x: Tensor, codec: Codec, scale: Tensor | None) -> float:
+    if codec.rank:
+        return 0.0  # nothing is cut
     wire = codec.encode(x, scale=scale)
     limits = codec.limits(wire, x.numel())
     if limits is None:

@@ -293,6 +293,7 @@ class _Saver:
             "model": run.model.state_dict(),
             "optimizer": run.optimizer.state_dict(),
             "residuals": run.world.residuals.exact(),
+            "factors": run.world.factors.state_dict(),
             "ready": run.exchange.ready,
             "policy": run.exchange.watch.state_dict(),
             "log": run.log.records,
@@ -309,6 +310,7 @@ class _Saver:
         run.model.load_state_dict(state["model"])
         run.optimizer.load_state_dict(state["optimizer"])
         run.world.residuals.load_exact(state["residuals"])
+        run.world.factors.load(state.get("factors", {}))
         if state["ready"]:
             run.exchange.rebuild(state["ready"])
         run.exchange.watch.load_state_dict(state["policy"])

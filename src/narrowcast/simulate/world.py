@@ -10,12 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from narrowcast.codecs import Codec, refuse_differences
+from narrowcast.codecs import Codec, refuse_differences, refuse_low_rank
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives import (
     ALGORITHMS,
     Algorithm,
     Coder,
+    KeptFactors,
+    Matrix,
     Order,
     Reduction,
     Scales,
@@ -34,6 +36,7 @@ from narrowcast.collectives import (
 from narrowcast.formats import Format
 from narrowcast.formats import format as format_named
 from narrowcast.kernels import FLOATS, Noise, derive
+from narrowcast.simulate.low_rank import MatrixCall
 from narrowcast.simulate.stack import Stack, Tensors, WorldResiduals, flat_row, largest_WS, own_scales, stacked
 
 OPS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG}
@@ -72,7 +75,7 @@ class World:
         wide = accumulate in ("fp32", "float32", "low")
         narrow = format_named(accumulate) if isinstance(accumulate, str) and not wide else accumulate
         self.sums = SumRule(narrow if isinstance(narrow, Format) else None, kahan, order == "pairwise")
-        self.residuals = WorldResiduals(n)
+        self.residuals, self.factors = WorldResiduals(n), KeptFactors(seed)
         self._algorithms: dict[tuple[str, Codec, int], str] = {}
         if isinstance(order, str) and order not in ORDERS:
             raise ValueError(f"World: unknown order {order!r}; take {', '.join(ORDERS)} or a list of all workers")
@@ -93,20 +96,25 @@ class World:
         inner: Spec | None = None,
         segments: Sequence[int] | None = None,
         names: Sequence[str] | None = None,
+        matrices: Sequence[Matrix] | None = None,
         unit: float = 1.0,
     ) -> Any:
         """What every worker holds afterwards, in the form of `tensors`; all are views of one result.
 
         tensors: W x ..., or a list with one entry for each worker, a tensor or a list of tensors (segments). op: "sum",
         "avg", a factor, or a ReduceOp. spec, inner: instead of the world's own. segments: cuts the rows of a single
-        tensor. names: of the segments, so that error feedback finds their residuals. unit: the loss scale, for error
-        feedback.
+        tensor. names: of the segments, so that error feedback finds their residuals, and low rank their factors.
+        matrices: the shapes of segments that are matrices, for low rank. unit: the loss scale, for error feedback.
         """
         stack = stacked("World.all_reduce", tensors, self.n, segments)
         codec = self.codec if spec is None else codec_named(spec)
         inside = self.inner if inner is None else codec_named(inner)
         out, reduction = torch.empty_like(stack.x_Wn[0]), self._reduction(op)
         residuals = self._residuals_of(codec, stack, names, unit)
+        if codec.rank:
+            call = MatrixCall.of(stack, out, reduction, self._names(stack, names), matrices)
+            self._reduce_matrices(call, codec, inside, step, residuals)
+            return stack.for_all(out)
         algorithm = ALGORITHMS[self.algorithm_for(codec, out.numel())]
         noise = noise_of("World.all_reduce", codec, self.seed, step)
         record.check_inner(codec, inside)
@@ -124,6 +132,21 @@ class World:
         assert algorithm.simulate is not None
         algorithm.simulate(workers)
         return stack.for_all(out)
+
+    def _reduce_matrices(
+        self, call: MatrixCall, codec: Codec, inside: Codec, step: Step | None, residuals: StackedResiduals | None
+    ) -> None:
+        """By low rank: factors are summed as tensors of their own."""
+        path = step if isinstance(step, tuple) else (step or 0,)
+        how: dict[str, Any] = {"spec": codec.factors, "inner": replace(inside, feedback=False)}
+
+        def add(factors_Wn: Tensor, lengths: list[int], number: int) -> Tensor:
+            total: Tensor = self.all_reduce(factors_Wn, call.reduction, step=(*path, number), segments=lengths, **how)[
+                0
+            ]
+            return total
+
+        call.run(codec, self.factors, residuals, add)
 
     def reduce_scatter(self, tensors: Tensors, op: object = "sum", *, step: Step | None = None) -> list[Tensor]:
         """Worker r gets the sum of everybody's part r: of a list of W tensors, or of W equal parts of a tensor."""
@@ -165,20 +188,43 @@ class World:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Residuals of error feedback by name, as the mean over all workers: as `Handle.state_dict`, for any n."""
-        return self.residuals.mean()
+        return self.residuals.mean() | self.factors.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Every worker has the mean now, whatever number of workers it came from."""
-        self.residuals.load_mean(state)
+        own, factors = KeptFactors.split(state)
+        self.residuals.load_mean(own)
+        self.factors.load(factors)
 
-    def sent_bytes(self, segments: Sequence[int], dtype: torch.dtype = torch.float32) -> list[int]:
-        """How many bytes each worker sends in an all_reduce of such segments."""
+    def sent_bytes(
+        self,
+        segments: Sequence[int],
+        dtype: torch.dtype = torch.float32,
+        matrices: Sequence[Matrix] | None = None,
+    ) -> list[int]:
+        """How many bytes each worker sends in an all_reduce of such segments. matrices: their shapes, for low rank."""
+        if self.codec.rank:
+            return self._sent_factor_bytes(matrices)
         name, inner = self.algorithm_for(self.codec, sum(segments)), Coder(self.inner, segments, dtype)
         setting = record.Setting(Coder(self.codec, segments, dtype), self.n, self.nodes or (), inner)
         return record.sent_bytes(name, setting)
 
+    def _sent_factor_bytes(self, matrices: Sequence[Matrix] | None) -> list[int]:
+        """Of both factors; with one of them a call, half of that."""
+        if matrices is None:
+            raise ValueError(f"World.sent_bytes with {self.codec}: bytes follow from shapes; give matrices=")
+        total, factors = (
+            [0] * self.n,
+            World(self.n, self.algorithm, self.codec.factors, nodes=self.nodes, inner=self.inner),
+        )
+        for on_left in (True, False):
+            sent = factors.sent_bytes([self.codec.rank * matrix.length(on_left) for matrix in matrices])
+            total = [before + more for before, more in zip(total, sent, strict=True)]
+        return [count // 2 for count in total] if self.codec.sends_one_factor else total
+
     def algorithm_for(self, codec: Codec, numel: int) -> str:
         """The algorithm of a call; raises where it cannot be, or cannot be simulated."""
+        codec = codec.factors
         known = self._algorithms.get((self.algorithm, codec, numel))
         if known is not None:
             return known
@@ -193,12 +239,15 @@ class World:
         return name
 
     def _reduction(self, op: object) -> Reduction:
+        if isinstance(op, Reduction):
+            return op
         if isinstance(op, int | float):
             return Reduction(multiply=float(op))
         return reduction_of(OPS.get(op, op) if isinstance(op, str) else op, self.n)
 
     def _plain_noise(self, what: str, step: Step | None) -> Noise:
         """The noise of a call that keeps nothing from one to the next."""
+        refuse_low_rank(f"World.{what}", self.codec)
         refuse_differences(f"World.{what}", self.codec)
         if self.codec.feedback:
             raise ValueError(f"World.{what} with {self.codec}: only all_reduce has error feedback; leave out +ef")
@@ -209,12 +258,15 @@ class World:
     ) -> StackedResiduals | None:
         if not codec.feedback:
             return None
+        residuals = self.residuals.of_group(self._names(stack, names), stack.lengths, stack.x_Wn.device)
+        residuals.unit = unit
+        return residuals
+
+    def _names(self, stack: Stack, names: Sequence[str] | None) -> tuple[str, ...]:
         listed = tuple(names) if names is not None else tuple(str(i) for i in range(len(stack.lengths)))
         if len(listed) != len(stack.lengths):
             raise ValueError(f"World: {len(listed)} names for {len(stack.lengths)} segments; give one for each")
-        residuals = self.residuals.of_group(listed, stack.lengths, stack.x_Wn.device)
-        residuals.unit = unit
-        return residuals
+        return listed
 
     def _workers(
         self,

@@ -20,6 +20,8 @@ WITH_FEEDBACK = (
     "uint4/48+ef",
     "bf16+ef",
 )
+LOW_RANK = ("fp32+rank1+ef", "bf16+rank2+ef", "int8/64+rank1+ef", "int4/64+rank2+sr+ef", "fp32+acp1+ef", "bf16+acp2+ef")
+"""For DDP alone."""
 WITHOUT = ("as-is", "fp32", "int8/64", "e4m3fn")
 """Of these the last two lose what they round: such a step is in neither sum, and must leave residuals alone."""
 
@@ -92,6 +94,7 @@ def case_of(seed: int) -> Case:
     plan, inner = _plan(draw, iterations, plain), None
     if kind == "ddp":
         inner = _inner(random.Random(f"nodes {seed}"), plan)
+        plan = _some_by_low_rank(random.Random(f"rank {seed}"), plan)
     return Case(
         seed=seed,
         kind=kind,
@@ -141,6 +144,22 @@ def _plan(draw: random.Random, iterations: int, plain: tuple[str, ...]) -> Plan:
     """One wire for all of the run, or several; plain: those without feedback to take from."""
     starts = [0, *(i for i in range(1, iterations) if draw.random() < 0.25)]
     return tuple((start, _wires(draw, plain if start else ())) for start in starts)
+
+
+def _some_by_low_rank(draw: random.Random, plan: Plan) -> Plan:
+    """Some of the wires with feedback, in a third of the runs, are others of low rank."""
+    if draw.random() > 0.35:
+        return plan
+    return tuple(
+        (
+            start,
+            tuple(
+                (name, draw.choice(LOW_RANK) if wire in WITH_FEEDBACK and draw.random() < 0.7 else wire)
+                for name, wire in wires
+            ),
+        )
+        for start, wires in plan
+    )
 
 
 def _wires(draw: random.Random, plain: tuple[str, ...]) -> tuple[tuple[str, str], ...]:

@@ -74,10 +74,10 @@ def wire_of(case: Case, name: str, iteration: int) -> nc.Codec:
     return nc.codec(next(wire for pattern, wire in wires if fnmatch.fnmatchcase(name, pattern)))
 
 
-def counts(case: Case, name: str, dtype: torch.dtype, iteration: int) -> bool:
+def counts(case: Case, name: str, like: Tensor, iteration: int) -> bool:
     """Whether nothing may be lost: with feedback, or where nothing is rounded but by float32."""
-    codec = wire_of(case, name, iteration)
-    return codec.feedback or (codec.lossless and dtype == torch.float32)
+    codec, _ = wire_of(case, name, iteration).for_shape(like.shape)
+    return codec.feedback or (codec.lossless and like.dtype == torch.float32)
 
 
 class Recorder(torch.optim.Optimizer):
@@ -183,7 +183,7 @@ class Training:
             # a scaler refuses an optimizer that has nothing to do
             self.scaler.step(optimizer)
         for name, given in optimizer.given.items():
-            if counts(self.case, name, self.named[name].dtype, iteration):
+            if counts(self.case, name, self.named[name], iteration):
                 ledger.count(name, self.pending[name], given)
         for name in optimizer.named:
             self.pending.pop(name, None)
@@ -207,7 +207,7 @@ class Training:
 
     def residuals(self) -> State:
         """This rank's part."""
-        return {name: local(value) for name, value in self.handle.state_dict().items()}
+        return {name: local(value) for name, value in self.handle.state_dict().items() if name in self.named}
 
     def state(self) -> State:
         """For a checkpoint."""

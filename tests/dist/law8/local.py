@@ -70,7 +70,7 @@ class Training:
         dist.all_reduce(flat, group=group_of(*range(self.world)))
         parts = flat.split([value.numel() for value in moved.values()])
         for (name, p), total, given in zip(self.named.items(), parts, self.outer.given, strict=True):
-            if counts(case, name, torch.float32, iteration):
+            if counts(case, name, torch.empty(0), iteration):
                 ledger.count(name, total.view(p.shape) / self.world, given)
         ledger.steps += 1
         ledger.world = max(ledger.world, self.world)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from narrowcast.codecs import Codec, refuse_differences
+from narrowcast.codecs import Codec, refuse_differences, refuse_low_rank
 from narrowcast.collectives.algorithms import rounds
 from narrowcast.collectives.algorithms.context import Call, Reduction
 from narrowcast.collectives.algorithms.cost import Cost, Placement
@@ -102,6 +102,7 @@ def register(algorithm: Algorithm) -> None:
 
 def choose(name: str, codec: Codec, numel: int, world: int, has_nodes: bool) -> str:
     """Resolve "auto"; every rank comes to the same answer, since it looks at agreed things only."""
+    refuse_low_rank("all_reduce", codec)
     if name != "auto":
         if name not in ALGORITHMS:
             raise ValueError(f"all_reduce: unknown algorithm {name!r}; take auto, {', '.join(ALGORITHMS)}")
@@ -118,6 +119,7 @@ def check(name: str, codec: Codec, world: int, nodes: Nodes | None, what: str = 
         listed, users = [list(members) for members in nodes], _names(lambda one: one.takes_nodes)
         raise ValueError(f"all_reduce: nodes={listed} are for {users}; {name!r} knows none, leave out nodes=")
     algorithm.check_world(world, nodes)
+    refuse_low_rank(what, codec)
     algorithm.check_codec(codec, world)
     refuse_differences(what, codec)
     if codec.feedback:
@@ -133,6 +135,7 @@ def check_feedback(name: str, what: str = "all_reduce") -> None:
 
 def check_inner(codec: Codec, inner: Codec) -> None:
     """Refuse error feedback inside of nodes alone, and differences."""
+    refuse_low_rank("all_reduce: inner", inner)
     refuse_differences("all_reduce: inner", inner)
     if inner.feedback and not codec.feedback:
         raise ValueError(

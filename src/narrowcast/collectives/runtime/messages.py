@@ -72,6 +72,10 @@ class Exchange:
         """The same call, its wires on another device."""
         return Exchange(self.transport, self.call, self.kind, stream, pass_on=self.pass_on)
 
+    def before_the_last(self) -> Exchange:
+        """The same call, for messages after which it sends more: no other call begins."""
+        return Exchange(self.transport, self.call, self.kind, self.stream)
+
     def among(self, ranks: Sequence[int]) -> Exchange:
         """The same call between some ranks."""
         return Exchange(Subset(self.transport, ranks), self.call, self.kind, self.stream)

@@ -12,14 +12,22 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import Codec
-from narrowcast.collectives import AllReduce, Channel, PreparedCall, Times, Work, start_together
+from narrowcast.collectives import (
+    AllReduce,
+    Channel,
+    LowRankCall,
+    LowRankReduce,
+    PreparedCall,
+    Times,
+    Work,
+    start_low_rank,
+    start_together,
+)
+from narrowcast.parallel.ddp.buckets import is_enough
 from narrowcast.parallel.stats import Stats
 
 Done = torch.futures.Future[Tensor]
 CALL = "all_reduce of gradients"
-MERGED_BYTES = 2 << 20
-"""Of wires that travel together: fewer cost more by their latency, more wait for each other. Measured with GPT-2 at
-10 Gb/s: 12 MiB 154 ms a step, 4 MiB 148, 2 MiB 145."""
 Grouped = list[tuple["BucketGroup", list[Tensor]]]
 """The groups of a bucket, each with its gradients."""
 
@@ -31,7 +39,7 @@ class BucketGroup:
     codec: Codec
     names: tuple[str, ...]
     numel: int
-    kind: AllReduce
+    kind: AllReduce | LowRankReduce
     wire_bytes: int
     """Of all its values."""
     plain_bytes: int
@@ -84,13 +92,13 @@ class GroupCall:
     """A group of a bucket, ready to be sent."""
 
     group: BucketGroup
-    prepared: PreparedCall
+    prepared: PreparedCall | LowRankCall
     reduction: BucketReduction
 
 
 class HeldCalls:
-    """Calls that wait for others, where a device's backend carries the wires: those of a bucket, and of buckets that
-    are small on the wire, travel together.
+    """Calls that wait for others, where a device's backend carries the wires, or by low rank: those of a bucket, and of
+    buckets that are small on the wire, travel together. All are of one kind: plain ones, or of one low rank.
     """
 
     def __init__(self, channel: Channel, stats: Stats) -> None:
@@ -101,13 +109,13 @@ class HeldCalls:
 
     def add(self, call: GroupCall) -> None:
         """Hold it, or start it with those that are held, once they have MERGED_BYTES."""
-        device = call.prepared.flat.device
-        if self._calls and self._calls[0].prepared.flat.device != device:
+        device = call.prepared.device
+        if self._calls and self._calls[0].prepared.device != device:
             self.start()
         if device.type == "cuda":
             self._streams.add(torch.cuda.current_stream(device))
         self._calls.append(call)
-        if sum(one.group.wire_bytes for one in self._calls) >= MERGED_BYTES:
+        if is_enough(sum(one.group.wire_bytes for one in self._calls)):
             self.start()
 
     def start(self) -> None:
@@ -141,7 +149,9 @@ def start_calls(channel: Channel, calls: Sequence[GroupCall], stats: Stats) -> N
     times, began = Times(), time.perf_counter()
     for call in calls:
         call.prepared.times = times
-    work = start_together(channel, [call.prepared for call in calls])
+    plain = [call.prepared for call in calls if isinstance(call.prepared, PreparedCall)]
+    matrices = [call.prepared for call in calls if isinstance(call.prepared, LowRankCall)]
+    work = start_low_rank(channel, matrices) if matrices else start_together(channel, plain)
 
     def on_arrival(work: Work) -> None:
         numel, plain_bytes, compressed = (
@@ -169,3 +179,16 @@ def settle(future: Any, buffer: Tensor, error: BaseException | None) -> None:
         future.set_result(buffer)
     else:
         future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+
+
+def shared_buffer(gradients: Sequence[Tensor], buffer: Tensor) -> Tensor | None:
+    """The part of a bucket's buffer that these gradients fill without a gap, so that nothing is copied; or None."""
+    start = at = gradients[0].storage_offset()
+    for gradient in gradients:
+        if (
+            gradient.storage_offset() != at
+            or gradient.untyped_storage().data_ptr() != buffer.untyped_storage().data_ptr()
+        ):
+            return None
+        at += gradient.numel()
+    return buffer[start - buffer.storage_offset() : at - buffer.storage_offset()]

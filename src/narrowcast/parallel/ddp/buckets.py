@@ -12,11 +12,33 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from narrowcast.collectives import Matrix
 from narrowcast.parallel import private
 from narrowcast.parallel.ddp import torch_parts
 
 FIRST_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 """DDP's caps: a small first bucket, so that communication starts early, then 25 MiB."""
+
+
+MERGED_BYTES = 2 << 20
+"""Of wires that travel together: fewer cost more by their latency, more wait for each other. Measured with GPT-2 at
+10 Gb/s: 12 MiB 154 ms a step, 4 MiB 148, 2 MiB 145."""
+
+
+def is_enough(wire_bytes: int) -> bool:
+    """Whether groups of so many bytes on the wire wait for no more."""
+    return wire_bytes >= MERGED_BYTES
+
+
+def travel_together(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Of groups of so many bytes on the wire, in their order: the first and the end of those that make one call."""
+    runs, first, total = list[tuple[int, int]](), 0, 0
+    for number, size in enumerate(sizes):
+        total += size
+        if is_enough(total) or number + 1 == len(sizes):
+            runs.append((first, number + 1))
+            first, total = number + 1, 0
+    return runs
 
 
 def assign_buckets(tensors: Sequence[Tensor], caps: Sequence[int], numbers: Sequence[int] = ()) -> list[list[int]]:
@@ -61,6 +83,35 @@ def flat_copy(values: Tensor, parameter: Tensor) -> Tensor:
     part = torch.empty(values.numel(), dtype=values.dtype, device=values.device)
     view_like(part, parameter).copy_(values)
     return part
+
+
+def matrix_of(parameter: Tensor) -> Matrix:
+    """The shape of a tensor of two dimensions or more as the matrix that its memory is: its outermost dimension (the
+    first, unless it was transposed), and all others.
+    """
+    if not is_dense(parameter):
+        return Matrix.of(parameter.shape)
+    rows = max(zip(parameter.stride(), parameter.shape, strict=True), default=(0, 0))[1]
+    return Matrix(rows, parameter.numel() // rows)
+
+
+def in_memory(x: Tensor) -> Tensor:
+    """The values of a gradient as they lie in its bucket, flat."""
+    return x.as_strided((x.numel(),), (1,))
+
+
+def index_order(vectors: Tensor, parameter: Tensor) -> Tensor:
+    """A right factor in the order of the parameter's indices, whatever its strides; of a transposed one as it is."""
+    if matrix_of(parameter) != Matrix.of(parameter.shape) or vectors.shape[1] != parameter[0].numel():
+        return vectors.clone()
+    return torch.stack([view_like(v, parameter[0]).reshape(-1) for v in vectors])
+
+
+def memory_order(vectors: Tensor, parameter: Tensor) -> Tensor:
+    """The way back."""
+    if matrix_of(parameter) != Matrix.of(parameter.shape) or vectors.shape[1] != parameter[0].numel():
+        return vectors.clone()
+    return torch.stack([flat_copy(v.view(parameter.shape[1:]), parameter[0]) for v in vectors])
 
 
 def is_dense(x: Tensor) -> bool:

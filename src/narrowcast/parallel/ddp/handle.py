@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from narrowcast.codecs import ErrorReport
-from narrowcast.collectives import Channel, all_reduce
+from narrowcast.collectives import Channel, KeptFactors, all_reduce, name_and_side
 from narrowcast.parallel.ddp import buckets, mixed_precision, torch_parts
 from narrowcast.parallel.ddp.hook import Bucket, DDPState, plain_all_reduce
 from narrowcast.parallel.handle import GONE, Handle, StateReference, check_strict
 from narrowcast.parallel.ranks import digest, ranks_that_differ
-from narrowcast.parallel.residuals import check_saved
+from narrowcast.parallel.residuals import check_factors, check_saved
 from narrowcast.parallel.stats import CallEvent, TensorRow, render
 
 
@@ -111,12 +111,22 @@ class DDPHandle(Handle):
             if name in residuals
         }
         all_reduce(list(mean.values()), "fp32", dist.ReduceOp.AVG, channel=state.channel.called("state_dict"))
+        # the factors of low rank are the same on every rank
+        for key, vectors in state.factors.state_dict().items():
+            name, on_left = name_and_side(key)
+            parameter = state.reduced[name]
+            mean[key] = vectors if on_left else buckets.index_order(vectors.to(parameter.device), parameter)
         return mean
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         known = self._state.reduced
-        check_saved(state, {name: parameter.shape for name, parameter in known.items()})
-        self._state.residuals.load({name: buckets.flat_copy(saved, known[name]) for name, saved in state.items()})
+        residuals, factors = KeptFactors.split(state)
+        check_saved(residuals, {name: parameter.shape for name, parameter in known.items()})
+        check_factors(factors, known)
+        self._state.residuals.load({name: buckets.flat_copy(saved, known[name]) for name, saved in residuals.items()})
+        sides = {key: name_and_side(key) for key in factors}
+        loaded = {k: f if sides[k][1] else buckets.memory_order(f, known[sides[k][0]]) for k, f in factors.items()}
+        self._state.factors.load(loaded)
 
     def detach(self) -> None:
         """DDP keeps our hook; a later attach uses it again."""

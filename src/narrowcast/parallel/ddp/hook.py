@@ -17,6 +17,9 @@ from narrowcast.collectives import (
     AllReduce,
     Channel,
     Flat,
+    KeptFactors,
+    LowRankCall,
+    LowRankReduce,
     PreparedCall,
     Reduction,
     Times,
@@ -37,6 +40,7 @@ from narrowcast.parallel.ddp.bucket_calls import (
     HeldCalls,
     new_future,
     settle,
+    shared_buffer,
     start_calls,
 )
 from narrowcast.parallel.levels import Levels, inside_of
@@ -91,6 +95,8 @@ class DDPState:
         self.residuals = self._new_residuals(scaler)
         self.stats, self.sample_every = Stats(), sample_every
         self._held = HeldCalls(self.channel, self.stats)
+        self.factors = KeptFactors(self.seed)
+        self._held_matrices: dict[tuple[Codec, torch.dtype], HeldCalls] = {}
         try:
             # with the channels open, so that whoever fails is heard; ranks that disagree find out here already
             with propagate_errors(self.channel, self._aside):
@@ -110,15 +116,18 @@ class DDPState:
         for name, parameter in self.parameters.items():
             codec = self.choice(name, parameter).codec
             try:
-                self._kind(codec, [parameter.numel()], parameter.dtype)
+                self._kind(codec, [parameter], parameter.dtype)
             except ValueError as error:
                 raise ValueError(f"attach with {codec} for {name}: {error}") from error
 
-    def _kind(self, codec: Codec, lengths: Sequence[int], dtype: torch.dtype) -> AllReduce:
+    def _kind(self, codec: Codec, tensors: Sequence[Tensor], dtype: torch.dtype) -> AllReduce | LowRankReduce:
         options: dict[str, Any] = {"algorithm": self.algorithm, "nodes": self.levels.nodes, "seed": self.seed}
         options["inner"] = inside_of(codec, self.levels.inner)
         world = self.channel.world
-        return AllReduce.of(codec, lengths, dtype, world, Reduction(divide=float(world)), **options)
+        mean = Reduction(divide=float(world))
+        if codec.rank:
+            return LowRankReduce(codec, tuple(map(buckets.matrix_of, tensors)), world, mean, **options)
+        return AllReduce.of(codec, [tensor.numel() for tensor in tensors], dtype, world, mean, **options)
 
     def _new_residuals(self, scaler: torch.amp.GradScaler | None) -> ModelResiduals:
         parameters = self.reduced
@@ -157,18 +166,27 @@ class DDPState:
         rows: list[TensorRow] = []
         for name, p in self.parameters.items():
             choice = self.choice(name, p)
-            rows += self.levels.rows(TensorRow.of(name, p.numel(), choice, p.dtype), choice, p.dtype)
+            row = TensorRow.of(name, p.numel(), choice, p.dtype, shape=p.shape)
+            rows += self.levels.rows(row, choice, p.dtype)
         return rows
 
     def warnings(self) -> list[str]:
         """What the policy misses, and where compression is likely to lose on this link."""
-        sent = ((p.dtype, p.numel(), self.choice(name, p)) for name, p in self.parameters.items())
+        sent = (self._sent(name, p) for name, p in self.parameters.items())
         notes = self.levels.notes(sent, self.channel.rank)
         warnings = [*notes, *self._ignored, *map(policy.no_match, self.unmatched())]
         if self.probe is None:
             return [*warnings, "one rank: nothing travels, and nothing is rounded"]
         slow = (self.probe.note(codec, values) for codec, values in self.lossy().items())
         return warnings + [text for text in slow if text is not None]
+
+    def _sent(self, name: str, parameter: Tensor) -> tuple[torch.dtype, int, policy.CodecChoice]:
+        """What travels of a parameter's gradient: its type, its values and their codec."""
+        choice = self.choice(name, parameter)
+        if not choice.codec.rank:
+            return parameter.dtype, parameter.numel(), choice
+        values = choice.codec.rank * sum(buckets.matrix_of(parameter))
+        return torch.float32, values, policy.CodecChoice(choice.codec.factors)
 
     def unmatched(self) -> list[str]:
         """The patterns of the policy that match no parameter."""
@@ -178,9 +196,9 @@ class DDPState:
         """The codecs of this step that round, and how many values each takes."""
         values: dict[Codec, int] = {}
         for name, parameter in self.parameters.items():
-            codec = self.choice(name, parameter).codec
-            if not codec.lossless:
-                values[codec] = values.get(codec, 0) + parameter.numel()
+            _, count, choice = self._sent(name, parameter)
+            if not choice.codec.lossless:
+                values[choice.codec] = values.get(choice.codec, 0) + count
         return values
 
     def reduce(self, bucket: Bucket) -> Done:
@@ -188,11 +206,13 @@ class DDPState:
         try:
             started = self._start(bucket)
             if bucket.is_last():
-                self._held.start()
+                for held in self._all_held:
+                    held.start()
         except Exception as error:  # noqa: BLE001  raised here it would leave the DDP model unusable
             for channel in {self.channel, self._aside}:
                 channel.fail(error)
-            self._held.fail(error)
+            for held in self._all_held:
+                held.fail(error)
             started = new_future(bucket.buffer())
             settle(started, bucket.buffer(), error)
         if bucket.is_last():
@@ -219,9 +239,16 @@ class DDPState:
         )
         for number, (group, gradients) in enumerate(groups):
             residuals = self.residuals.residuals(group.names, gradients) if group.codec.feedback else None
-            flat, step = Flat(gradients, _shared_buffer(gradients, buffer)), (self.step, bucket.index(), number)
-            call = GroupCall(group, PreparedCall(group.kind, flat, step, residuals), reduction)
-            if call.prepared.travels_together and self.channel.transport.carries(buffer.device):
+            step = self.step, bucket.index(), number
+            if isinstance(group.kind, LowRankReduce):
+                xs = list(map(buckets.in_memory, gradients))
+                matrices = LowRankCall(group.kind, xs, step, group.names, self.factors, residuals)
+                self._held_for(group.codec, buffer.dtype).add(GroupCall(group, matrices, reduction))
+                continue
+            flat = Flat(gradients, shared_buffer(gradients, buffer))
+            prepared = PreparedCall(group.kind, flat, step, residuals)
+            call = GroupCall(group, prepared, reduction)
+            if prepared.travels_together and self.channel.transport.carries(buffer.device):
                 self._held.add(call)
                 continue
             # small tensors that stay as they are go aside: in line with the others each would add its latency
@@ -229,8 +256,17 @@ class DDPState:
             start_calls(channel, [call], self.stats)
         return reduction.future
 
+    @property
+    def _all_held(self) -> list[HeldCalls]:
+        return [self._held, *self._held_matrices.values()]
+
+    def _held_for(self, codec: Codec, dtype: torch.dtype) -> HeldCalls:
+        """The matrices of a step, whose factors travel together."""
+        return self._held_matrices.setdefault((codec, dtype), HeldCalls(self.channel, self.stats))
+
     def _begin_step(self) -> None:
-        self._held.clear()
+        for held in self._all_held:
+            held.clear()
         self.residuals.begin_step()
         self._share.begin_step()
         if self._watch is not None:
@@ -263,7 +299,8 @@ class DDPState:
             numel = sum(lengths)
             plain_bytes = 2 * (world - 1) * numel * dtype.itemsize // world
             compressed = numel if world > 1 and is_compressed(codec, dtype) else 0
-            kind, wire_bytes = self._kind(codec, lengths, dtype), codec.nbytes(numel, dtype)
+            kind = self._kind(codec, gradients, dtype)
+            wire_bytes = kind.wire_bytes() if isinstance(kind, LowRankReduce) else codec.nbytes(numel, dtype)
             group = BucketGroup(codec, names, numel, kind, wire_bytes, plain_bytes, compressed)
             self._groups[dtype, codec, names] = group
         return group
@@ -288,7 +325,7 @@ class DDPState:
         """What the codecs would lose on these gradients, tensor by tensor; it takes time, so it is off by default."""
         for group, gradients in groups:
             for name, gradient in zip(group.names, gradients, strict=True):
-                if not group.codec.lossless:
+                if not group.codec.lossless and not group.codec.rank:
                     seed = seed_of(f"sample {self.seed} {self.channel.rank} {name}")
                     self.stats.sampled[name] = error_report(gradient, group.codec, seed=seed, stream=self.step)
 
@@ -331,19 +368,6 @@ class _LiveShare:
             return buffer.mul_(world / count.item())
 
         return rescale
-
-
-def _shared_buffer(gradients: Sequence[Tensor], buffer: Tensor) -> Tensor | None:
-    """The part of a bucket's buffer that these gradients fill without a gap, so that nothing is copied; or None."""
-    start = at = gradients[0].storage_offset()
-    for gradient in gradients:
-        if (
-            gradient.storage_offset() != at
-            or gradient.untyped_storage().data_ptr() != buffer.untyped_storage().data_ptr()
-        ):
-            return None
-        at += gradient.numel()
-    return buffer[start - buffer.storage_offset() : at - buffer.storage_offset()]
 
 
 def failed_future(bucket: Bucket, error: BaseException) -> Done:

@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from narrowcast.codecs import codec as codec_named
+from narrowcast.codecs import refuse_low_rank
 from narrowcast.collectives import Channel, Exchange, Reduction, Residuals, TorchTransport, all_reduce, segment_ranges
 from narrowcast.parallel import policy, scaling
 from narrowcast.parallel.fsdp import layout, optimizer_check
@@ -121,7 +122,9 @@ class FSDPState:
             return policy.CodecChoice(policy.AS_IS, policy.ASKED_FOR)
         dtype = _dtype_in(role, unit, tensor)
         info = policy.TensorInfo(tensor.name, tensor.shape, dtype, "parameter" if role == PARAMETER else "gradient")
-        return policy.choose(self.policies[role], info, self.step, self.min_values)
+        choice = policy.choose(self.policies[role], info, self.step, self.min_values)
+        refuse_low_rank("attach with FSDP2", choice.codec)
+        return choice
 
     def rows(self) -> list[TensorRow]:
         """Every tensor in every role: its wire, or why it stays as it is."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from narrowcast.codecs import Codec
+from narrowcast.codecs import Codec, refuse_low_rank
 from narrowcast.collectives import Channel, Times, TorchTransport, Work, all_reduce
 from narrowcast.kernels import FLOATS
 from narrowcast.parallel import policy
@@ -152,7 +152,9 @@ class LocalSGD:
 
     def _choice(self, name: str, parameter: Tensor) -> policy.CodecChoice:
         info = policy.TensorInfo(name, tuple(parameter.shape), torch.float32, ROLE)
-        return policy.choose(self._policy, info, self.exchanges, self._min_values)
+        choice = policy.choose(self._policy, info, self.exchanges, self._min_values)
+        refuse_low_rank("LocalSGD", choice.codec)
+        return choice
 
     def _by_codec(self) -> dict[Codec, tuple[str, ...]]:
         names: dict[Codec, tuple[str, ...]] = {}
