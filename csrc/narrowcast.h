@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-#define NC_ABI 4
+#define NC_ABI 5
 
 enum nc_dtype { NC_FLOAT32 = 0, NC_BFLOAT16 = 1, NC_FLOAT16 = 2 };
 enum nc_method { NC_SCALED = 0, NC_AFFINE = 1, NC_MEANS = 2, NC_SIGN = 3, NC_NVFP4 = 4 };
@@ -68,6 +68,9 @@ typedef struct {
   float max_scale;
   float constant; /* the scale where store is NONE */
   const float* block_scale_levels; /* NVFP4: 256 values of e4m3fn */
+  /* NULL, or for blocks of 16, 32, ... 4096 values: each is rotated before it is encoded. For each place of a block its
+   * sign, as the bit that turns a float32. */
+  const uint32_t* signs;
 } nc_plan;
 
 /* Encode n values at x (dtype) into planes. codes: ceil(n*bits/8) bytes. scales: as store says, for each block (two

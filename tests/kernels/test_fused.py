@@ -10,11 +10,12 @@ from torch import Tensor
 import narrowcast as nc
 from narrowcast.codecs import all_specs
 from narrowcast.codecs.base import PlanCodec
+from narrowcast.codecs.transformed import Transformed
 from narrowcast.kernels import Feedback, Finish, Noise, native, reference
 
 pytestmark = pytest.mark.usefixtures("native_library")
 
-SPECS = [spec for spec in all_specs() if isinstance(nc.codec(spec), PlanCodec)]
+SPECS = [spec for spec in all_specs() if isinstance(nc.codec(spec), PlanCodec | Transformed)]
 SIZES = (1, 17, 256, 1000, 20_011)
 WORLD = 3
 
@@ -56,11 +57,11 @@ def test_encoding_what_is_owed_equals_the_separate_steps(spec: str) -> None:
         for x, unit in ((hard, 1.0), (hard.to(torch.bfloat16), 1024.0)):
             wires = [torch.empty(plan.layout(n).nbytes, dtype=torch.uint8) for _ in range(2)]
             wanted = owed.clone()
-            reference.PLANS.encode(plan, x, wires[0], noise, None, Feedback(wanted, unit))
+            reference.kernels(plan).encode(plan, x, wires[0], noise, None, Feedback(wanted, unit))
             for name in instruction_sets():
                 native.set_isa(name)
                 got = owed.clone()
-                native.PLANS.encode(plan, x, wires[1], noise, None, Feedback(got, unit))
+                native.kernels(plan).encode(plan, x, wires[1], noise, None, Feedback(got, unit))
                 assert torch.equal(wires[0], wires[1]), (name, n, unit)
                 assert torch.equal(bits(got), bits(wanted)), (name, n, unit)
 
@@ -75,10 +76,10 @@ def test_a_reduction_equals_the_separate_steps(spec: str) -> None:
         ranks, owed = cases(spec, n)
         wires = [codec.encode(x, seed=noise.seed, stream=rank) for rank, x in enumerate(ranks)]
         found = []
-        for kernels in (reference.PLANS, *instruction_sets()):
+        for kernels in (reference.kernels(plan), *instruction_sets()):
             if isinstance(kernels, str):
                 native.set_isa(kernels)
-                kernels = native.PLANS
+                kernels = native.kernels(plan)
             wire, out = torch.empty(plan.layout(n).nbytes, dtype=torch.uint8), torch.empty(n, dtype=dtype)
             feedback = Feedback(owed.clone(), 2.0) if owing else None
             kernels.reduce(plan, wires, n, wire, noise, None, feedback, Finish(3.0, 0.5), out)
@@ -96,7 +97,7 @@ def test_a_sum_of_wires_equals_decode_and_add(spec: str) -> None:
         ranks, _ = cases(spec, n)
         wires = [codec.encode(x, seed=noise.seed, stream=rank) for rank, x in enumerate(ranks)]
         found = [torch.empty(n), torch.empty(n)]
-        for kernels, out in zip((reference.PLANS, native.PLANS), found, strict=True):
+        for kernels, out in zip((reference.kernels(codec.plan), native.kernels(codec.plan)), found, strict=True):
             kernels.sum_wires(codec.plan, wires, n, out, finish)
         assert torch.equal(bits(found[0]), bits(found[1])), n
 
@@ -110,6 +111,7 @@ def test_which_plans_go_in_one_pass() -> None:
         return native.encode_with_feedback(plan, x, wire, Noise(), Feedback(torch.zeros(64)))
 
     one_pass = ("int8/256", "int4/128+sr", "e4m3fn/256", "mxfp4", "uint8/512", "onebit/64", "e4m3@1", "dynamic8/4096")
+    one_pass += ("int4/128+rot", "nf4/4096+rot")
     assert [spec for spec in one_pass if not fused(spec)] == []
     assert [spec for spec in ("int8", "e5m2+aps", "nvfp4", "dtree8") if fused(spec)] == []
 
@@ -121,7 +123,7 @@ def test_threads_make_no_difference() -> None:
     for threads in (1, 3):
         torch.set_num_threads(threads)
         wire, residual = torch.empty(plan.layout(n).nbytes, dtype=torch.uint8), owed.clone()
-        native.PLANS.encode(plan, x, wire, Noise(), None, Feedback(residual))
+        native.kernels(plan).encode(plan, x, wire, Noise(), None, Feedback(residual))
         out = torch.empty(n)
         native.PLANS.reduce(plan, [wire, wire], n, wire.clone(), Noise(), None, Feedback(residual), Finish(2.0), out)
         found.append((wire, residual, out))

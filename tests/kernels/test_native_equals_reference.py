@@ -14,11 +14,12 @@ from torch import Tensor
 import narrowcast as nc
 from narrowcast.codecs import all_specs
 from narrowcast.codecs.base import PlanCodec
+from narrowcast.codecs.transformed import Transformed
 from narrowcast.formats import Format, all_formats
 from narrowcast.formats.codebooks import TableFormat
 from narrowcast.kernels import native, reference
 from narrowcast.kernels.noise import Noise
-from narrowcast.kernels.plan import Method, Plan, Rule, Store
+from narrowcast.kernels.plan import Method, Plan, Rule, Store, TransformPlan
 
 pytestmark = pytest.mark.usefixtures("native_library")
 
@@ -67,39 +68,47 @@ def assert_equal(got: Tensor, wanted: Tensor, what: str) -> None:
         )
 
 
-def wires(plan: Plan, x: Tensor, what: str, **noise: Any) -> Tensor:
+def wires(plan: Plan | TransformPlan, x: Tensor, what: str, **noise: Any) -> Tensor:
     """The reference's wire, after every way of the native kernel has given the same."""
     nbytes = plan.layout(x.numel()).nbytes
     wanted = torch.empty(nbytes, dtype=torch.uint8)
-    reference.encode(plan, x, wanted, Noise(**noise))
+    reference.kernels(plan).encode(plan, x, wanted, Noise(**noise))
     for way in ways():
         got = torch.empty(nbytes, dtype=torch.uint8)
-        native.encode(plan, x, got, Noise(**noise))
+        native.kernels(plan).encode(plan, x, got, Noise(**noise))
         assert_equal(got, wanted, f"encode {what} ({way})")
     return wanted
 
 
-def values(plan: Plan, wire: Tensor, n: int, start: Tensor | None, dtype: torch.dtype, what: str) -> None:
+def values(
+    plan: Plan | TransformPlan, wire: Tensor, n: int, start: Tensor | None, dtype: torch.dtype, what: str
+) -> None:
     """Decode, or add to `start` where one is given."""
     wanted = torch.empty(n, dtype=dtype) if start is None else start.clone()
     before = wanted.clone()
-    reference.decode(plan, wire, n, wanted, start is not None)
+    reference.kernels(plan).decode(plan, wire, n, wanted, start is not None)
     for way in ways():
         got = before.clone()
-        native.decode(plan, wire, n, got, start is not None)
+        native.kernels(plan).decode(plan, wire, n, got, start is not None)
         assert_equal(got, wanted, f"decode {what} to {dtype}{' accumulating' if start is not None else ''} ({way})")
 
 
-def agrees(plan: Plan, x: Tensor, what: str, **noise: Any) -> Tensor:
+def agrees(plan: Plan | TransformPlan, x: Tensor, what: str, **noise: Any) -> Tensor:
     """Encode and decode once, in the type of x."""
     wire = wires(plan, x, what, **noise)
     values(plan, wire, x.numel(), None, x.dtype, what)
     return wire
 
 
-def plan_of(spec: str) -> Plan | None:
+def plan_of(spec: str) -> Plan | TransformPlan | None:
     codec = nc.codec(spec)
-    return codec.plan if isinstance(codec, PlanCodec) and native.why_not(codec.plan) is None else None
+    coded = isinstance(codec, PlanCodec | Transformed)
+    return codec.plan if coded and native.why_not(codec.plan) is None else None
+
+
+def code_bytes(plan: Plan | TransformPlan, n: int) -> int:
+    """How long the plane of codes is."""
+    return plan.inner.code_bytes(plan.transform.count(n)) if isinstance(plan, TransformPlan) else plan.code_bytes(n)
 
 
 PLANS = {spec: plan for spec in all_specs() if (plan := plan_of(spec)) is not None}
@@ -227,10 +236,10 @@ def test_a_scale_that_is_given_is_used(spec: str) -> None:
         given = torch.tensor([scale])
         for some in (x, with_specials(x, every=900)):
             wanted, got = torch.empty(plan.layout(4099).nbytes, dtype=torch.uint8), None
-            reference.encode(plan, some, wanted, scale=given)
+            reference.kernels(plan).encode(plan, some, wanted, scale=given)
             for way in ways():
                 got = torch.empty_like(wanted)
-                native.encode(plan, some, got, scale=given)
+                native.kernels(plan).encode(plan, some, got, scale=given)
                 assert_equal(got, wanted, f"{spec} with scale {scale} ({way})")
 
 
@@ -238,8 +247,8 @@ def test_a_scale_that_is_given_is_used(spec: str) -> None:
 def test_every_code_is_decoded_to_every_type_and_added_to_what_is_there(spec: str) -> None:
     plan, n = PLANS[spec], 4099
     wire = torch.empty(plan.layout(n).nbytes, dtype=torch.uint8)
-    reference.encode(plan, hard_values(plan.block, n), wire, Noise(1))
-    codes = wire[: plan.code_bytes(n)]
+    reference.kernels(plan).encode(plan, hard_values(plan.block, n), wire, Noise(1))
+    codes = wire[: code_bytes(plan, n)]
     codes.copy_(torch.randint(0, 256, codes.shape, generator=torch.Generator().manual_seed(4)))
     start = normal(n, seed=9) * 100
     for dtype in DTYPES:
@@ -252,7 +261,7 @@ def test_every_code_of_every_width_and_store_is_decoded(name: str) -> None:
     for number, plan in enumerate(scaled_plans(WIDTHS[name])):
         n = (1003, 257, 4099)[number % 3]
         wire = torch.empty(plan.layout(n).nbytes, dtype=torch.uint8)
-        reference.encode(plan, hard_values(plan.block, n), wire)
+        reference.kernels(plan).encode(plan, hard_values(plan.block, n), wire)
         codes = wire[: plan.code_bytes(n)]
         codes.copy_(torch.randint(0, 256, codes.shape, generator=torch.Generator().manual_seed(number)))
         values(plan, wire, n, normal(n) if number % 2 else None, DTYPES[number % 3], name_of(plan))
@@ -266,9 +275,9 @@ def test_decoding_into_an_unaligned_tensor_from_an_unaligned_wire(spec: str) -> 
     wire = agrees(plan, normal(n), spec)
     for dtype in DTYPES:
         wanted, room = torch.empty(n, dtype=dtype), torch.empty(n + 2, dtype=dtype).fill_(7)
-        reference.decode(plan, wire, n, wanted)
+        reference.kernels(plan).decode(plan, wire, n, wanted)
         for way in ways():
-            native.decode(plan, unaligned(wire), n, room[1:-1])
+            native.kernels(plan).decode(plan, unaligned(wire), n, room[1:-1])
             assert_equal(room[1:-1].clone(), wanted, f"{spec} to {dtype} ({way})")
             assert room[0] == room[-1] == 7, "written outside"
 
@@ -280,7 +289,7 @@ def test_nothing_is_written_outside_the_wire(spec: str) -> None:
         nbytes = plan.layout(n).nbytes
         for way in ways():
             room = torch.full((nbytes + 128,), 0x5A, dtype=torch.uint8)
-            native.encode(plan, normal(n), room[64 : 64 + nbytes])
+            native.kernels(plan).encode(plan, normal(n), room[64 : 64 + nbytes])
             outside = torch.cat([room[:64], room[64 + nbytes :]])
             assert bool((outside == 0x5A).all()), f"{spec}, {n} values ({way})"
 
@@ -324,13 +333,13 @@ def test_flushing_of_subnormals_in_the_caller_changes_nothing(spec: str) -> None
     plan, x = PLANS[spec], hard_values(256, 20_011)
     wanted = wires(plan, x, spec)
     out = torch.empty(len(x))
-    reference.decode(plan, wanted, len(x), out)
+    reference.kernels(plan).decode(plan, wanted, len(x), out)
     assert torch.set_flush_denormal(True)
     try:
         for way in ways():
             wire, got = torch.empty_like(wanted), torch.empty_like(out)
-            native.encode(plan, x, wire)
-            native.decode(plan, wire, len(x), got)
+            native.kernels(plan).encode(plan, x, wire)
+            native.kernels(plan).decode(plan, wire, len(x), got)
             assert_equal(wire, wanted, f"{spec} ({way})")
             assert_equal(got, out, f"{spec} ({way})")
     finally:

@@ -233,7 +233,7 @@ class TransformPlan(_KeepsDerived):
     def inner_noise(self, noise: Noise) -> Noise:
         """The noise of the inner values: a part that is cut between blocks has the bits that it has in the whole."""
         offset, block = noise.offset, self.transform.block
-        if not offset:
+        if not offset or self.transform.keeps_places:
             return noise
         if block and offset % block == 0:
             return Noise(noise.seed, noise.stream, self.transform.count(offset))
@@ -241,6 +241,13 @@ class TransformPlan(_KeepsDerived):
 
 
 AnyPlan = Plan | CastPlan | CustomPlan | TransformPlan
+
+
+def inner_of(plan: Plan | TransformPlan) -> Plan:
+    """The plan whose planes are the wire, where kernels run a transform without a side plane as a step of it."""
+    inner = plan.inner if isinstance(plan, TransformPlan) else plan
+    assert isinstance(inner, Plan)
+    return inner
 
 
 def _align(nbytes: int) -> int:

@@ -59,7 +59,7 @@ def why_not_round(fmt: Format, rounding: str, rules: str) -> str | None:
     return "formats without a zero are on the CPU only" if fmt.positive_only else _why_not_format(fmt)
 
 
-TRANSFORMS: dict[str, str] = {}
+TRANSFORMS: dict[str, str] = {"rot": "narrowcast.kernels.triton.launch"}
 """The module that launches the kernels of a transform and its inner plan, by the transform's name."""
 
 

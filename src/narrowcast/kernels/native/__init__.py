@@ -19,7 +19,8 @@ from narrowcast.kernels.native.library import isa as isa
 from narrowcast.kernels.native.library import load as load
 from narrowcast.kernels.native.library import set_isa as set_isa
 from narrowcast.kernels.noise import NO_NOISE, Noise
-from narrowcast.kernels.plan import CastPlan, Plan, TransformPlan, WireLayout
+from narrowcast.kernels.plan import CastPlan, Plan, TransformPlan, inner_of
+from narrowcast.kernels.reference.rotation import Rotation
 
 DEVICE = "cpu"
 FLOAT32_BIAS = 127
@@ -65,12 +66,14 @@ def _why_not_format(fmt: Format) -> str | None:
     return None
 
 
-def encode(plan: Plan, x: Tensor, wire: Tensor, noise: Noise = NO_NOISE, scale: Tensor | None = None) -> None:
+def encode(
+    plan: Plan | TransformPlan, x: Tensor, wire: Tensor, noise: Noise = NO_NOISE, scale: Tensor | None = None
+) -> None:
     """See `kernels.ops.encode`."""
     n, codes = x.numel(), wire.data_ptr()
-    layout = plan.layout(n)
+    layout = inner_of(plan).layout(n)
     scales = codes + layout.scales
-    _clear_padding(plan, layout, wire, n)
+    _clear_padding(inner_of(plan), wire, n)
     status = library.require().nc_encode(
         ctypes.byref(library.describe_plan(plan)), x.data_ptr(), DTYPES[x.dtype], n, codes, scales,
         codes + layout.tensor_scale, None if scale is None else scale.data_ptr(), *noise, torch.get_num_threads(),
@@ -78,8 +81,9 @@ def encode(plan: Plan, x: Tensor, wire: Tensor, noise: Noise = NO_NOISE, scale: 
     check_status(status, "nc_encode", plan)
 
 
-def _clear_padding(plan: Plan, layout: WireLayout, wire: Tensor, n: int) -> None:
+def _clear_padding(plan: Plan, wire: Tensor, n: int) -> None:
     """Bytes between planes are zero; mostly there are none."""
+    layout = plan.layout(n)
     codes_end, scales_end = plan.code_bytes(n), layout.scales + plan.n_scales(n) * plan.store.value
     if codes_end < layout.scales:
         wire[codes_end : layout.scales] = 0
@@ -87,9 +91,9 @@ def _clear_padding(plan: Plan, layout: WireLayout, wire: Tensor, n: int) -> None
         wire[scales_end : layout.tensor_scale] = 0
 
 
-def decode(plan: Plan, wire: Tensor, n: int, out: Tensor, accumulate: bool = False) -> None:
+def decode(plan: Plan | TransformPlan, wire: Tensor, n: int, out: Tensor, accumulate: bool = False) -> None:
     """See `kernels.ops.decode`."""
-    codes, layout = wire.data_ptr(), plan.layout(n)
+    codes, layout = wire.data_ptr(), inner_of(plan).layout(n)
     status = library.require().nc_decode(
         ctypes.byref(library.describe_plan(plan)), codes, codes + layout.scales, codes + layout.tensor_scale, n,
         out.data_ptr(), DTYPES[out.dtype], accumulate, torch.get_num_threads(),
@@ -97,20 +101,20 @@ def decode(plan: Plan, wire: Tensor, n: int, out: Tensor, accumulate: bool = Fal
     check_status(status, "nc_decode", plan)
 
 
-def encode_with_feedback(plan: Plan, x: Tensor, wire: Tensor, noise: Noise, feedback: Feedback) -> bool:
+def encode_with_feedback(plan: Plan | TransformPlan, x: Tensor, wire: Tensor, noise: Noise, feedback: Feedback) -> bool:
     """Encode with error feedback in one pass; False where this plan needs separate ones."""
-    n, codes, layout = x.numel(), wire.data_ptr(), plan.layout(x.numel())
+    n, codes, layout = x.numel(), wire.data_ptr(), inner_of(plan).layout(x.numel())
     status = library.require().nc_encode_owed(
         ctypes.byref(library.describe_plan(plan)), x.data_ptr(), DTYPES[x.dtype], n, feedback.residual.data_ptr(),
         feedback.unit, codes, codes + layout.scales, *noise, torch.get_num_threads(),
     )  # fmt: skip
     if status == 0:
-        _clear_padding(plan, layout, wire, n)
+        _clear_padding(inner_of(plan), wire, n)
     return bool(status == 0)
 
 
 def reduce(
-    plan: Plan,
+    plan: Plan | TransformPlan,
     wires: Sequence[Tensor],
     n: int,
     wire: Tensor,
@@ -120,7 +124,7 @@ def reduce(
     out: Tensor | None,
 ) -> bool:
     """Sum wires and encode the sum in one pass; False where this plan needs separate ones."""
-    codes, layout = wire.data_ptr(), plan.layout(n)
+    codes, layout = wire.data_ptr(), inner_of(plan).layout(n)
     starts = (ctypes.c_void_p * len(wires))(*(one.data_ptr() for one in wires))
     residual, unit = (None, 1.0) if feedback is None else (feedback.residual.data_ptr(), feedback.unit)
     status = library.require().nc_reduce(
@@ -129,7 +133,7 @@ def reduce(
         DTYPES[torch.float32 if out is None else out.dtype], *noise, torch.get_num_threads(),
     )  # fmt: skip
     if status == 0:
-        _clear_padding(plan, layout, wire, n)
+        _clear_padding(inner_of(plan), wire, n)
     return bool(status == 0)
 
 
@@ -192,7 +196,7 @@ def decode_cast(plan: CastPlan, wire: Tensor, n: int, out: Tensor, accumulate: b
 PLANS, CASTS = Fused(encode, decode), Unfused(encode_cast, decode_cast)
 
 
-TRANSFORMS: dict[str, Unfused] = {}
+TRANSFORMS: dict[str, Unfused] = {Rotation.name: PLANS}
 """What runs a transform and its inner plan, by the transform's name."""
 
 

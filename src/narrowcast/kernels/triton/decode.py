@@ -7,7 +7,8 @@ import triton.language as tl
 
 from narrowcast.kernels.triton.bits import plus, read_floats, write_floats
 from narrowcast.kernels.triton.encode import end_of, sum_of_wires
-from narrowcast.kernels.triton.planes import WIDE, inside, places, read_values
+from narrowcast.kernels.triton.planes import WIDE, inside, places
+from narrowcast.kernels.triton.rotation import read_values
 
 
 @triton.jit

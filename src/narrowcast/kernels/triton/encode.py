@@ -52,7 +52,6 @@ from narrowcast.kernels.triton.planes import (
     inside,
     places,
     read_coded,
-    read_values,
     spread,
     value_of,
     write_cast,
@@ -60,6 +59,7 @@ from narrowcast.kernels.triton.planes import (
     write_scales,
     write_words,
 )
+from narrowcast.kernels.triton.rotation import read_values, rotated, unrotated
 from narrowcast.kernels.triton.scales import (
     DIVIDE,
     largest,
@@ -136,7 +136,9 @@ def sum_carefully(wires, table, planes, tile, P: tl.constexpr, J: tl.constexpr, 
 @triton.jit
 def sum_of_wires(wires, table, planes, tile, factors, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
     """Decode the same tile of J.world wires and add in rank order."""
-    if J.halves and not MASKED:
+    if P.rotated:
+        total = sum_one_by_one(wires, table, planes, tile, P, J, MASKED)
+    elif J.halves and not MASKED:
         total = sum_by_halves(wires, table, planes, tile, P, J)
     elif J.each and not MASKED:
         total = sum_by_words(wires, table, planes, tile, P, J, not J.few)
@@ -270,7 +272,8 @@ def encode_tile(
     _stride, scales_at, _tail_at = planes
     start, rem, row0 = tile
     mask = inside(rem, J)
-    v, old = values_to_send(memory, planes, tile, factors, P, J, MASKED)
+    wanted, old = values_to_send(memory, planes, tile, factors, P, J, MASKED)
+    v = rotated(wanted, table, rem, P, J, MASKED)
     if P.method == CAST:
         write_cast(wire, start, v, mask, P, J, MASKED)
         sent = cast_back(v, P)
@@ -293,8 +296,9 @@ def encode_tile(
                 write_codes(wire, start, codes, rem, mask, P, J, MASKED)
         if J.residual or J.out:
             sent = value_of(codes, as_stored(first, P), second, table, P, J)
+            sent = unrotated(sent, first, second, table, rem, P, J, MASKED)
     if J.residual:
-        keep_residual(residual + start, v, sent, old, factors, mask, J, MASKED)
+        keep_residual(residual + start, wanted, sent, old, factors, mask, J, MASKED)
     if J.out:
         write_floats(out + start, places(J), sent, mask, J.out_dtype, True, MASKED)
 

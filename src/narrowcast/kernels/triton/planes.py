@@ -333,14 +333,3 @@ def read_coded(wire, planes, tile, P: tl.constexpr, J: tl.constexpr, MASKED: tl.
         row_mask = tl.arange(0, J.rows) * J.step < rem
         first, second = read_scales(wire, scales_at, tail_at, row0, row_mask, P, J, MASKED)
     return code, first, second
-
-
-@triton.jit
-def read_values(wire, table, planes, tile, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
-    """A tile of a wire, decoded to float32."""
-    start, rem, _row0 = tile
-    if P.method == CAST:
-        return read_cast(wire, start, inside(rem, J), P, J, MASKED)
-    else:
-        code, first, second = read_coded(wire, planes, tile, P, J, MASKED)
-        return value_of(code, first, second, table, P, J)
