@@ -154,6 +154,52 @@ NC_EXPORT int nc_reduce(const nc_plan* plan, const uint8_t* const* wires, int32_
   return 0;
 }
 
+NC_EXPORT int nc_encode_transform(const nc_transform* transform, const void* x, int32_t dtype, int64_t n,
+                                  float* residual, float unit, uint8_t* codes, uint8_t* scales, uint8_t* side,
+                                  uint64_t seed, uint64_t stream, uint64_t offset, int32_t threads) {
+  if (n == 0) return 0;
+  if (!transform || !x || !codes || n < 0 || !is_dtype(dtype) || offset % 16 != 0) return BAD_ARGUMENT;
+  const Kernels& chosen = kernels();
+  if (!chosen.can_transform(*transform)) return NOT_SUPPORTED;
+  const nc::TransformJob job = {transform, x, dtype, n, {codes, scales, side}, seed, stream, offset};
+  const Parts parts(n, transform->size, size_of(dtype), threads);
+  run(parts, [&](int, int64_t begin, int64_t end) { chosen.encode_transform(job, {residual, unit}, begin, end); });
+  return 0;
+}
+
+NC_EXPORT int nc_decode_transform(const nc_transform* transform, const uint8_t* codes, const uint8_t* scales,
+                                  const uint8_t* side, int64_t n, void* out, int32_t dtype, int32_t accumulate,
+                                  int32_t threads) {
+  if (n == 0) return 0;
+  if (!transform || !codes || !out || n < 0 || !is_dtype(dtype)) return BAD_ARGUMENT;
+  const Kernels& chosen = kernels();
+  if (!chosen.can_transform(*transform)) return NOT_SUPPORTED;
+  const nc::TransformWire wire = {const_cast<uint8_t*>(codes), const_cast<uint8_t*>(scales), const_cast<uint8_t*>(side)};
+  const nc::TransformJob job = {transform, nullptr, dtype, n, wire, 0, 0, 0};
+  const bool streaming = dtype == NC_FLOAT32 && !accumulate && n * size_of(dtype) >= STREAMING_BYTES;
+  const Parts parts(n, transform->size, size_of(dtype), threads);
+  run(parts, [&](int, int64_t begin, int64_t end) {
+    chosen.decode_transform(job, out, dtype, accumulate != 0, streaming, begin, end);
+  });
+  return 0;
+}
+
+NC_EXPORT int nc_reduce_transform(const nc_transform* transform, const uint8_t* const* wires, int32_t world,
+                                  int64_t scales_at, int64_t side_at, int64_t n, float* residual, float unit,
+                                  float divide, float multiply, uint8_t* codes, uint8_t* scales, uint8_t* side,
+                                  void* out, int32_t dtype, uint64_t seed, uint64_t stream, uint64_t offset,
+                                  int32_t threads) {
+  if (n == 0) return 0;
+  if (!transform || !wires || world < 1 || !codes || n < 0 || !is_dtype(dtype) || offset % 16 != 0) return BAD_ARGUMENT;
+  const Kernels& chosen = kernels();
+  if (!chosen.can_transform(*transform)) return NOT_SUPPORTED;
+  const nc::TransformJob job = {transform, nullptr, NC_FLOAT32, n, {codes, scales, side}, seed, stream, offset};
+  const nc::TransformSum sum = {wires, scales_at, side_at, world, divide, multiply, {residual, unit}, out, dtype};
+  const Parts parts(n, transform->size, sizeof(float), threads);
+  run(parts, [&](int, int64_t begin, int64_t end) { chosen.reduce_transform(job, sum, begin, end); });
+  return 0;
+}
+
 NC_EXPORT int nc_cast(const void* x, int32_t dtype, int64_t n, void* out, int32_t out_dtype, int32_t accumulate,
                       int32_t threads) {
   if (n == 0) return 0;

@@ -101,14 +101,14 @@ static void encode_owed(const EncodeJob& job, const Owed& owed, int64_t begin, i
   }
 }
 
-static void finish_sum(const ReduceJob& job, float* total, int count) {
-  const VF divide = all<VF>(job.divide), multiply = all<VF>(job.multiply);
-  if (job.divide != 1.0f) {
+static void finish_sum(float by, float times, float* total, int count) {
+  const VF divide = all<VF>(by), multiply = all<VF>(times);
+  if (by != 1.0f) {
     combine(
         total, total, count, [=](VF a, VF) { return a / divide; },
         [=](VF a, VF) { return kept_finite(a / divide, is_finite(a)); });
   }
-  if (job.multiply != 1.0f) {
+  if (times != 1.0f) {
     combine(
         total, total, count, [=](VF a, VF) { return a * multiply; },
         [=](VF a, VF) { return kept_finite(a * multiply, is_finite(a)); });
@@ -127,7 +127,7 @@ static void reduce_range(const ReduceJob& job, int64_t begin, int64_t end) {
       const DecodeJob theirs = {encode.plan, wire, wire + job.scales_at, 0, encode.n, nullptr, NC_FLOAT32, false, false};
       decode_tile(theirs, tile.wanted, at, stop, rank > 0);
     }
-    finish_sum(job, tile.wanted, int(stop - at));
+    finish_sum(job.divide, job.multiply, tile.wanted, int(stop - at));
     encode_tile(encode, job.owed, tile, at, stop);
     if (job.out) decode_range(written, at, stop);
   }

@@ -4,40 +4,13 @@
 #include "cast.hpp"
 #include "fused.hpp"
 #include "round.hpp"
+#include "transform.hpp"
 
 namespace nc::NC_ISA {
-
-static bool has_table(const nc_format& format) { return format.starts && format.grid && format.prefix; }
-
-static bool can_quantise(const nc_format& format, bool stochastic) {
-  if (format.kind == NC_FLOAT) return has_float32_normals(format);
-  return format.kind != NC_TABLE || has_table(format) || (format.packed && !stochastic);
-}
-
-static bool can_rotate(const nc_plan& plan) {
-  const bool of_blocks = plan.store != NC_STORE_NONE && plan.method != NC_NVFP4 && plan.method != NC_AFFINE;
-  const bool is_power = plan.block >= GROUP && (plan.block & (plan.block - 1)) == 0;
-  return of_blocks && is_power && plan.block <= MAX_ROTATED;
-}
-
-static bool can_code(const nc_plan& plan) {
-  if (plan.signs && !can_rotate(plan)) return false;
-  if (plan.format.bits < 1 || plan.format.bits > 8 || plan.block < 0 || plan.block % GROUP != 0) return false;
-  if (plan.method == NC_MEANS || plan.method == NC_SIGN) {
-    return plan.block > 0 && plan.block <= INT32_MAX && plan.format.bits == 1;
-  }
-  if (plan.method == NC_NVFP4 && (plan.block == 0 || plan.block > CHUNK)) return false;
-  return can_quantise(plan.format, plan.stochastic);
-}
 
 static bool can_round(const nc_format& format) {
   if (format.kind == NC_FLOAT) return has_float32_normals(format);
   return (format.kind == NC_UNIFORM && format.fraction_bits >= 0) || has_table(format);
-}
-
-static bool can_fuse(const nc_plan& plan) {
-  const bool whole = plan.block == 0 && plan.store != NC_STORE_NONE;
-  return can_code(plan) && !whole && plan.method != NC_NVFP4 && grain(plan) <= MAX_TILE;
 }
 
 // Largest magnitude of the blocks that are finite; of x, which holds count values.
@@ -90,6 +63,7 @@ static TensorScale tensor_scale(const EncodeJob& job, const Extremes& extremes, 
 #define NC_TEXT(name) NC_TEXT_OF(name)
 
 const Kernels kernels = {NC_TEXT(NC_ISA), can_code,    can_round, grain,    extremes,    tensor_scale,
-                         encode_part,     decode_range, round_range, cast_range, can_fuse, encode_owed, reduce_range};
+                         encode_part,     decode_range, round_range, cast_range, can_fuse, encode_owed, reduce_range,
+                         can_transform,   encode_transform, decode_transform, reduce_transform};
 
 }  // namespace nc::NC_ISA

@@ -48,6 +48,32 @@ struct ReduceJob {
   int32_t out_dtype;
 };
 
+// Where the planes of a wire lie that a transform and its inner plan wrote.
+struct TransformWire {
+  uint8_t *codes, *scales, *side;
+};
+
+// Encode x, or decode; `offset` is that of the inner values.
+struct TransformJob {
+  const nc_transform* transform;
+  const void* x;
+  int32_t dtype;
+  int64_t n;
+  TransformWire wire;
+  uint64_t seed, stream, offset;
+};
+
+// As ReduceJob.
+struct TransformSum {
+  const uint8_t* const* wires;
+  int64_t scales_at, side_at;
+  int32_t world;
+  float divide, multiply;
+  Owed owed;
+  void* out;
+  int32_t out_dtype;
+};
+
 struct DecodeJob {
   const nc_plan* plan;
   const uint8_t* codes;
@@ -96,6 +122,12 @@ struct Kernels {
   bool (*can_fuse)(const nc_plan& plan);
   void (*encode_owed)(const EncodeJob& job, const Owed& owed, int64_t begin, int64_t end);
   void (*reduce)(const ReduceJob& job, int64_t begin, int64_t end);
+  // begin is a multiple of the transform's blocks.
+  bool (*can_transform)(const nc_transform& transform);
+  void (*encode_transform)(const TransformJob& job, const Owed& owed, int64_t begin, int64_t end);
+  void (*decode_transform)(const TransformJob& job, void* out, int32_t dtype, bool accumulate, bool streaming,
+                           int64_t begin, int64_t end);
+  void (*reduce_transform)(const TransformJob& job, const TransformSum& sum, int64_t begin, int64_t end);
 };
 
 namespace baseline {

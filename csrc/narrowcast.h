@@ -98,6 +98,28 @@ int nc_reduce(const nc_plan* plan, const uint8_t* const* wires, int32_t world, i
               float* residual, float unit, float divide, float multiply, uint8_t* codes, uint8_t* scales, void* out,
               int32_t dtype, uint64_t seed, uint64_t stream, uint64_t offset, int32_t threads);
 
+/* What is done to each block of `size` values before they are encoded, by `inner`, or where that is NULL by a cast to the
+ * type `stored`. NC_TOP: `number` values are kept; src/narrowcast/codecs/top.py says which, and what the side plane is. */
+enum nc_transform_kind { NC_TOP = 0 };
+typedef struct {
+  int32_t kind;   /* nc_transform_kind */
+  int32_t stored; /* nc_dtype */
+  int64_t size, number;
+  const nc_plan* inner;
+} nc_transform;
+
+/* As nc_encode, nc_decode and nc_reduce; a residual may be NULL. `side` is the transform's own plane, and `offset` counts
+ * what the inner plan gets. For blocks of up to 16384 values around a plan that nc_encode_owed takes, with blocks. */
+int nc_encode_transform(const nc_transform* transform, const void* x, int32_t dtype, int64_t n, float* residual,
+                        float unit, uint8_t* codes, uint8_t* scales, uint8_t* side, uint64_t seed, uint64_t stream,
+                        uint64_t offset, int32_t threads);
+int nc_decode_transform(const nc_transform* transform, const uint8_t* codes, const uint8_t* scales, const uint8_t* side,
+                        int64_t n, void* out, int32_t dtype, int32_t accumulate, int32_t threads);
+int nc_reduce_transform(const nc_transform* transform, const uint8_t* const* wires, int32_t world, int64_t scales_at,
+                        int64_t side_at, int64_t n, float* residual, float unit, float divide, float multiply,
+                        uint8_t* codes, uint8_t* scales, uint8_t* side, void* out, int32_t dtype, uint64_t seed,
+                        uint64_t stream, uint64_t offset, int32_t threads);
+
 /* out[i] = x[i] in another type, or out[i] + x[i]: a finite number stays finite, and every NaN is the quiet one without
  * sign and payload. x and out are aligned as their types ask for. */
 int nc_cast(const void* x, int32_t dtype, int64_t n, void* out, int32_t out_dtype, int32_t accumulate, int32_t threads);

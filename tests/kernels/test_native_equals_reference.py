@@ -13,8 +13,6 @@ from torch import Tensor
 
 import narrowcast as nc
 from narrowcast.codecs import all_specs
-from narrowcast.codecs.base import PlanCodec
-from narrowcast.codecs.transformed import Transformed
 from narrowcast.formats import Format, all_formats
 from narrowcast.formats.codebooks import TableFormat
 from narrowcast.kernels import native, reference
@@ -102,13 +100,8 @@ def agrees(plan: Plan | TransformPlan, x: Tensor, what: str, **noise: Any) -> Te
 
 def plan_of(spec: str) -> Plan | TransformPlan | None:
     codec = nc.codec(spec)
-    coded = isinstance(codec, PlanCodec | Transformed)
-    return codec.plan if coded and native.why_not(codec.plan) is None else None
-
-
-def code_bytes(plan: Plan | TransformPlan, n: int) -> int:
-    """How long the plane of codes is."""
-    return plan.inner.code_bytes(plan.transform.count(n)) if isinstance(plan, TransformPlan) else plan.code_bytes(n)
+    plan = getattr(codec, "plan", None)
+    return plan if plan is not None and native.why_not(plan) is None else None
 
 
 PLANS = {spec: plan for spec in all_specs() if (plan := plan_of(spec)) is not None}
@@ -248,12 +241,29 @@ def test_every_code_is_decoded_to_every_type_and_added_to_what_is_there(spec: st
     plan, n = PLANS[spec], 4099
     wire = torch.empty(plan.layout(n).nbytes, dtype=torch.uint8)
     reference.kernels(plan).encode(plan, hard_values(plan.block, n), wire, Noise(1))
-    codes = wire[: code_bytes(plan, n)]
+    codes = wire[: plan.code_bytes(n)]
     codes.copy_(torch.randint(0, 256, codes.shape, generator=torch.Generator().manual_seed(4)))
     start = normal(n, seed=9) * 100
     for dtype in DTYPES:
         values(plan, wire, n, None, dtype, spec)
         values(plan, wire, n, start.to(dtype), dtype, spec)
+
+
+@pytest.mark.parametrize("spec", [spec for spec, plan in PLANS.items() if isinstance(plan, TransformPlan)])
+def test_bytes_that_no_encoder_wrote_are_decoded_alike(spec: str) -> None:
+    """A side plane comes from a peer: places that are no places, too many of them, too few."""
+    plan, draw = PLANS[spec], torch.Generator().manual_seed(11)
+    for n in (1, 17, 1000, 4099, 20_011):
+        wire = agrees(plan, normal(n, seed=n), spec)
+        values(
+            plan, torch.randint(0, 256, wire.shape, generator=draw).byte(), n, None, torch.float32, f"{spec}, any bytes"
+        )
+        for _ in range(5):
+            wrong = wire.clone()
+            wrong[
+                torch.randint(plan.layout(n).inner, len(wire) + 1, (3,), generator=draw).clamp(max=len(wire) - 1)
+            ] ^= 5
+            values(plan, wrong, n, normal(n), torch.float32, f"{spec}, three wrong bytes")
 
 
 @pytest.mark.parametrize("name", WIDTHS)

@@ -13,9 +13,7 @@ from sanitize.guarded import Guard
 from torch import Tensor
 
 from narrowcast.codecs import Codec, all_specs, codec
-from narrowcast.codecs.base import PlanCodec
 from narrowcast.codecs.cast import Cast
-from narrowcast.codecs.transformed import Transformed
 from narrowcast.formats import all_formats
 from narrowcast.kernels import native, ops
 from narrowcast.kernels.matmul import matmul
@@ -67,7 +65,8 @@ def _codecs() -> list[Codec]:
 def _is_native(one: Codec) -> bool:
     if isinstance(one, Cast):
         return str(one) != "as-is"  # one of the others, by the type of its values
-    return isinstance(one, PlanCodec | Transformed) and native.why_not(one.plan) is None
+    plan = getattr(one, "plan", None)
+    return plan is not None and native.why_not(plan) is None
 
 
 def _values(n: int, source: Random) -> Tensor:

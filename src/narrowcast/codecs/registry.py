@@ -13,13 +13,14 @@ from narrowcast.codecs.rotated import Rotated
 from narrowcast.codecs.scaled import Scaled, every_small_format
 from narrowcast.codecs.signs import Signs
 from narrowcast.codecs.spec import Spec, parse
+from narrowcast.codecs.top import Top
 from narrowcast.codecs.transformed import Transformed
 from narrowcast.formats import all_formats, names_in_use, on_unregister
 
 # asked in this order; Scaled takes any head that is a format, so it comes last
 FAMILIES: list[type[Codec]] = [Cast, NvFp4, Signs, Affine, Scaled]
 # an option of these changes what the rest of the spec encodes
-TRANSFORMS: list[type[Transformed]] = [Rotated]
+TRANSFORMS: list[type[Transformed]] = [Top, Rotated]
 
 
 @lru_cache(maxsize=1024)

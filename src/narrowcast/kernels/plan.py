@@ -13,7 +13,7 @@ from torch import Tensor
 
 from narrowcast.formats import Format
 from narrowcast.formats import format as format_named
-from narrowcast.kernels.noise import Noise
+from narrowcast.kernels.noise import NO_NOISE, Noise
 from narrowcast.kernels.transform import Transform
 
 PLANE_ALIGNMENT = 4
@@ -224,6 +224,9 @@ class TransformPlan(_KeepsDerived):
     def stochastic(self) -> bool:
         return isinstance(self.inner, Plan) and self.inner.stochastic
 
+    def code_bytes(self, n: int) -> int:
+        return self.inner.code_bytes(self.transform.count(n))
+
     def layout(self, n: int) -> TransformLayout:
         inner = self.inner.layout(self.transform.count(n)).nbytes
         extra = self.transform.side_bytes(n)
@@ -233,6 +236,8 @@ class TransformPlan(_KeepsDerived):
     def inner_noise(self, noise: Noise) -> Noise:
         """The noise of the inner values: a part that is cut between blocks has the bits that it has in the whole."""
         offset, block = noise.offset, self.transform.block
+        if not self.stochastic:
+            return NO_NOISE
         if not offset or self.transform.keeps_places:
             return noise
         if block and offset % block == 0:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from narrowcast.formats import FloatFormat, Format
 from narrowcast.kernels.arithmetic import NO_FINISH, Feedback, Finish, Unfused
-from narrowcast.kernels.native import library
+from narrowcast.kernels.native import library, transforms
 from narrowcast.kernels.native.library import DTYPES, check_status
 from narrowcast.kernels.native.library import available as available
 from narrowcast.kernels.native.library import isa as isa
@@ -24,6 +24,8 @@ from narrowcast.kernels.reference.rotation import Rotation
 
 DEVICE = "cpu"
 FLOAT32_BIAS = 127
+STEPS = {Rotation.name}
+"""Transforms that are a step of the inner plan's own kernels, and so leave its wire as it is."""
 OVERFLOWS = {"saturate": 0, "inf": 1, "nan": 2}
 
 
@@ -39,7 +41,7 @@ def why_not(plan: Plan | CastPlan | TransformPlan | None) -> str | None:
     if plan is None or isinstance(plan, CastPlan):
         return None
     if isinstance(plan, TransformPlan):
-        return _why_not_transform(plan)
+        return (None if plan.transform.name in STEPS else transforms.why_not(plan)) or why_not(plan.inner)
     return "CPD's corner cases are in the reference only" if plan.cpd else _why_not_format(plan.format)
 
 
@@ -52,12 +54,6 @@ def why_not_round(fmt: Format, rounding: str, rules: str) -> str | None:
     if rules != "ieee":
         return "CPD's corner cases are in the reference only"
     return "formats without a zero are in the reference only" if fmt.positive_only else _why_not_format(fmt)
-
-
-def _why_not_transform(plan: TransformPlan) -> str | None:
-    if plan.transform.name not in TRANSFORMS:
-        return f"+{plan.transform.name} is in the reference only"
-    return why_not(plan.inner)
 
 
 def _why_not_format(fmt: Format) -> str | None:
@@ -196,13 +192,9 @@ def decode_cast(plan: CastPlan, wire: Tensor, n: int, out: Tensor, accumulate: b
 PLANS, CASTS = Fused(encode, decode), Unfused(encode_cast, decode_cast)
 
 
-TRANSFORMS: dict[str, Unfused] = {Rotation.name: PLANS}
-"""What runs a transform and its inner plan, by the transform's name."""
-
-
 def kernels(plan: Plan | CastPlan | TransformPlan) -> Unfused:
-    if isinstance(plan, TransformPlan):
-        return TRANSFORMS[plan.transform.name]
+    if isinstance(plan, TransformPlan) and plan.transform.name not in STEPS:
+        return transforms.KERNELS
     return CASTS if isinstance(plan, CastPlan) else PLANS
 
 

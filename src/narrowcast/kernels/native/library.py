@@ -122,6 +122,14 @@ def _declare(library: ctypes.CDLL) -> None:
         c_void_p, c_void_p, c_int32, c_int64, c_int64, *feedback, c_float, c_float, *planes[:2], c_void_p, c_int32,
         *noise, c_int32,
     ]  # fmt: skip
+    library.nc_encode_transform.argtypes = [
+        c_void_p, c_void_p, c_int32, c_int64, *feedback, *planes, *noise, c_int32,
+    ]  # fmt: skip
+    library.nc_decode_transform.argtypes = [c_void_p, *planes, c_int64, c_void_p, c_int32, c_int32, c_int32]
+    library.nc_reduce_transform.argtypes = [
+        c_void_p, c_void_p, c_int32, c_int64, c_int64, c_int64, *feedback, c_float, c_float, *planes, c_void_p, c_int32,
+        *noise, c_int32,
+    ]  # fmt: skip
     library.nc_round.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int64, c_int32, c_int32, c_uint64, c_int32]
     library.nc_cast.argtypes = [c_void_p, c_int32, c_int64, c_void_p, c_int32, c_int32, c_int32]
     library.nc_isa.restype = c_char_p
