@@ -38,7 +38,7 @@ FUSED = (
     "uint3/64+sr",
 )
 FUSED += ("uint8", "qsgd4/512+l2", "int3/64", "int6/48", "e5m2+aps", "e4m3@1+cpd", "dynamic8/256+sr")
-FUSED += ("int8/128+sbf16", "posit8.1/256", "dynamic8/256")
+FUSED += ("int8/128+sbf16", "posit8.1/256", "dynamic8/256", "int4/128+rot+sr+ef", "nf4/64+rot", "int3/64+rot")
 WIDE = ("int8/8192", "sign/8192", "onebit/5008", "qsgd4/8192+l2", "uint8/5008", "int4/6000+sr")
 BY_WORDS = ("int4/128", "mxfp4", "nvfp4", "int3/64", "int6/64", "onebit/64", "sign/64", "nf4/64", "qsgd4/512", "int3")
 BY_WORDS += ("uint4/64", "e2m3fn/64", "e3m0", "int4/8192", "int6/64+sr", "int2/64", "int8/256", "uint8/64+sr")
@@ -77,7 +77,7 @@ def poisoned(plan: Plan | CastPlan, n: int) -> Tensor:
 
 def inputs(plan: Plan | CastPlan, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Hard values, the last third of the blocks with NaN and Inf here and there."""
-    block = plan.block if isinstance(plan, Plan) else 0
+    block = 0 if isinstance(plan, CastPlan) else plan.block
     if dtype != torch.float32:
         return (normal(n, 7) * torch.exp(2 * normal(n, 8))).to(dtype)
     x = hard_values(block, n)
@@ -111,7 +111,7 @@ def check_feedback(plan: Plan | CastPlan, x: Tensor, unit: float, what: str) -> 
 
 
 def check_reduce(plan: Plan | CastPlan, n: int, world: int, number: int, what: str) -> None:
-    block = plan.block if isinstance(plan, Plan) else 0
+    block = 0 if isinstance(plan, CastPlan) else plan.block
     rows = ops.aligned_rows(world, plan.layout(n).nbytes)
     for rank, row in enumerate(rows):
         oracle(plan).encode(plan, hard_values(block, n) if rank == 1 else normal(n, rank), row, Noise(rank))
@@ -138,7 +138,7 @@ def codecs(specs: list[str]) -> None:
         wire = check_encode(plan, inputs(plan, n), noise, f"{spec}, {n} values")
         dtype = DTYPES[number % 3]
         check_encode(plan, inputs(plan, 300, dtype), Noise(3, 0, 2**35), f"{spec}, 300 of {dtype}")
-        if isinstance(plan, Plan):
+        if not isinstance(plan, CastPlan):
             codes = wire[: plan.code_bytes(n)]
             codes.copy_(torch.randint(0, 256, codes.shape, generator=torch.Generator().manual_seed(4)))
         check_decode(plan, wire, n, dtype, number % 2 == 0, spec)

@@ -160,7 +160,7 @@ def write_codes(wire, start, codes, rem, mask, P: tl.constexpr, J: tl.constexpr,
         store(wire + start + places(J), codes.to(tl.uint8), mask, MASKED)
     elif J.words and not MASKED:
         EACH: tl.constexpr = 32 // P.bits
-        word = join_codes(codes, P.bits, EACH, J)
+        word = join_codes(tl.reshape(by_rows(codes, J), (J.rows * J.cols,)), P.bits, EACH, J)
         base = (wire + (start >> 3) * P.bits).to(tl.pointer_type(tl.int32), bitcast=True)
         tl.store(base + tl.arange(0, J.rows * J.cols // EACH), word)
     else:

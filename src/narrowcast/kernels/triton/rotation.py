@@ -1,7 +1,7 @@
 """A tile of blocks times their signs and the Hadamard matrix, in registers: see kernels/reference/rotation.py.
 
-Of every two halves that lie side by side the sum and the difference; a compiler that keeps a half of each in a thread
-moves no more values than that between threads.
+Each value meets the one that lies 1, 2, 4 ... places away, in a register or in another thread of the warp; nothing
+goes through shared memory where a row lies in one warp.
 """
 
 from __future__ import annotations
@@ -9,57 +9,68 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from narrowcast.kernels.triton.bits import MAGNITUDE, bits_of, clamp_overflow, float_of, is_finite, plus, power_of_two
-from narrowcast.kernels.triton.planes import CAST, MEANS, inside, read_cast, read_coded, value_of
+from narrowcast.kernels.triton.bits import (
+    INTERPRETED,
+    MAGNITUDE,
+    bits_of,
+    clamp_overflow,
+    float_of,
+    is_finite,
+    power_of_two,
+)
+from narrowcast.kernels.triton.planes import CAST, MEANS, inside, places, read_cast, read_coded, value_of
 
 SIGN_BIT = tl.constexpr(-(1 << 31))
 
 
 @triton.jit
 def column_of(J: tl.constexpr):
-    """The place of each value in its block."""
-    return tl.arange(0, J.rows * J.cols) % J.cols
+    """The place of each value in its block; said so that the compiler sees which lie side by side."""
+    number = tl.arange(0, J.rows * J.cols)
+    PART: tl.constexpr = J.cols // J.across
+    return number // (PART * J.rows) * PART + number % PART if J.across > 1 else number % J.cols
 
 
 @triton.jit
 def is_mixed(rem, LEVEL: tl.constexpr, J: tl.constexpr):
     """Whether both halves of 2**LEVEL values around a place exist."""
-    number = tl.arange(0, J.rows * J.cols)
-    return (number | ((2 << LEVEL) - 1)) < rem
+    return (places(J) | ((2 << LEVEL) - 1)) < rem
 
 
 @triton.jit
-def halves_of(v, LEVEL: tl.constexpr, J: tl.constexpr):
-    """Lower and upper halves of every 2 * 2**LEVEL values."""
-    if LEVEL == 0:
-        return tl.split(tl.reshape(v, (J.rows * J.cols // 2, 2)))
+def partners(v, APART: tl.constexpr, J: tl.constexpr):
+    """For each value of a tile that which lies APART places before or after it."""
+    HALVES: tl.constexpr = J.rows * J.cols // (2 * APART)
+    if INTERPRETED:
+        lower, upper = tl.split(tl.permute(tl.reshape(v, (HALVES, 2, APART)), (0, 2, 1)))
+        other = tl.permute(tl.join(upper, lower), (0, 2, 1))
     else:
-        apart = tl.reshape(v, ((J.rows * J.cols) >> (LEVEL + 1), 2, 1 << LEVEL))
-        return tl.split(tl.permute(apart, (0, 2, 1)))
+        # of both together less its own: what is a shuffle between threads, and within one nothing at all
+        own = tl.reshape(bits_of(v), (HALVES, 2, APART))
+        other = float_of(tl.xor_sum(own, axis=1, keep_dims=True) ^ own)
+    return tl.reshape(other, (J.rows * J.cols,))
 
 
 @triton.jit
-def joined(lower, upper, LEVEL: tl.constexpr, J: tl.constexpr):
-    """The inverse."""
-    both = tl.join(lower, upper)
-    if LEVEL > 0:
-        both = tl.permute(both, (0, 2, 1))
-    return tl.reshape(both, (J.rows * J.cols,))
+def mixed_once(v, rem, LEVEL: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr, CAREFUL: tl.constexpr):
+    """Sums and differences of values 2**LEVEL apart."""
+    # with J.across the parts of a row lie further apart in a tile
+    APART: tl.constexpr = (1 << LEVEL) * (J.rows if J.across << LEVEL >= J.cols else 1)
+    other = partners(v, APART, J)
+    is_upper = (tl.arange(0, J.rows * J.cols) & APART) != 0
+    sums = other + float_of(bits_of(v) ^ tl.where(is_upper, SIGN_BIT, 0))
+    if CAREFUL:
+        sums = clamp_overflow(sums, is_finite(v) & is_finite(other))
+    if MASKED:
+        sums = tl.where(is_mixed(rem, LEVEL, J), sums, v)
+    return sums
 
 
 @triton.jit
 def mixed(v, rem, J: tl.constexpr, MASKED: tl.constexpr, CAREFUL: tl.constexpr):
     """CAREFUL: a finite sum that is too large becomes the largest number."""
     for level in tl.static_range(J.levels):
-        lower, upper = halves_of(v, level, J)
-        if CAREFUL:
-            down = clamp_overflow(lower - upper, is_finite(lower) & is_finite(upper))
-            sums = joined(plus(lower, upper), down, level, J)
-        else:
-            sums = joined(lower + upper, lower - upper, level, J)
-        if MASKED:
-            sums = tl.where(is_mixed(rem, level, J), sums, v)
-        v = sums
+        v = mixed_once(v, rem, level, J, MASKED, CAREFUL)
     return v
 
 

@@ -192,8 +192,8 @@ def across(recipe: Recipe, job: CodecJob, warps: int) -> dict[str, Any]:
     signs = recipe.bits == 1 and recipe.method in (MEANS, SIGN)
     part = max(4, 4 * 32 * warps // job.rows)
     # random bits come in the order of the values
-    worth_it = signs or (recipe.method == NVFP4 and not recipe.stochastic)
-    if not worth_it or recipe.rotated or job.mode != IN_TILE or job.cols != job.step or part >= job.cols:
+    worth_it = signs or ((recipe.method == NVFP4 or recipe.rotated) and not recipe.stochastic)
+    if not worth_it or job.mode != IN_TILE or job.cols != job.step or part >= job.cols:
         return {}
     return {"across": job.cols // part, "signs": signs and job.aligned and part <= 32 <= job.cols}
 
