@@ -125,7 +125,7 @@ NC_EXPORT int nc_decode(const nc_plan* plan, const uint8_t* codes, const uint8_t
   return 0;
 }
 
-NC_EXPORT int nc_encode_owed(const nc_plan* plan, const void* x, int32_t dtype, int64_t n, float* residual, float unit,
+NC_EXPORT int nc_encode_owed(const nc_plan* plan, const void* x, int32_t dtype, int64_t n, float* residual, float weight, float unit,
                              uint8_t* codes, uint8_t* scales, uint64_t seed, uint64_t stream, uint64_t offset,
                              int32_t threads) {
   if (n == 0) return 0;
@@ -135,12 +135,12 @@ NC_EXPORT int nc_encode_owed(const nc_plan* plan, const void* x, int32_t dtype, 
   nc::EncodeJob job = {plan, x, dtype, n, codes, scales, seed, stream, offset, {}};
   if (plan->store == NC_STORE_NONE) job.tensor = chosen.tensor_scale(job, {}, nullptr);
   const Parts parts(n, chosen.grain(*plan), sizeof(float), threads);
-  run(parts, [&](int, int64_t begin, int64_t end) { chosen.encode_owed(job, {residual, unit}, begin, end); });
+  run(parts, [&](int, int64_t begin, int64_t end) { chosen.encode_owed(job, {residual, weight, unit}, begin, end); });
   return 0;
 }
 
 NC_EXPORT int nc_reduce(const nc_plan* plan, const uint8_t* const* wires, int32_t world, int64_t scales_at, int64_t n,
-                        float* residual, float unit, float divide, float multiply, uint8_t* codes, uint8_t* scales,
+                        float* residual, float weight, float unit, float divide, float multiply, uint8_t* codes, uint8_t* scales,
                         void* out, int32_t dtype, uint64_t seed, uint64_t stream, uint64_t offset, int32_t threads) {
   if (n == 0) return 0;
   if (!plan || !wires || world < 1 || !codes || n < 0 || !is_dtype(dtype) || offset % 16 != 0) return BAD_ARGUMENT;
@@ -148,14 +148,14 @@ NC_EXPORT int nc_reduce(const nc_plan* plan, const uint8_t* const* wires, int32_
   if (!chosen.can_fuse(*plan)) return NOT_SUPPORTED;
   nc::EncodeJob encode = {plan, nullptr, NC_FLOAT32, n, codes, scales, seed, stream, offset, {}};
   if (plan->store == NC_STORE_NONE) encode.tensor = chosen.tensor_scale(encode, {}, nullptr);
-  const nc::ReduceJob job = {encode, wires, scales_at, world, divide, multiply, {residual, unit}, out, dtype};
+  const nc::ReduceJob job = {encode, wires, scales_at, world, divide, multiply, {residual, weight, unit}, out, dtype};
   const Parts parts(n, chosen.grain(*plan), sizeof(float), threads);
   run(parts, [&](int, int64_t begin, int64_t end) { chosen.reduce(job, begin, end); });
   return 0;
 }
 
 NC_EXPORT int nc_encode_transform(const nc_transform* transform, const void* x, int32_t dtype, int64_t n,
-                                  float* residual, float unit, uint8_t* codes, uint8_t* scales, uint8_t* side,
+                                  float* residual, float weight, float unit, uint8_t* codes, uint8_t* scales, uint8_t* side,
                                   uint64_t seed, uint64_t stream, uint64_t offset, int32_t threads) {
   if (n == 0) return 0;
   if (!transform || !x || !codes || n < 0 || !is_dtype(dtype) || offset % 16 != 0) return BAD_ARGUMENT;
@@ -163,7 +163,7 @@ NC_EXPORT int nc_encode_transform(const nc_transform* transform, const void* x, 
   if (!chosen.can_transform(*transform)) return NOT_SUPPORTED;
   const nc::TransformJob job = {transform, x, dtype, n, {codes, scales, side}, seed, stream, offset};
   const Parts parts(n, transform->size, size_of(dtype), threads);
-  run(parts, [&](int, int64_t begin, int64_t end) { chosen.encode_transform(job, {residual, unit}, begin, end); });
+  run(parts, [&](int, int64_t begin, int64_t end) { chosen.encode_transform(job, {residual, weight, unit}, begin, end); });
   return 0;
 }
 
@@ -185,7 +185,7 @@ NC_EXPORT int nc_decode_transform(const nc_transform* transform, const uint8_t* 
 }
 
 NC_EXPORT int nc_reduce_transform(const nc_transform* transform, const uint8_t* const* wires, int32_t world,
-                                  int64_t scales_at, int64_t side_at, int64_t n, float* residual, float unit,
+                                  int64_t scales_at, int64_t side_at, int64_t n, float* residual, float weight, float unit,
                                   float divide, float multiply, uint8_t* codes, uint8_t* scales, uint8_t* side,
                                   void* out, int32_t dtype, uint64_t seed, uint64_t stream, uint64_t offset,
                                   int32_t threads) {
@@ -194,7 +194,7 @@ NC_EXPORT int nc_reduce_transform(const nc_transform* transform, const uint8_t* 
   const Kernels& chosen = kernels();
   if (!chosen.can_transform(*transform)) return NOT_SUPPORTED;
   const nc::TransformJob job = {transform, nullptr, NC_FLOAT32, n, {codes, scales, side}, seed, stream, offset};
-  const nc::TransformSum sum = {wires, scales_at, side_at, world, divide, multiply, {residual, unit}, out, dtype};
+  const nc::TransformSum sum = {wires, scales_at, side_at, world, divide, multiply, {residual, weight, unit}, out, dtype};
   const Parts parts(n, transform->size, sizeof(float), threads);
   run(parts, [&](int, int64_t begin, int64_t end) { chosen.reduce_transform(job, sum, begin, end); });
   return 0;

@@ -59,13 +59,13 @@ static void decode_tile(const DecodeJob& wire, float* to, int64_t begin, int64_t
   decode_range(job, begin, end);
 }
 
-// wanted = values + residual * unit: two roundings.
+// wanted = values + residual * weight: two roundings.
 static void add_owed(const Owed& owed, int64_t begin, int count, float* wanted) {
   const float* const residual = owed.residual + begin;
-  const VF unit = all<VF>(owed.unit);
+  const VF weight = all<VF>(owed.weight);
   combine(
-      wanted, residual, count, [=](VF a, VF r) { return a + r * unit; },
-      [=](VF a, VF r) { return plus(a, kept_finite(r * unit, is_finite(r))); });
+      wanted, residual, count, [=](VF a, VF r) { return a + r * weight; },
+      [=](VF a, VF r) { return plus(a, kept_finite(r * weight, is_finite(r))); });
 }
 
 // What was wanted and not sent, in units. Where that is not finite the old residual stays.

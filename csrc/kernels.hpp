@@ -30,10 +30,10 @@ struct EncodeJob {
   TensorScale tensor;  // NC_STORE_NONE, block == 0 and NC_NVFP4
 };
 
-// What error feedback still has to send: added to the values times `unit`, and renewed. No residual: none.
+// What error feedback still has to send: added to the values times `weight`, and renewed, in units. No residual: none.
 struct Owed {
   float* residual;
-  float unit;
+  float weight, unit;
 };
 
 // Decode `world` wires, add them in their order, encode the sum; `out` gets what the result decodes to, or is NULL.

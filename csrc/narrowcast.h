@@ -86,16 +86,16 @@ int nc_encode(const nc_plan* plan, const void* x, int32_t dtype, int64_t n, uint
 int nc_decode(const nc_plan* plan, const uint8_t* codes, const uint8_t* scales, const uint8_t* tensor_scale, int64_t n,
               void* out, int32_t dtype, int32_t accumulate, int32_t threads);
 
-/* Encode x + residual * unit, in float32; then residual = (that - what comes back) / unit where this is finite. For plans
+/* Encode x + residual * weight, in float32; then residual = (that - what comes back) / unit where this is finite. For plans
  * with blocks of at most 16384 values or a constant scale, NVFP4 apart; others are refused with a negative number. */
-int nc_encode_owed(const nc_plan* plan, const void* x, int32_t dtype, int64_t n, float* residual, float unit,
+int nc_encode_owed(const nc_plan* plan, const void* x, int32_t dtype, int64_t n, float* residual, float weight, float unit,
                    uint8_t* codes, uint8_t* scales, uint64_t seed, uint64_t stream, uint64_t offset, int32_t threads);
 
 /* Decode `world` wires of n values (each with its scales `scales_at` bytes from its start), add them in float32 in their
  * order (a finite sum that is too large becomes the largest number), divide, multiply, and encode the sum as nc_encode_owed does (residual may be NULL). out: NULL, or n values of
  * dtype that get what the result decodes to. Plans as for nc_encode_owed. */
 int nc_reduce(const nc_plan* plan, const uint8_t* const* wires, int32_t world, int64_t scales_at, int64_t n,
-              float* residual, float unit, float divide, float multiply, uint8_t* codes, uint8_t* scales, void* out,
+              float* residual, float weight, float unit, float divide, float multiply, uint8_t* codes, uint8_t* scales, void* out,
               int32_t dtype, uint64_t seed, uint64_t stream, uint64_t offset, int32_t threads);
 
 /* What is done to each block of `size` values before they are encoded, by `inner`, or where that is NULL by a cast to the
@@ -111,12 +111,12 @@ typedef struct {
 /* As nc_encode, nc_decode and nc_reduce; a residual may be NULL. `side` is the transform's own plane, and `offset` counts
  * what the inner plan gets. For blocks of up to 16384 values around a plan that nc_encode_owed takes, with blocks. */
 int nc_encode_transform(const nc_transform* transform, const void* x, int32_t dtype, int64_t n, float* residual,
-                        float unit, uint8_t* codes, uint8_t* scales, uint8_t* side, uint64_t seed, uint64_t stream,
-                        uint64_t offset, int32_t threads);
+                        float weight, float unit, uint8_t* codes, uint8_t* scales, uint8_t* side, uint64_t seed,
+                        uint64_t stream, uint64_t offset, int32_t threads);
 int nc_decode_transform(const nc_transform* transform, const uint8_t* codes, const uint8_t* scales, const uint8_t* side,
                         int64_t n, void* out, int32_t dtype, int32_t accumulate, int32_t threads);
 int nc_reduce_transform(const nc_transform* transform, const uint8_t* const* wires, int32_t world, int64_t scales_at,
-                        int64_t side_at, int64_t n, float* residual, float unit, float divide, float multiply,
+                        int64_t side_at, int64_t n, float* residual, float weight, float unit, float divide, float multiply,
                         uint8_t* codes, uint8_t* scales, uint8_t* side, void* out, int32_t dtype, uint64_t seed,
                         uint64_t stream, uint64_t offset, int32_t threads);
 

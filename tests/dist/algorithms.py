@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import narrowcast as nc
@@ -31,7 +32,7 @@ def takes(name: str, spec: str, world: int) -> bool:
 
 def specs_for(name: str, specs: Iterable[str], world: int) -> list[str]:
     """Those that it takes; without +ef where it keeps no residuals."""
-    plain = [spec if ALGORITHMS[name].residual_shots else spec.removesuffix("+ef") for spec in specs]
+    plain = [spec if ALGORITHMS[name].residual_shots else re.sub(r"\+ef[0-9]*$", "", spec) for spec in specs]
     return [spec for spec in dict.fromkeys(plain) if takes(name, spec, world)]
 
 

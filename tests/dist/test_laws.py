@@ -33,7 +33,7 @@ BLOCKS = (
 )
 EF = (
     *("int4/64+ef", "int2/64+ef", "sign/64+ef", "onebit/64+ef", "e3m0/64+ef", "bf16+ef", "mxfp4+ef", "int4/64+sr+ef"),
-    *("int4+ef", "e3m0+aps+ef", "nvfp4+ef"),
+    *("int4+ef", "e3m0+aps+ef", "nvfp4+ef", "int4/64+ef90", "int4+ef95", "int4/64+top16+ef", "fp16/128+top9+ef95"),
 )
 
 
@@ -172,7 +172,8 @@ def test_all_ranks_are_bit_identical_after_200_steps_with_every_registered_codec
 def owed(
     group: dist.ProcessGroup, spec: str, algorithm: str, steps: int, dtype: torch.dtype, inner: str = "as-is"
 ) -> tuple[list[float], float, float]:
-    """What was wanted and what was sent over many steps, for this rank's first shot and its shard's second."""
+    """What was wanted and what was sent over many steps, for this rank's first shot and its shard's second. With decay
+    less is wanted at each step: what of the residuals is forgotten."""
     rank, world, n = dist.get_rank(group), dist.get_world_size(group), 500
     made = torch.Generator().manual_seed(rank)
     residuals, worst = Residuals.zeros(n), 0.0
@@ -186,7 +187,8 @@ def owed(
         y = x.clone()
         nc.all_reduce(y, spec, dist.ReduceOp.AVG, group, step=step, algorithm=algorithm, residuals=residuals, **more)
         # the mean of all, and the means of what the first shots owe and the sums of what the second ones do
-        mean = torch.stack(everyone).double().mean(0)
+        forgotten = (1 - nc.codec(spec).decay) * _owed(group, *before)
+        mean = torch.stack(everyone).double().mean(0) - forgotten
         change = _owed(group, residuals.first, residuals.second) - _owed(group, *before)
         worst = max(worst, float((y.double() + change - mean).abs().max()))
         wanted_sum += mean

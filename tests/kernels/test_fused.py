@@ -52,16 +52,16 @@ def test_encoding_what_is_owed_equals_the_separate_steps(spec: str) -> None:
         pytest.skip("the reference alone has it")
     for n in SIZES:
         (_, hard, _), owed = cases(spec, n)
-        for x, unit in ((hard, 1.0), (hard.to(torch.bfloat16), 1024.0)):
+        for x, *how in ((hard, 1.0), (hard, 1.0, 0.95), (hard.to(torch.bfloat16), 1024.0, 0.5)):
             wires = [torch.empty(plan.layout(n).nbytes, dtype=torch.uint8) for _ in range(2)]
             wanted = owed.clone()
-            reference.kernels(plan).encode(plan, x, wires[0], noise, None, Feedback(wanted, unit))
+            reference.kernels(plan).encode(plan, x, wires[0], noise, None, Feedback(wanted, *how))
             for name in instruction_sets():
                 native.set_isa(name)
                 got = owed.clone()
-                native.kernels(plan).encode(plan, x, wires[1], noise, None, Feedback(got, unit))
-                assert torch.equal(wires[0], wires[1]), (name, n, unit)
-                assert torch.equal(bits(got), bits(wanted)), (name, n, unit)
+                native.kernels(plan).encode(plan, x, wires[1], noise, None, Feedback(got, *how))
+                assert torch.equal(wires[0], wires[1]), (name, n, how)
+                assert torch.equal(bits(got), bits(wanted)), (name, n, how)
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -79,7 +79,7 @@ def test_a_reduction_equals_the_separate_steps(spec: str) -> None:
                 native.set_isa(kernels)
                 kernels = native.kernels(plan)
             wire, out = torch.empty(plan.layout(n).nbytes, dtype=torch.uint8), torch.empty(n, dtype=dtype)
-            feedback = Feedback(owed.clone(), 2.0) if owing else None
+            feedback = Feedback(owed.clone(), 2.0, 0.9) if owing else None
             kernels.reduce(plan, wires, n, wire, noise, None, feedback, Finish(3.0, 0.5), out)
             found.append((wire, bits(out), bits(feedback.residual) if feedback else torch.empty(0)))
         for other in found[1:]:

@@ -57,13 +57,22 @@ class Codec(abc.ABC):
     feedback: bool = False
     """Whoever sends repeatedly keeps what rounding removed and adds it to the next tensor (`+ef`)."""
 
+    kept_percent: int = field(default=100, kw_only=True)
+    """How much of what was kept is added (`+ef95`); the rest is forgotten."""
+
     differences: bool = field(default=False, kw_only=True)
     """Whoever sends repeatedly sends the difference to what everybody has last decoded (`+diff`)."""
 
     @property
     def wishes(self) -> list[str]:
         """The options that ask something of the sender."""
-        return [name for name, is_on in (("ef", self.feedback), ("diff", self.differences)) if is_on]
+        kept = "ef" if self.kept_percent == 100 else f"ef{self.kept_percent}"
+        return [name for name, is_on in ((kept, self.feedback), ("diff", self.differences)) if is_on]
+
+    @property
+    def decay(self) -> float:
+        """What a residual is multiplied by before it is added."""
+        return self.kept_percent / 100
 
     @classmethod
     @abc.abstractmethod
@@ -216,7 +225,8 @@ class Codec(abc.ABC):
         of x's first value in the whole tensor, when x is a part of it. scale: one float32, used instead of the tensor's
         own by codecs with one scale for the tensor: 0, NaN or a normal number that turns no level infinite (looked at
         on the CPU only, since a GPU would have to be waited for). residual: error feedback: n float32 that are added,
-        times `unit`, and then hold what rounding removed, in units; where that is not finite they stay as they were.
+        times `unit` (and the codec's `decay`), and then hold what rounding removed, in units; where that is not finite
+        they stay as they were.
         out: a uint8 tensor of `nbytes(x.numel())` to write into.
         """
         feedback = None if residual is None else Feedback(residual, unit)

@@ -24,7 +24,7 @@ from narrowcast.codecs.checks import (
     check_values,
     check_wires,
     flat,
-    flat_feedback,
+    kernel_feedback,
     output_for,
     wire_for,
     write_back,
@@ -65,7 +65,7 @@ def encode(
     wire = out
     if wire is None:
         wire = torch.empty(codec.nbytes(x.numel(), dtype), dtype=torch.uint8, device=x.device)
-    kept = None if feedback is None else flat_feedback(feedback)
+    kept = None if feedback is None else kernel_feedback(codec, feedback)
     ops.encode(codec.plan_for(dtype), x if x.dim() == 1 else x.view(-1), wire, noise, scale, kept)
     mark_written(out, residual)
     return wire
@@ -100,7 +100,7 @@ def _writes_as_given(
     if out is not None and not stands_alone(out, nbytes, torch.uint8, device, taken):
         return False
     if feedback is not None:
-        residual, unit = feedback
+        residual, unit, _ = feedback
         if not (0 < unit < math.inf and stands_alone(residual, n, torch.float32, device, taken)):
             return False
     # a scale on the host is looked at
@@ -124,7 +124,7 @@ def _encode_carefully(
     if out is not None or residual is not None:
         check_written(codec, {"out": out, "residual": residual}, {"x": x, "scale": scale})
     if n:
-        kept = None if feedback is None else flat_feedback(feedback)
+        kept = None if feedback is None else kernel_feedback(codec, feedback)
         ops.encode(codec.plan_for(dtype), flat(x), wire, noise, scale, kept)
         mark_written(out, residual)
     return wire
@@ -150,7 +150,7 @@ def reduce(
         wire = torch.empty(wires.shape[1], dtype=torch.uint8, device=wires.device)
     if values is not None and values.dim() != 1:
         values = values.view(-1)
-    kept = None if feedback is None else flat_feedback(feedback)
+    kept = None if feedback is None else kernel_feedback(codec, feedback)
     ops.reduce(codec.plan_for(torch.float32), wires, n, wire, noise, scale, kept, finish, values)
     mark_written(out, None if feedback is None else feedback.residual, decoded)
     return wire
@@ -205,7 +205,7 @@ def _reduce_carefully(
     wire, residual = wire_for(codec, codec.nbytes(n), out, first), None if feedback is None else feedback.residual
     check_reduced(codec, {"out": out, "residual": residual, "decoded": decoded}, wires, scale)
     if n:
-        values, kept = None if decoded is None else flat(decoded), feedback and flat_feedback(feedback)
+        values, kept = None if decoded is None else flat(decoded), feedback and kernel_feedback(codec, feedback)
         ops.reduce(codec.plan_for(torch.float32), wires, n, wire, noise, scale, kept, finish, values)
         write_back(values, decoded)
         mark_written(out, residual, decoded)
@@ -289,7 +289,7 @@ def encode_rows(
         _encode_rows_carefully(codec, x, wires, per, pitch, noise, feedback)
         return
     noise, plan = check_noise(codec, noise), codec.plan_for(torch.float32 if feedback is not None else x.dtype)
-    ops.encode_rows(plan, x, per, wires, noise, feedback and flat_feedback(feedback), pitch)
+    ops.encode_rows(plan, x, per, wires, noise, feedback and kernel_feedback(codec, feedback), pitch)
     mark_written(wires, None if feedback is None else feedback.residual)
 
 

@@ -52,11 +52,12 @@ def flat(x: Tensor) -> Tensor:
     return x.detach().resolve_neg().reshape(-1).contiguous()
 
 
-def flat_feedback(feedback: Feedback) -> Feedback:
-    """A residual may have any shape; kernels would take one that is not flat for a table to broadcast."""
-    if feedback.residual.dim() == 1:
+def kernel_feedback(codec: Codec, feedback: Feedback) -> Feedback:
+    """With the codec's own decay, and flat: kernels would take another residual for a table to broadcast."""
+    residual = feedback.residual
+    if residual.dim() == 1 and codec.decay == 1.0:
         return feedback
-    return Feedback(feedback.residual.view(-1), feedback.unit)
+    return Feedback(residual if residual.dim() == 1 else residual.view(-1), feedback.unit, codec.decay)
 
 
 def write_back(values: Tensor | None, out: Tensor | None) -> None:
@@ -105,7 +106,7 @@ def _check_scale_range(codec: Codec, scale: float) -> None:
 
 
 def check_feedback(codec: Codec, feedback: Feedback, n: int, like: Tensor) -> None:
-    residual, unit = feedback
+    residual, unit, _ = feedback
     if not 0 < unit < math.inf:
         raise ValueError(f"encode with {codec}: unit={unit}; the residual is kept in units of a positive number")
     if not lies_plainly(residual, n, torch.float32):

@@ -38,7 +38,7 @@ class ErrorFeedback:
         scale: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """The wire of x + residual; afterwards sent + residual = x + old residual, to 1 ulp.
+        """The wire of x + decay * residual; afterwards sent + residual = x + decay * old residual, to 1 ulp.
 
         Where what comes back is not finite (a NaN or Inf in the block) the residual stays as it was.
         """

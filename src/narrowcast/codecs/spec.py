@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def declare(
 
 
 declare("sr", "stochastic rounding")
-declare("ef", "error feedback")
+declare("ef", "error feedback; +ef95 keeps 95 % of it at each step", range(1, 100), example=95, needs_number=False)
 declare("aps", "Auto Precision Scaling: a power-of-two scale for the tensor, agreed by all ranks")
 declare("l2", "scale by the L2 norm instead of the maximum")
 declare("sbf16", "scales stored as bfloat16")
@@ -105,9 +106,10 @@ class Spec:
         return ValueError(f"codec spec {self.text!r}: {problem}")
 
     @property
-    def wishes(self) -> dict[str, bool]:
+    def wishes(self) -> dict[str, Any]:
         """What every codec takes as arguments of these names."""
-        return {"feedback": "ef" in self.options, "differences": "diff" in self.options}
+        kept = self.numbers.get("ef", 100)
+        return {"feedback": "ef" in self.options, "kept_percent": kept, "differences": "diff" in self.options}
 
     def allow(self, options: Collection[str], *, block: bool = True, scale: bool = False) -> None:
         """Refuse whatever this codec has no use for. What can feed back its error can be sent as a difference."""

@@ -114,7 +114,7 @@ class Top(Transformed):
         "top", "of each block the largest values only", range(1, MAX_SIZE), example=64, transforms=True
     )
     examples: ClassVar[tuple[str, ...]] = (
-        *("int2/4096+top64", "int2/4096+top64+ef", "bf16/4096+top64", "fp32/4096+top41", "int8/256+top16+sr"),
+        *("int2/4096+top64", "int2/4096+top64+ef95", "bf16/4096+top64", "fp32/4096+top41", "int8/256+top16+sr"),
         *("fp16/64+top32", "e4m3fn/1024+top48+sbf16", "e2m1fn/512+top32+se8m0"),
     )
 

@@ -37,9 +37,9 @@ class Residuals:
         """The residual of a part, which its encoding takes in and renews."""
         return Feedback(take(self.first if shot == 0 else self.second, part), self.unit)
 
-    def added_to(self, values: Tensor, shot: int, part: Range) -> Tensor:
-        """The values of `part` and their residual, in float32: what the encoding should send."""
-        return values.float() + self.of(shot, part).residual * self.unit
+    def added_to(self, values: Tensor, shot: int, part: Range, decay: float = 1.0) -> Tensor:
+        """The values of `part` and their residual, in float32: what the encoding should send. decay: the codec's."""
+        return values.float() + self.of(shot, part).residual * (self.unit * decay)
 
     def fold(self, gain: float) -> None:
         """Move `second` into `first`, for calls without a second encoding. gain: values to results."""

@@ -90,16 +90,23 @@ class Feedback(NamedTuple):
     residual: Tensor
     """One float32 for each value, in units of `unit`."""
     unit: float = 1.0
+    decay: float = 1.0
+    """The share of the residual that is added; the rest is forgotten (`+ef95`: 0.95)."""
+
+    @property
+    def weight(self) -> float:
+        """What the residual is multiplied by when it is added; kernels round it to float32."""
+        return self.unit * self.decay
 
     def part(self, values: slice) -> Feedback:
         """The feedback of some of the values."""
-        return Feedback(self.residual[values], self.unit)
+        return self._replace(residual=self.residual[values])
 
     @keeps_subnormals
     def add_to(self, values: Tensor) -> Tensor:
-        """values + residual * unit, in float32: two roundings."""
-        residual = self.residual
-        return plus(values.float(), residual if self.unit == 1.0 else clamp_overflow(residual * self.unit, residual))
+        """values + residual * weight, in float32: two roundings."""
+        residual, weight = self.residual, self.weight
+        return plus(values.float(), residual if weight == 1.0 else clamp_overflow(residual * weight, residual))
 
     @keeps_subnormals
     def keep(self, expected: Tensor, sent: Tensor) -> None:

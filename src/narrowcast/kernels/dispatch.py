@@ -252,7 +252,7 @@ class CpuFallback:
 
 
 def _on_host(feedback: Feedback | None) -> Feedback | None:
-    return None if feedback is None else Feedback(feedback.residual.cpu(), feedback.unit)
+    return None if feedback is None else feedback._replace(residual=feedback.residual.cpu())
 
 
 def _copy_back(feedback: Feedback | None, kept: Feedback | None) -> None:

@@ -54,9 +54,9 @@ def encode(
     """Turn the values of contiguous `x` into the `plan.layout(n).nbytes` bytes of `wire`.
 
     `noise` is where random bits come from. `scale` (one float32) replaces the tensor's own scale where the plan has one
-    scale for the tensor. With `feedback` (n float32, contiguous, and a unit) what is encoded is x + residual * unit, in
-    float32, and afterwards the residual holds (that - what comes back) / unit; where this is not finite it stays as it
-    was.
+    scale for the tensor. With `feedback` (n float32, contiguous, a unit and a decay) what is encoded is x + residual *
+    (unit * decay), in float32, and afterwards the residual holds (that - what comes back) / unit; where this is not
+    finite it stays as it was.
     """
     kernels = dispatch.kernels_for(plan, "cuda" if x.is_cuda else "cpu")
     kernels.encode(plan, x, wire, noise, scale, feedback)

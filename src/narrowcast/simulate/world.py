@@ -251,7 +251,9 @@ class World:
             unit = None if constant is None else torch.full_like(stack.x_Wn[0], constant, dtype=torch.float32)
             return [None] * self.n, unit
         # residuals count too: a scale for the gradient alone would cut them off or flush them
-        top_WS = largest_WS(stack.x_Wn if residuals is None else residuals.added_to(stack.x_Wn), stack.lengths)
+        top_WS = largest_WS(
+            stack.x_Wn if residuals is None else residuals.added_to(stack.x_Wn, codec.decay), stack.lengths
+        )
         if not codec.agrees_on_scales:
             return own_scales(codec, top_WS), None
         agreed_S = agreed_scale_S(codec, top_WS)

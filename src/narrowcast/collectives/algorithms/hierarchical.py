@@ -191,7 +191,7 @@ def _sum_inside(workers: Workers, inner: Coder, node: Sequence[int], part: Range
         values, noise = take(workers.x_Wn[worker], part), workers.noise(worker, 0)
         feedback = workers.residuals.first(worker, part) if workers.residuals is not None else None
         if feedback is not None and not keeps_residuals(inner):
-            values, feedback = empty_into(values.float(), *feedback), None
+            values, feedback = empty_into(values.float(), feedback.residual, feedback.unit), None
         inner.passage(values, part, noise, None, total, is_plain and number > 0, feedback)
         if not is_plain:
             running.add(total)

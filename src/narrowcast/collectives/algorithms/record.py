@@ -212,7 +212,7 @@ def scales(call: Call) -> Scales:
     values = call.x
     if call.residuals is not None and call.codec.block == 0:
         # residuals count too: a scale for the gradient alone would cut them off or flush them
-        values = call.residuals.added_to(call.x, 0, (0, call.x.numel()))
+        values = call.residuals.added_to(call.x, 0, (0, call.x.numel()), call.codec.decay)
     if call.coder.shares_scales:
         return agreed_scales(call.coder, call.exchange, values)
     return call.coder.scales(values)

@@ -54,9 +54,9 @@ class StackedResiduals:
     def second(self, part: Range) -> Feedback:
         return Feedback(take(self.second_n, part), self.unit)
 
-    def added_to(self, x_Wn: Tensor) -> Tensor:
-        """The values and their residuals, in float32: what first encodings should send."""
-        return Feedback(self.first_Wn, self.unit).add_to(x_Wn)
+    def added_to(self, x_Wn: Tensor, decay: float = 1.0) -> Tensor:
+        """The values and their residuals, in float32: what first encodings should send. decay: the codec's."""
+        return Feedback(self.first_Wn, self.unit, decay).add_to(x_Wn)
 
     def keep(self, residual: Tensor, exact: Tensor, stored: Tensor, gain: float = 1.0) -> None:
         """Add what a result of 16 bits does not hold of the float32 one."""

@@ -102,7 +102,7 @@ def encode_with_feedback(plan: Plan | TransformPlan, x: Tensor, wire: Tensor, no
     n, codes, layout = x.numel(), wire.data_ptr(), inner_of(plan).layout(x.numel())
     status = library.require().nc_encode_owed(
         ctypes.byref(library.describe_plan(plan)), x.data_ptr(), DTYPES[x.dtype], n, feedback.residual.data_ptr(),
-        feedback.unit, codes, codes + layout.scales, *noise, torch.get_num_threads(),
+        feedback.weight, feedback.unit, codes, codes + layout.scales, *noise, torch.get_num_threads(),
     )  # fmt: skip
     if status == 0:
         _clear_padding(inner_of(plan), wire, n)
@@ -122,9 +122,9 @@ def reduce(
     """Sum wires and encode the sum in one pass; False where this plan needs separate ones."""
     codes, layout = wire.data_ptr(), inner_of(plan).layout(n)
     starts = (ctypes.c_void_p * len(wires))(*(one.data_ptr() for one in wires))
-    residual, unit = (None, 1.0) if feedback is None else (feedback.residual.data_ptr(), feedback.unit)
+    owed = (None, 1.0, 1.0) if feedback is None else (feedback.residual.data_ptr(), feedback.weight, feedback.unit)
     status = library.require().nc_reduce(
-        ctypes.byref(library.describe_plan(plan)), starts, len(wires), layout.scales, n, residual, unit, *finish,
+        ctypes.byref(library.describe_plan(plan)), starts, len(wires), layout.scales, n, *owed, *finish,
         codes, codes + layout.scales, None if out is None else out.data_ptr(),
         DTYPES[torch.float32 if out is None else out.dtype], *noise, torch.get_num_threads(),
     )  # fmt: skip

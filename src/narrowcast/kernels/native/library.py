@@ -116,7 +116,7 @@ def _declare(library: ctypes.CDLL) -> None:
     noise = [c_uint64, c_uint64, c_uint64]
     library.nc_encode.argtypes = [c_void_p, c_void_p, c_int32, c_int64, *planes, c_void_p, *noise, c_int32]
     library.nc_decode.argtypes = [c_void_p, *planes, c_int64, c_void_p, c_int32, c_int32, c_int32]
-    feedback: list[Any] = [c_void_p, c_float]
+    feedback: list[Any] = [c_void_p, c_float, c_float]
     library.nc_encode_owed.argtypes = [c_void_p, c_void_p, c_int32, c_int64, *feedback, *planes[:2], *noise, c_int32]
     library.nc_reduce.argtypes = [
         c_void_p, c_void_p, c_int32, c_int64, c_int64, *feedback, c_float, c_float, *planes[:2], c_void_p, c_int32,

@@ -85,10 +85,10 @@ def encode(
 ) -> None:
     """See `kernels.ops.encode`; there is no scale for the tensor."""
     n, codes = x.numel(), wire.data_ptr()
-    layout, (residual, unit) = plan.layout(n), _feedback(feedback)
+    layout = plan.layout(n)
     _clear_padding(plan, layout, wire, n)
     status = library.require().nc_encode_transform(
-        ctypes.byref(describe(plan)), x.data_ptr(), DTYPES[x.dtype], n, residual, unit, codes,
+        ctypes.byref(describe(plan)), x.data_ptr(), DTYPES[x.dtype], n, *_feedback(feedback), codes,
         codes + _scales_at(plan, n), codes + layout.side, *plan.inner_noise(noise), torch.get_num_threads(),
     )  # fmt: skip
     check_status(status, "nc_encode_transform", plan)
@@ -104,8 +104,8 @@ def decode(plan: TransformPlan, wire: Tensor, n: int, out: Tensor, accumulate: b
     check_status(status, "nc_decode_transform", plan)
 
 
-def _feedback(feedback: Feedback | None) -> tuple[int | None, float]:
-    return (None, 1.0) if feedback is None else (feedback.residual.data_ptr(), feedback.unit)
+def _feedback(feedback: Feedback | None) -> tuple[int | None, float, float]:
+    return (None, 1.0, 1.0) if feedback is None else (feedback.residual.data_ptr(), feedback.weight, feedback.unit)
 
 
 @dataclass(frozen=True)

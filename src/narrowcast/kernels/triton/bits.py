@@ -185,12 +185,12 @@ def plus(a, b):
 
 
 @triton.jit
-def add_residual(v, residual, unit, UNIT: tl.constexpr):
-    """v + residual * unit: two roundings."""
+def add_residual(v, residual, weight, UNIT: tl.constexpr):
+    """v + residual * weight: two roundings."""
     if UNIT == 0:
         return plus(v, residual)
     else:
-        return plus(v, clamp_overflow(residual * unit, is_finite(residual)))
+        return plus(v, clamp_overflow(residual * weight, is_finite(residual)))
 
 
 @triton.jit

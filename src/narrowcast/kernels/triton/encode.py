@@ -74,14 +74,14 @@ from narrowcast.kernels.triton.scales import (
 # memory:  x (values, or J.world wires), wire, residual, out, table
 # planes:  stride (bytes between wires), where scales begin, where nvfp4's tensor scale lies
 # noise:   seed, stream, offset
-# factors: divide, multiply (of the reduction), unit (of residuals), its inverse
+# factors: divide, multiply (of the reduction), weight and unit of residuals: see `launch.Factors`
 # tile:    start, rem (values in it), row0 (number of its first block)
 
 
 @triton.jit
 def finish(total, factors, J: tl.constexpr):
     """A sum, divided and multiplied as the reduction says."""
-    divide, multiply, _unit, _backward = factors
+    divide, multiply, _weight, _unit = factors
     if J.divide:
         total = clamp_overflow(tl.div_rn(total, tl.zeros_like(total) + divide), is_finite(total))
     if J.multiply:
@@ -157,7 +157,7 @@ def values_to_send(memory, planes, tile, factors, P: tl.constexpr, J: tl.constex
     """A tile of what is to be sent, and the residuals there. Zero outside."""
     x, _wire, residual, _out, table = memory
     start, rem, _row0 = tile
-    _divide, _multiply, unit, _backward = factors
+    _divide, _multiply, weight, _unit = factors
     mask = inside(rem, J)
     if J.world:
         v = sum_of_wires(x, table, planes, tile, factors, P, J, MASKED)
@@ -169,7 +169,7 @@ def values_to_send(memory, planes, tile, factors, P: tl.constexpr, J: tl.constex
     if J.residual:
         old = read_floats(residual + start, places(J), mask, 0, MASKED)
         if J.residual != 2:  # then the first pass added it
-            v = add_residual(v, old, unit, J.unit)
+            v = add_residual(v, old, weight, J.unit)
     return v, old
 
 
@@ -253,10 +253,10 @@ def cast_back(v, P: tl.constexpr):
 @triton.jit
 def keep_residual(residual, v, sent, old, factors, mask, J: tl.constexpr, MASKED: tl.constexpr):
     """What should have been sent and was not; where that is not finite the old residual stays."""
-    _divide, _multiply, unit, backward = factors
+    _divide, _multiply, _weight, unit = factors
     lost = v - sent
     if J.unit == 1:
-        lost = lost * backward
+        lost = lost * unit
     elif J.unit == 2:
         lost = tl.div_rn(lost, tl.zeros_like(lost) + unit)
     store(residual + places(J), tl.where(is_finite(lost), lost, old), mask, MASKED)
@@ -320,7 +320,7 @@ def encode_some(memory, planes, tile, noise, factors, first, second, tensor, P: 
 
 PLAIN = (
     "n", "scales_at", "tail_at", "codes_end", "scales_end", "tiles", "chunks", "blocks", "count",
-    "seed", "stream", "offset", "divide", "multiply", "unit", "backward",
+    "seed", "stream", "offset", "divide", "multiply", "weight", "unit",
 )  # fmt: skip
 """Numbers that no kernel is specialised for: of an integer the width matters alone, and that of noise is 64 bits."""
 
@@ -344,7 +344,7 @@ def end_of(block, n, P: tl.constexpr):
 @triton.jit(do_not_specialize=PLAIN)
 def encode_kernel(
     x, wire, residual, out, table, parts, sums, given_scale, n, stride, per, scales_at, tail_at, codes_end, scales_end,
-    tiles, chunks, blocks, count, seed: tl.int64, stream: tl.int64, offset: tl.int64, divide, multiply, unit, backward,
+    tiles, chunks, blocks, count, seed: tl.int64, stream: tl.int64, offset: tl.int64, divide, multiply, weight, unit,
     P: tl.constexpr, J: tl.constexpr,
 ):  # fmt: skip
     """A program does `tiles` tiles; where a block is larger than a tile, `chunks` programs do a block. J.many: a row of
@@ -361,7 +361,7 @@ def encode_kernel(
     memory = (x, wire, residual, out, table)
     planes = (stride, scales_at, tail_at)
     noise = (seed.to(tl.int64), stream.to(tl.int64), offset)
-    factors = (divide, multiply, unit, backward)
+    factors = (divide, multiply, weight, unit)
     first = tl.zeros((J.rows,), tl.float32)
     second = first
     tensor = first
@@ -427,13 +427,13 @@ def parts_tile(memory, planes, tile, factors, top, low, high, P: tl.constexpr, J
 @triton.jit(do_not_specialize=PLAIN)
 def parts_kernel(
     x, residual, total, table, parts, n, stride, scales_at, tail_at, tiles, blocks, count,
-    divide, multiply, unit, backward, P: tl.constexpr, J: tl.constexpr,
+    divide, multiply, weight, unit, P: tl.constexpr, J: tl.constexpr,
 ):  # fmt: skip
     """The first pass: `count` programs for each block leave what its scale follows from."""
     program = tl.program_id(0).to(tl.int64)
     memory = (x, x, residual, total, table)
     planes = (stride, scales_at, tail_at)
-    factors = (divide, multiply, unit, backward)
+    factors = (divide, multiply, weight, unit)
     block = program // count
     begin = block * P.block
     end = end_of(block, n, P)
@@ -467,7 +467,7 @@ def parts_kernel(
 
 @triton.jit(do_not_specialize=PLAIN)
 def sums_kernel(
-    x, residual, parts, sums, n, blocks, count, unit, P: tl.constexpr, J: tl.constexpr
+    x, residual, parts, sums, n, blocks, count, weight, P: tl.constexpr, J: tl.constexpr
 ):  # fmt: skip
     """The first levels of the halving tree of a large block: J.columns sums of P.tree_width / J.columns values each."""
     program = tl.program_id(0).to(tl.int64)
@@ -480,7 +480,7 @@ def sums_kernel(
     v = read_floats(x + begin, inner, mask, J.x_dtype, True)
     if J.residual:
         old = read_floats(residual + begin, inner, mask, 0, True)
-        v = add_residual(v, old, unit, J.unit)
+        v = add_residual(v, old, weight, J.unit)
     into = sums + block * J.columns + column
     if P.l2:
         small = v * power_of_two(0 - norm_exponent(parts_top(parts, block, count, J)))[:, None]

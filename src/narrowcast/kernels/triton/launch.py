@@ -158,8 +158,8 @@ def _tiles_for_each(tiles: int) -> int:
     return max(1, min(8, tiles // 2048))
 
 
-def _unit_kind(unit: float) -> int:
-    if unit == 1.0:
+def _unit_kind(unit: float, decay: float) -> int:
+    if unit == decay == 1.0:
         return 0
     # then multiplying by the inverse is the same as dividing
     return 1 if math.frexp(unit)[0] == 0.5 and 2.0**-126 <= unit <= 2.0**126 else 2
@@ -170,7 +170,7 @@ Memory = tuple[Any, ...]
 Words = tuple[int, int, int]
 """seed, stream and offset, signed"""
 Factors = tuple[float, float, float, float]
-"""divide, multiply, unit and its inverse"""
+"""divide, multiply, what a residual is multiplied by, and its unit: by how much to multiply, or (kind 2) to divide"""
 NO_WORDS: Words = (0, 0, 0)
 
 
@@ -232,13 +232,13 @@ class EncodeCall:
         self.first.begin(device, x, residual, into, table, parts, *self.first_numbers, *factors)
         return (x if total is None else total), parts
 
-    def _sum_columns(self, x: Any, residual: Any, parts: Tensor, unit: float, device: int) -> Tensor:
+    def _sum_columns(self, x: Any, residual: Any, parts: Tensor, weight: float, device: int) -> Tensor:
         """The first levels of the trees of blocks larger than a tile."""
         assert self.sums is not None
         prepared = self.prepared
         sums = torch.empty(prepared.sum_words, dtype=torch.int32, device=self.device)
         numbers = self.numbers[0], prepared.blocks, prepared.count
-        self.sums.begin(device, x, residual, parts, sums, *numbers, unit)
+        self.sums.begin(device, x, residual, parts, sums, *numbers, weight)
         return sums
 
 
@@ -331,7 +331,8 @@ def _run(
             _run(plan, x, n, world, stride, rows, wire, noise, scale, feedback, finish, out, pitch)
         return
     (seed, stream, offset), (divide, multiply) = noise, finish
-    residual, unit = (None, 1.0) if feedback is None else feedback
+    residual, unit, decay = (None, 1.0, 1.0) if feedback is None else feedback
+    kind = _unit_kind(unit, decay)
     # what is not there is never read or written: any address will do
     x_at, wire_at = x.data_ptr(), wire.data_ptr()
     residual_at = wire_at if residual is None else residual.data_ptr()
@@ -342,7 +343,7 @@ def _run(
     # Numbers: they follow from these, and noise always has 64 bits. Memory of our own begins as torch's does.
     key = (
         n, world, stride, rows, pitch, x.dtype, None if out is None else out.dtype,
-        None if residual is None else _unit_kind(unit), divide == 1.0, multiply == 1.0, scale is None, offset & 127,
+        None if residual is None else kind, divide == 1.0, multiply == 1.0, scale is None, offset & 127,
         device,
         tuple([at & 15 for at in memory]) if (x_at | wire_at | residual_at | out_at | scale_at) & 15 else 0,
     )  # fmt: skip
@@ -354,7 +355,7 @@ def _run(
         first = (offset | pitch) % 128
         variant = Variant(
             aligned, world, 0 if world else DTYPES[x.dtype], -1 if out is None else DTYPES[out.dtype],
-            residual is not None, _unit_kind(unit), divide != 1.0, multiply != 1.0, scale is not None, first,
+            residual is not None, kind, divide != 1.0, multiply != 1.0, scale is not None, first,
             rows,
         )  # fmt: skip
         call = kept[key] = EncodeCall(plan, n, stride, pitch, variant, wire.device)
@@ -362,7 +363,12 @@ def _run(
         memory = x, wire, *(wire if one is None else one for one in (residual, out, scale))
     words = NO_WORDS if noise is NO_NOISE else (as_signed(seed), as_signed(stream), offset)
     # floats always: Triton would compile for an integer
-    call.run(memory, words, (float(divide), float(multiply), float(unit), 1.0 / unit), device)
+    call.run(
+        memory,
+        words,
+        (float(divide), float(multiply), float(unit * decay), float(unit) if kind == 2 else 1.0 / unit),
+        device,
+    )
 
 
 @dataclass(frozen=True)

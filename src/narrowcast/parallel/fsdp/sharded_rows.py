@@ -131,7 +131,8 @@ class Rows:
         agreed = {j: codec for j, codec in enumerate(self.codecs) if codec.agrees_on_scales}
         if not agreed:
             return None
-        sum_WL = (x if residuals is None else residuals.added_to(x, 0, (0, x.numel()))).view(self.world, -1)
+        decay = max(codec.decay for codec in agreed.values())
+        sum_WL = (x if residuals is None else residuals.added_to(x, 0, (0, x.numel()), decay)).view(self.world, -1)
         ranges = segment_ranges(self.lengths)
         tops_J = torch.stack([largest_finite(sum_WL[:, slice(*ranges[j])]) for j in agreed])
         largest_J = exponents(tops_J, exchange.world)
