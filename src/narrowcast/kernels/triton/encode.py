@@ -59,7 +59,7 @@ from narrowcast.kernels.triton.planes import (
     write_scales,
     write_words,
 )
-from narrowcast.kernels.triton.rotation import read_values, rotated, unrotated
+from narrowcast.kernels.triton.rotation import ALWAYS, IF_NEEDED, NEVER, read_values, rotated, unrotated
 from narrowcast.kernels.triton.scales import (
     DIVIDE,
     largest,
@@ -92,13 +92,13 @@ def finish(total, factors, J: tl.constexpr):
 @triton.jit
 def sum_one_by_one(wires, table, planes, tile, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
     stride, _scales_at, _tail_at = planes
-    total = read_values(wires, table, planes, tile, P, J, MASKED)
+    total = read_values(wires, table, planes, tile, P, J, MASKED, NEVER)
     if J.few:
         for rank in tl.static_range(1, J.world):
-            total = total + read_values(wires + rank * stride, table, planes, tile, P, J, MASKED)
+            total = total + read_values(wires + rank * stride, table, planes, tile, P, J, MASKED, NEVER)
     else:
         for rank in range(1, J.world):
-            total = total + read_values(wires + rank * stride, table, planes, tile, P, J, MASKED)
+            total = total + read_values(wires + rank * stride, table, planes, tile, P, J, MASKED, NEVER)
     return total
 
 
@@ -125,9 +125,9 @@ def sum_at_once(wires, table, planes, tile, P: tl.constexpr, J: tl.constexpr):
 def sum_carefully(wires, table, planes, tile, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
     """The same, where a finite sum that is too large becomes the largest number at each step."""
     stride, _scales_at, _tail_at = planes
-    total = read_values(wires, table, planes, tile, P, J, MASKED)
+    total = read_values(wires, table, planes, tile, P, J, MASKED, ALWAYS)
     for rank in range(1, J.world):
-        total = plus(total, read_values(wires + rank * stride, table, planes, tile, P, J, MASKED))
+        total = plus(total, read_values(wires + rank * stride, table, planes, tile, P, J, MASKED, ALWAYS))
     if J.no_minus:
         total = total + 0.0
     return total
@@ -296,7 +296,7 @@ def encode_tile(
                 write_codes(wire, start, codes, rem, mask, P, J, MASKED)
         if J.residual or J.out:
             sent = value_of(codes, as_stored(first, P), second, table, P, J)
-            sent = unrotated(sent, first, second, table, rem, P, J, MASKED)
+            sent = unrotated(sent, first, second, table, rem, P, J, MASKED, IF_NEEDED)
     if J.residual:
         keep_residual(residual + start, wanted, sent, old, factors, mask, J, MASKED)
     if J.out:

@@ -22,6 +22,10 @@ from narrowcast.kernels.triton.planes import CAST, MEANS, inside, places, read_c
 
 SIGN_BIT = tl.constexpr(-(1 << 31))
 
+NEVER = tl.constexpr(0)
+IF_NEEDED = tl.constexpr(1)
+ALWAYS = tl.constexpr(2)
+
 
 @triton.jit
 def column_of(J: tl.constexpr):
@@ -98,31 +102,35 @@ def rotated(v, table, rem, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexp
 
 
 @triton.jit
-def unrotated(v, first, second, table, rem, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
-    """The inverse, of what codes stand for under the scales of their rows."""
+def unrotated(v, first, second, table, rem, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr, CARE: tl.constexpr):
+    """The inverse, of what codes stand for under the scales of their rows. CARE: whether sums that are too large are
+    held in float32; else the caller sees that something is not finite.
+    """
     if P.rotated:
-        y = mixed(v, rem, J, MASKED, False)
-        top = bits_of(first) & MAGNITUDE
-        if P.method == MEANS:
-            top = tl.maximum(top, bits_of(second) & MAGNITUDE)
-        # only with scales as large as these a sum can overflow: rare, and looked into only then
-        if tl.max(top, axis=0) >= P.careful_from:
-            y = mixed(v, rem, J, MASKED, True)
+        y = mixed(v, rem, J, MASKED, CARE == ALWAYS)
+        if CARE == IF_NEEDED:
+            top = bits_of(first) & MAGNITUDE
+            if P.method == MEANS:
+                top = tl.maximum(top, bits_of(second) & MAGNITUDE)
+            # only with scales as large as these a sum can overflow: rare, and looked into only then
+            if tl.max(top, axis=0) >= P.careful_from:
+                y = mixed(v, rem, J, MASKED, True)
         if MASKED:
             smaller, k = piece_exponents(rem, J)
-            y = clamp_overflow(y * power_of_two(smaller - k), is_finite(y))
+            larger = y * power_of_two(smaller - k)
+            y = larger if CARE == NEVER else clamp_overflow(larger, is_finite(y))
         return float_of(bits_of(y) ^ (tl.load(table + P.signs_at + column_of(J)) & SIGN_BIT))
     else:
         return v
 
 
 @triton.jit
-def read_values(wire, table, planes, tile, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
-    """A tile of a wire, decoded to float32."""
+def read_values(wire, table, planes, tile, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr, CARE: tl.constexpr):
+    """A tile of a wire, decoded to float32. CARE: see `unrotated`."""
     start, rem, _row0 = tile
     if P.method == CAST:
         return read_cast(wire, start, inside(rem, J), P, J, MASKED)
     else:
         code, first, second = read_coded(wire, planes, tile, P, J, MASKED)
         value = value_of(code, first, second, table, P, J)
-        return unrotated(value, first, second, table, rem, P, J, MASKED)
+        return unrotated(value, first, second, table, rem, P, J, MASKED, CARE)
