@@ -99,8 +99,9 @@ int nc_reduce(const nc_plan* plan, const uint8_t* const* wires, int32_t world, i
               int32_t dtype, uint64_t seed, uint64_t stream, uint64_t offset, int32_t threads);
 
 /* What is done to each block of `size` values before they are encoded, by `inner`, or where that is NULL by a cast to the
- * type `stored`. NC_TOP: `number` values are kept; src/narrowcast/codecs/top.py says which, and what the side plane is. */
-enum nc_transform_kind { NC_TOP = 0 };
+ * type `stored`. NC_TOP: `number` values are kept; NC_SPIKE: as many, up to 16, travel apart. src/narrowcast/codecs/top.py
+ * and spike.py say which, and what the side plane is. */
+enum nc_transform_kind { NC_TOP = 0, NC_SPIKE = 1 };
 typedef struct {
   int32_t kind;   /* nc_transform_kind */
   int32_t stored; /* nc_dtype */

@@ -29,6 +29,32 @@ struct PlaceBuffers {
   alignas(64) uint8_t low[MAX_TILE / 4 + 16];    // k * low is, too
 };
 
+// The lower `bits` bits of k numbers, as codes.
+static void write_low(const int32_t* number, int k, int bits, uint8_t* to) {
+  const uint64_t mask = (uint64_t(1) << bits) - 1;
+  uint64_t word = 0;
+  int filled = 0;
+  for (int j = 0; j < k; j++) {
+    word |= (uint64_t(number[j]) & mask) << filled;
+    filled += bits;
+    if (filled >= 32) {
+      __builtin_memcpy(to, &word, 4);
+      to += 4;
+      word >>= 32;
+      filled -= 32;
+    }
+  }
+  // not memcpy: a call for a few bytes
+  for (; filled > 0; filled -= 8, word >>= 8) *to++ = uint8_t(word);
+}
+
+// Code j of such; eight bytes from where it begins can be read.
+static inline int read_low(const uint8_t* from, int j, int bits) {
+  uint64_t eight;
+  __builtin_memcpy(&eight, from + j * bits / 8, sizeof eight);
+  return int(eight >> j * bits % 8 & ((uint64_t(1) << bits) - 1));
+}
+
 // Ascending places to bytes.
 static void write_places(const PlaceCode& code, PlaceBuffers& buffers, uint8_t* to) {
   if (code.k == code.m) return;
@@ -38,20 +64,7 @@ static void write_places(const PlaceCode& code, PlaceBuffers& buffers, uint8_t* 
     const unsigned bit = unsigned(buffers.place[j] >> shift) + (code.bitmap ? 0 : j);
     buffers.high[bit / 64] |= uint64_t(1) << bit % 64;
   }
-  uint64_t word = 0;
-  int filled = 0;
-  uint8_t* at = to;
-  for (int j = 0; code.low && j < code.k; j++) {
-    word |= (buffers.place[j] & ((uint64_t(1) << code.low) - 1)) << filled;
-    filled += code.low;
-    if (filled >= 32) {
-      __builtin_memcpy(at, &word, 4);
-      at += 4;
-      word >>= 32;
-      filled -= 32;
-    }
-  }
-  __builtin_memcpy(at, &word, (filled + 7) / 8);
+  if (code.low) write_low(buffers.place, code.k, code.low, to);
   __builtin_memcpy(to + code.low_bytes(), buffers.high, high_bytes);
 }
 
@@ -68,17 +81,12 @@ static bool read_places(const PlaceCode& code, const uint8_t* from, PlaceBuffers
   int set = 0;
   for (int w = 0; w < words; w++) set += __builtin_popcountll(buffers.high[w]);
   if (set != code.k) return false;
-  const uint64_t mask = (uint64_t(1) << low) - 1;
   int j = 0, before = -1;
   bool ascends = true;
   for (int w = 0; w < words; w++) {
     for (uint64_t bits = buffers.high[w]; bits; bits &= bits - 1, j++) {
       int place = 64 * w + __builtin_ctzll(bits);
-      if (!code.bitmap) {
-        uint64_t eight;
-        __builtin_memcpy(&eight, buffers.low + j * low / 8, sizeof eight);
-        place = ((place - j) << low) | int(eight >> j * low % 8 & mask);
-      }
+      if (!code.bitmap) place = ((place - j) << low) | read_low(buffers.low, j, low);
       ascends &= place > before;
       buffers.place[j] = before = place;
     }

@@ -55,21 +55,45 @@ static int32_t lower_bound(const float* x, int vectors, int k, TopBuffers& buffe
   return kth_largest(buffers.magnitude, groups, k, together == 1 ? 0 : COARSE);
 }
 
-// All that reach `least`, in order; returns how many.
-static int find_candidates(const float* x, int vectors, int32_t least, TopBuffers& buffers) {
-  constexpr int PER_WORD = 64 / LANES;
-  const VI limit = all<VI>(least);
-  int found = 0;
+constexpr int PER_WORD = 64 / LANES;  // vectors whose lanes are the bits of a word
+
+// One bit for each value of some vectors: which magnitudes reach `least`.
+NC_INLINE uint64_t reached_bits(const float* x, int vectors, VI least) {
+  uint64_t reached = 0;
+#pragma GCC unroll 16
+  for (int v = 0; v < PER_WORD; v++) {
+    if (v == vectors) break;
+#if defined(__AVX512F__)
+    const unsigned bits = _mm512_cmpge_epi32_mask((__m512i)magnitude_at(x, v), (__m512i)least);
+#else
+    const unsigned bits = lane_bits(magnitude_at(x, v) >= least);
+#endif
+    reached |= uint64_t(bits) << v * LANES;
+  }
+  return reached;
+}
+
+// Calls found(place) for each value that reaches `least`, in order, until it says no.
+template <class Found>
+NC_INLINE bool each_reached(const float* x, int vectors, VI least, const Found& found) {
   for (int first = 0; first < vectors; first += PER_WORD) {
-    const int here = vectors - first < PER_WORD ? vectors - first : PER_WORD;
-    uint64_t reached = 0;
-    for (int v = 0; v < here; v++) {
-      reached |= uint64_t(lane_bits(magnitude_at(x, first + v) >= limit)) << v * LANES;
-    }
+    const float* const here = x + first * LANES;
+    uint64_t reached = vectors - first >= PER_WORD ? reached_bits(here, PER_WORD, least)
+                                                   : reached_bits(here, vectors - first, least);
     for (; reached; reached &= reached - 1) {
-      buffers.candidate[found++] = first * LANES + __builtin_ctzll(reached);
+      if (!found(first * LANES + __builtin_ctzll(reached))) return false;
     }
   }
+  return true;
+}
+
+// All that reach `least`, in order; returns how many.
+static int find_candidates(const float* x, int vectors, int32_t least, TopBuffers& buffers) {
+  int found = 0;
+  each_reached(x, vectors, all<VI>(least), [&](int place) {
+    buffers.candidate[found++] = place;
+    return true;
+  });
   return found;
 }
 
@@ -97,6 +121,7 @@ static void select_top(const float* x, int m, int k, TopBuffers& buffers, float*
 
 struct Top {
   using Buffers = TopBuffers;
+  static constexpr bool IN_PLACE = false;
   int64_t size;
   int most;
   PlaceCode whole;

@@ -2,12 +2,13 @@
 // goes through the same encode and decode as everything else.
 //
 // A transform is a class with size (values in a block), count and side_bytes (of m values of a block), forward and
-// inverse (of one block); x and out have room up to a multiple of GROUP, and x has zeros there.
+// inverse (of one block); x and out have room up to a multiple of GROUP, and x has zeros there. IN_PLACE: as many values
+// come out as went in, and inverse finds them in out.
 #pragma once
 
 #include "cast.hpp"
 #include "plans.hpp"
-#include "top.hpp"
+#include "spike.hpp"
 
 namespace nc::NC_ISA {
 
@@ -38,7 +39,11 @@ class Tiles {
   Tiles(const nc_transform& how, int64_t n, TransformBuffers<Transform>& buffers)
       : transform(how), how(how), inner_n(inner_count(n)), buffers(buffers) {}
 
-  int64_t step() const { return transform.size >= TILE ? transform.size : TILE / transform.size * transform.size; }
+  // With as many inner values as values, what the first-level cache holds.
+  int64_t step() const {
+    constexpr int64_t tile = Transform::IN_PLACE ? CHUNK : TILE;
+    return transform.size >= tile ? transform.size : tile / transform.size * transform.size;
+  }
 
   Span span(int64_t begin, int64_t end) const {
     const int64_t blocks = begin / transform.size;
@@ -69,16 +74,16 @@ class Tiles {
 
   void decode(const TransformWire& wire, const Span& span, float* out) const {
     const int64_t first = span.inner_begin, last = first + span.inner_count;
+    float* const inner = Transform::IN_PLACE ? out : buffers.kept;
     if (how.inner) {
-      const DecodeJob job = {how.inner, wire.codes, wire.scales, 0, inner_n, buffers.kept - first, NC_FLOAT32, false,
-                             false};
+      const DecodeJob job = {how.inner, wire.codes, wire.scales, 0, inner_n, inner - first, NC_FLOAT32, false, false};
       decode_range(job, first, last);
     } else {
       __builtin_memcpy(buffers.cast, wire.codes + first * stored_bytes(), stored_bytes() * span.inner_count);
-      const CastJob job = {buffers.cast, how.stored, inner_n, buffers.kept, NC_FLOAT32, false, false};
+      const CastJob job = {buffers.cast, how.stored, inner_n, inner, NC_FLOAT32, false, false};
       cast_range(job, 0, span.inner_count);
     }
-    const float* kept = buffers.kept;
+    const float* kept = inner;
     const uint8_t* side = wire.side + span.side_begin;
     each_block(span, [&](int64_t at, int m) {
       transform.inverse(kept, side, m, out + at, buffers.own);
@@ -168,23 +173,25 @@ static void reduce_tiles(const TransformJob& job, const TransformSum& sum, int64
 
 static bool can_transform(const nc_transform& transform) {
   if (transform.size < GROUP || transform.size % GROUP != 0 || transform.size > MAX_TILE) return false;
-  if (transform.number < 1 || transform.number > transform.size || transform.kind != NC_TOP) return false;
+  if (transform.number < 1 || transform.number > transform.size) return false;
+  if (transform.kind != NC_TOP && (transform.kind != NC_SPIKE || transform.number > MAX_SPIKES)) return false;
   if (!transform.inner) return true;
   const nc_plan& inner = *transform.inner;
   return inner.block > 0 && inner.store != NC_STORE_NONE && can_fuse(inner);
 }
 
 static void encode_transform(const TransformJob& job, const Owed& owed, int64_t begin, int64_t end) {
-  encode_tiles<Top>(job, owed, begin, end);
+  (job.transform->kind == NC_TOP ? encode_tiles<Top> : encode_tiles<Spike>)(job, owed, begin, end);
 }
 
 static void decode_transform(const TransformJob& job, void* out, int32_t dtype, bool accumulate, bool streaming,
                              int64_t begin, int64_t end) {
-  decode_tiles<Top>(job, {out, dtype, accumulate, streaming, true}, begin, end);
+  const Sink sink = {out, dtype, accumulate, streaming, true};
+  (job.transform->kind == NC_TOP ? decode_tiles<Top> : decode_tiles<Spike>)(job, sink, begin, end);
 }
 
 static void reduce_transform(const TransformJob& job, const TransformSum& sum, int64_t begin, int64_t end) {
-  reduce_tiles<Top>(job, sum, begin, end);
+  (job.transform->kind == NC_TOP ? reduce_tiles<Top> : reduce_tiles<Spike>)(job, sum, begin, end);
 }
 
 }  // namespace nc::NC_ISA

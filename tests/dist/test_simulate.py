@@ -17,7 +17,7 @@ from narrowcast.collectives.algorithms.record import ALGORITHMS
 from narrowcast.simulate import World
 
 WORLDS = (2, 3, 4, 8)
-SPECS = ("e5m2+aps", "int4/128+sr+ef", "dtree8", "mxfp4")
+SPECS = ("e5m2+aps", "int4/128+sr+ef", "dtree8", "mxfp4", "int8/64+top16+sr+ef95", "bf16/128+top9", "int4/64+spike2+ef")
 STEPS, SEED = 3, 11
 
 SEGMENTS: dict[str, list[tuple[int, ...]]] = {

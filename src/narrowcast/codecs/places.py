@@ -53,14 +53,14 @@ class PlaceCode:
         low_NKL = (place_NK[:, :, None] >> torch.arange(self.low)) & 1
         bit_NK = place_NK if self.bitmap else (place_NK >> self.low) + torch.arange(self.k)
         high_NU = torch.zeros(len(place_NK), 8 * self.high_bytes, dtype=torch.long).scatter_(1, bit_NK, 1)
-        return torch.cat([_bytes(low_NKL.flatten(1)), _bytes(high_NU)], dim=1)
+        return torch.cat([as_bytes(low_NKL.flatten(1)), as_bytes(high_NU)], dim=1)
 
     def read(self, bytes_NB: Tensor) -> tuple[Tensor, Tensor]:
         """The places of each block, and whether its bytes hold any; where they do not, the first k are named."""
         first_K = torch.arange(self.k)
         if self.k == self.m:
             return first_K.expand(len(bytes_NB), -1), torch.ones(len(bytes_NB), dtype=torch.bool)
-        low_NL, high_NU = _bits(bytes_NB[:, : self.low_bytes]), _bits(bytes_NB[:, self.low_bytes :])
+        low_NL, high_NU = as_bits(bytes_NB[:, : self.low_bytes]), as_bits(bytes_NB[:, self.low_bytes :])
         right_N = high_NU.sum(dim=1) == self.k
         some_U = (torch.arange(8 * self.high_bytes) < self.k).long()
         bit_NK = torch.where(right_N[:, None], high_NU, some_U).nonzero()[:, 1].view(-1, self.k)
@@ -80,12 +80,12 @@ def place_code(k: int, m: int) -> PlaceCode:
     return bitmap if k == m or bitmap.nbytes <= code.nbytes else code
 
 
-def _bytes(string_NU: Tensor) -> Tensor:
+def as_bytes(string_NU: Tensor) -> Tensor:
     """Bits, lowest first, as bytes."""
     filled_NU = torch.nn.functional.pad(string_NU, (0, -string_NU.shape[1] % 8))
     eight_NB8 = filled_NU.view(len(string_NU), filled_NU.shape[1] // 8, 8)
     return (eight_NB8 << torch.arange(8)).sum(dim=2).to(torch.uint8)
 
 
-def _bits(bytes_NB: Tensor) -> Tensor:
+def as_bits(bytes_NB: Tensor) -> Tensor:
     return ((bytes_NB.long()[:, :, None] >> torch.arange(8)) & 1).flatten(1)

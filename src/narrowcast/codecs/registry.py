@@ -14,6 +14,7 @@ from narrowcast.codecs.rotated import Rotated
 from narrowcast.codecs.scaled import Scaled, every_small_format
 from narrowcast.codecs.signs import Signs
 from narrowcast.codecs.spec import Spec, parse
+from narrowcast.codecs.spike import Spike
 from narrowcast.codecs.top import Top
 from narrowcast.codecs.transformed import Transformed
 from narrowcast.formats import all_formats, names_in_use, on_unregister
@@ -21,7 +22,7 @@ from narrowcast.formats import all_formats, names_in_use, on_unregister
 # asked in this order; Scaled takes any head that is a format, so it comes last
 FAMILIES: list[type[Codec]] = [Cast, NvFp4, Signs, Affine, Scaled]
 # an option of these changes what the rest of the spec encodes
-TRANSFORMS: list[type[Transformed]] = [Top, Rotated, Haar]
+TRANSFORMS: list[type[Transformed]] = [Top, Spike, Rotated, Haar]
 
 
 @lru_cache(maxsize=1024)

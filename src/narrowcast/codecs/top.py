@@ -54,6 +54,12 @@ class TopK(Transform):
         whole = n // self.size * place_code(self.kept, self.size).nbytes
         return whole + (place_code(min(self.kept, rest), rest).nbytes if rest else 0)
 
+    def written(self, m: int) -> tuple[int, ...]:
+        if not m:
+            return 0, 0, 0, 0, 0
+        code = place_code(min(self.kept, m), m)
+        return code.k, code.low, int(code.bitmap), code.low_bytes, code.high_bytes
+
     def forward(self, x: Tensor, side: Tensor) -> Tensor:
         whole = len(x) // self.size
         code = place_code(self.kept, self.size)

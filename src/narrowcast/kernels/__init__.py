@@ -15,6 +15,7 @@ from narrowcast.kernels.arithmetic import Finish as Finish
 from narrowcast.kernels.arithmetic import keeps_subnormals as keeps_subnormals
 from narrowcast.kernels.arithmetic import plus as plus
 from narrowcast.kernels.arithmetic import saturate as saturate
+from narrowcast.kernels.arithmetic import with_one_nan_ as with_one_nan_
 from narrowcast.kernels.checks import FLOATS as FLOATS
 from narrowcast.kernels.checks import Stretch as Stretch
 from narrowcast.kernels.checks import are_plain_rows as are_plain_rows

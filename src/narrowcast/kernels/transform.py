@@ -34,6 +34,10 @@ class Transform(abc.ABC):
         """Bytes of the side plane of n values; those of a block begin on a byte."""
         return 0
 
+    def written(self, m: int) -> tuple[int, ...]:
+        """For kernels: how the side plane of a block of m values is written, in numbers that they understand."""
+        raise NotImplementedError(f"internal: +{self.name} has no kernels beside the reference")
+
     @abc.abstractmethod
     def forward(self, x: Tensor, side: Tensor) -> Tensor:
         """The `count(n)` float32 that stand for the n float32 of x; fills the side plane. x stays as it is."""

@@ -11,8 +11,11 @@ from torch import Tensor
 
 from narrowcast.formats import Format
 from narrowcast.kernels.plan import CastPlan, Plan, TransformPlan
+from narrowcast.kernels.reference.rotation import Rotation
 
 DEVICE = "cuda"
+STEPS = {Rotation.name}
+"""Transforms that are a step of the inner plan's own kernels, and so leave its wire as it is."""
 LARGEST_BIAS = 127
 """Formats whose smallest normal number is below float32's need another arithmetic."""
 
@@ -44,7 +47,8 @@ def why_not(plan: Plan | CastPlan | TransformPlan | None) -> str | None:
     if plan is None or isinstance(plan, CastPlan):
         return None
     if isinstance(plan, TransformPlan):
-        return _why_not_transform(plan)
+        why: str | None = None if plan.transform.name in STEPS else _transforms().why_not(plan)
+        return why or why_not(plan.inner)
     if plan.l2 and not plan.block:
         return "an L2 norm over a whole tensor is on the CPU only"
     return _why_not_format(plan.format)
@@ -59,14 +63,9 @@ def why_not_round(fmt: Format, rounding: str, rules: str) -> str | None:
     return "formats without a zero are on the CPU only" if fmt.positive_only else _why_not_format(fmt)
 
 
-TRANSFORMS: dict[str, str] = {"rot": "narrowcast.kernels.triton.launch"}
-"""The module that launches the kernels of a transform and its inner plan, by the transform's name."""
-
-
-def _why_not_transform(plan: TransformPlan) -> str | None:
-    if plan.transform.name not in TRANSFORMS:
-        return f"+{plan.transform.name} is on the CPU only"
-    return why_not(plan.inner)
+def _transforms() -> Any:
+    """The module that launches the kernels of transforms."""
+    return import_module("narrowcast.kernels.triton.transforms")
 
 
 def _why_not_format(fmt: Format) -> str | None:
@@ -76,8 +75,8 @@ def _why_not_format(fmt: Format) -> str | None:
 
 
 def kernels(plan: Plan | CastPlan | TransformPlan) -> Any:
-    if isinstance(plan, TransformPlan):
-        return import_module(TRANSFORMS[plan.transform.name])
+    if isinstance(plan, TransformPlan) and plan.transform.name not in STEPS:
+        return _transforms()
     return load()[0]
 
 

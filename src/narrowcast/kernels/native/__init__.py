@@ -122,9 +122,9 @@ def reduce(
     """Sum wires and encode the sum in one pass; False where this plan needs separate ones."""
     codes, layout = wire.data_ptr(), inner_of(plan).layout(n)
     starts = (ctypes.c_void_p * len(wires))(*(one.data_ptr() for one in wires))
-    owed = (None, 1.0, 1.0) if feedback is None else (feedback.residual.data_ptr(), feedback.weight, feedback.unit)
+    kept = (None, 1.0, 1.0) if feedback is None else (feedback.residual.data_ptr(), feedback.weight, feedback.unit)
     status = library.require().nc_reduce(
-        ctypes.byref(library.describe_plan(plan)), starts, len(wires), layout.scales, n, *owed, *finish,
+        ctypes.byref(library.describe_plan(plan)), starts, len(wires), layout.scales, n, *kept, *finish,
         codes, codes + layout.scales, None if out is None else out.data_ptr(),
         DTYPES[torch.float32 if out is None else out.dtype], *noise, torch.get_num_threads(),
     )  # fmt: skip

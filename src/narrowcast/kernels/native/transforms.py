@@ -17,7 +17,7 @@ from narrowcast.kernels.native.library import DTYPES, check_status
 from narrowcast.kernels.noise import NO_NOISE, Noise
 from narrowcast.kernels.plan import CastPlan, TransformLayout, TransformPlan
 
-KINDS = {"top": (0, "kept")}
+KINDS = {"top": (0, "kept"), "spike": (1, "spikes")}
 """By a transform's name: `nc_transform_kind` of csrc/narrowcast.h, and which of its numbers goes with it."""
 MAX_SIZE = 1 << 14
 """MAX_TILE of csrc/fused.hpp."""

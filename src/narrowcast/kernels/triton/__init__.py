@@ -11,6 +11,7 @@
 | packing.py packed_sum.py | codes to whole words, and sums of wires word by word |
 | fp4_sum.py | sums of wires of 4-bit floats |
 | encode.py decode.py rounding.py matmul.py matmul_steps.py | the kernels |
+| sparse.py transforms.py | kernels of transforms, and what launches them around the inner plan's |
 | shapes.py | how large tiles are, and which ways through a kernel they allow |
 | launch.py | what the ops call: grids, scratch memory, launches |
 """

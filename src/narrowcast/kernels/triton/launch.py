@@ -158,7 +158,7 @@ def _tiles_for_each(tiles: int) -> int:
     return max(1, min(8, tiles // 2048))
 
 
-def _unit_kind(unit: float, decay: float) -> int:
+def unit_kind(unit: float, decay: float) -> int:
     if unit == decay == 1.0:
         return 0
     # then multiplying by the inverse is the same as dividing
@@ -332,7 +332,7 @@ def _run(
         return
     (seed, stream, offset), (divide, multiply) = noise, finish
     residual, unit, decay = (None, 1.0, 1.0) if feedback is None else feedback
-    kind = _unit_kind(unit, decay)
+    kind = unit_kind(unit, decay)
     # what is not there is never read or written: any address will do
     x_at, wire_at = x.data_ptr(), wire.data_ptr()
     residual_at = wire_at if residual is None else residual.data_ptr()
@@ -469,7 +469,7 @@ def _read(
         call.start.begin(device, wires_at, out_at, call.table_at, *call.numbers, *factors)
 
 
-def _on(tensor: Tensor) -> AbstractContextManager[object]:
+def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
     """Launches go to the current device: make it the tensor's own."""
     if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
         return nullcontext()
@@ -515,7 +515,7 @@ def round_to(x: Tensor, fmt: Format, rounding: str, overflow: str, rules: str, s
     if compiled is not None:
         compiled[(programs, 1, 1)](*args, *launch.constant)
         return out
-    with _on(out), COMPILING:
+    with on_device_of(out), COMPILING:
         kernel = rounding_kernels.round_kernel[(programs,)]
         compiled = kernel(*args, *launch.constant, **shapes.ROUND.options())
     if FAST:

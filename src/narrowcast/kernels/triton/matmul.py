@@ -18,7 +18,7 @@ from torch import Tensor
 from narrowcast.kernels.matmul.accumulator import Accumulator, How, Number
 from narrowcast.kernels.noise import as_signed
 from narrowcast.kernels.triton.constants import constants
-from narrowcast.kernels.triton.launch import _on
+from narrowcast.kernels.triton.launch import on_device_of
 from narrowcast.kernels.triton.matmul_steps import add, product
 from narrowcast.kernels.triton.recipe import Named
 
@@ -214,7 +214,7 @@ def matmul(a_BMK: Tensor, b_BKN: Tensor, rule: Accumulator, seed: int, out: Tens
     k = a_BMK.shape[2]
     numbers = (constants(_number(x, job.wide)) for x in (rule.product_number, rule.sum_number, rule.outer_number))
     grid = (triton.cdiv(m, job.rows) * triton.cdiv(n, job.columns), batch)
-    with _on(out):
+    with on_device_of(out):
         matmul_kernel[grid](
             a_BMK, b_BKN, out, _scratch(rule, out, k, how), m, n, k, rule.block, as_signed(seed), *a_BMK.stride(),
             *b_BKN.stride(), m * n, -(-n // SPAN) * SPAN, *numbers, constants(job), num_warps=8, enable_fp_fusion=False,

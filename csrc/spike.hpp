@@ -1,0 +1,124 @@
+// The few largest values of each block apart: see src/narrowcast/codecs/spike.py.
+#pragma once
+
+#include "top.hpp"
+
+namespace nc::NC_ISA {
+
+constexpr int MAX_SPIKES = 16;
+
+struct SpikeBuffers {
+  alignas(64) int32_t magnitude[MAX_TILE + GROUP];
+};
+
+// The first place of the largest number, which is not negative; takes it out.
+static int take_largest(int32_t* magnitude, int vectors) {
+  VI top = load<VI>(magnitude);
+  for (int v = 1; v < vectors; v++) top = max(top, load<VI>(magnitude + v * LANES));
+  const int32_t largest = largest_lane(top);
+  int place = 0;
+  while (magnitude[place] != largest) place++;
+  magnitude[place] = -1;
+  return place;
+}
+
+// The places of the k largest, ascending, one after another.
+static void find_spikes(const float* x, int vectors, int k, SpikeBuffers& buffers, int32_t* place) {
+  for (int v = 0; v < vectors; v++) store(buffers.magnitude + v * LANES, magnitude_at(x, v));
+  for (int s = 0; s < k; s++) {
+    const int32_t found = take_largest(buffers.magnitude, vectors);
+    int at = s;
+    for (; at > 0 && place[at - 1] > found; at--) place[at] = place[at - 1];
+    place[at] = found;
+  }
+}
+
+// The k-th largest lane.
+static inline int32_t kth_lane(VI lanes, int k) {
+  VI number;
+  for (int i = 0; i < LANES; i++) number[i] = i;
+  for (; k > 1; k--) {
+    const VI largest = lanes == all<VI>(int32_t(largest_lane(lanes)));
+    lanes = number == all<VI>(int32_t(__builtin_ctz(lane_bits(largest)))) ? all<VI>(-1) : lanes;
+  }
+  return largest_lane(lanes);
+}
+
+// The same where exactly k values reach the k-th of the lanes' largest ones, which is most often so where k is small;
+// else false, and `place` holds anything. Nothing in it depends on the values but that.
+static inline bool find_few_spikes(const float* x, int vectors, int k, VI top, int32_t* place) {
+  int found = 0;
+  return each_reached(x, vectors, all<VI>(kth_lane(top, k)), [&](int here) {
+    if (found == k) return false;
+    place[found++] = here;
+    return true;
+  });
+}
+
+// bfloat16 as a cast has it: what is finite stays finite.
+static inline uint16_t narrowed(float value) {
+  const uint32_t bits = bits_of(value), size = bits & MAGNITUDE;
+  if (size >= INFINITE) return size > INFINITE ? QUIET_NAN >> 16 : uint16_t(bits >> 16);
+  const uint32_t rounded = (size + 0x7fff + (size >> 16 & 1)) >> 16, largest = (INFINITE >> 16) - 1;
+  return uint16_t((rounded < largest ? rounded : largest) | (bits & SIGN) >> 16);
+}
+
+struct Spike {
+  using Buffers = SpikeBuffers;
+  static constexpr bool IN_PLACE = true;  // as many values as before
+  int64_t size;
+  int most, bits;
+
+  explicit Spike(const nc_transform& transform)
+      : size(transform.size), most(int(transform.number)), bits(32 - __builtin_clz(unsigned(size - 1))) {}
+
+  int count(int m) const { return m; }
+  int spikes(int m) const { return m < most ? m : most; }
+  int side_bytes(int m) const { return 2 * spikes(m) + (spikes(m) * bits + 7) / 8; }
+
+  void forward(const float* x, int m, float* kept, uint8_t* side, Buffers& buffers) const {
+    constexpr int FEW = 4;
+    const int vectors = round_up(m) / LANES, k = spikes(m);
+    VI top = all<VI>(-1);
+    for (int v = 0; v < vectors; v++) {
+      top = max(top, magnitude_at(x, v));
+      store(kept + v * LANES, load<VF>(x + v * LANES));
+    }
+    int32_t place[MAX_SPIKES];
+    // a block of zeros up to a multiple of GROUP: those are no places
+    const bool few = k <= FEW && m % GROUP == 0 && find_few_spikes(x, vectors, k, top, place);
+    if (!few) find_spikes(x, vectors, k, buffers, place);
+    for (int s = 0; s < k; s++) {
+      const uint16_t value = narrowed(x[place[s]]);
+      __builtin_memcpy(side + 2 * s, &value, sizeof value);
+      kept[place[s]] = 0;
+    }
+    write_low(place, k, bits, side + 2 * k);
+  }
+
+  // out holds what the inner plan gave.
+  void inverse(const float*, const uint8_t* side, int m, float* out, Buffers&) const {
+    const int k = spikes(m);
+    uint8_t codes[2 * MAX_SPIKES + 8] = {};
+    for (int i = 0; i < (k * bits + 7) / 8; i++) codes[i] = side[2 * k + i];
+    int32_t place[MAX_SPIKES];
+    bool right = true;
+    for (int s = 0, before = -1; s < k; s++) {
+      place[s] = read_low(codes, s, bits);
+      right &= place[s] > before;
+      before = place[s];
+    }
+    if (!right || place[k - 1] >= m) {
+      for (int i = 0; i < m; i++) out[i] = float_of(QUIET_NAN);
+      return;
+    }
+    for (int s = 0; s < k; s++) {
+      uint16_t value;
+      __builtin_memcpy(&value, side + 2 * s, sizeof value);
+      const uint32_t wide = uint32_t(value) << 16;
+      out[place[s]] = float_of((wide & MAGNITUDE) > INFINITE ? QUIET_NAN : wide);
+    }
+  }
+};
+
+}  // namespace nc::NC_ISA
