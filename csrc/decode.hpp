@@ -4,6 +4,7 @@
 #include "dequantise.hpp"
 #include "kernels.hpp"
 #include "pack.hpp"
+#include "rotate.hpp"
 #include "scale.hpp"
 #include "sink.hpp"
 #include "source.hpp"
@@ -88,17 +89,66 @@ static void decode_span(const DecodeJob& job, DecodeBuffers& buffers, int64_t be
   }
 }
 
-static void decode_range(const DecodeJob& job, int64_t begin, int64_t end) {
-  Placed<DecodeBuffers> place(uintptr_t(job.out) + sizeof(float) * begin);
-  DecodeBuffers& buffers = place.buffers();
+static void decode_levels(const DecodeJob& job, DecodeBuffers& buffers, int64_t begin, int64_t end) {
   const nc_plan& plan = *job.plan;
-  if (needs_planes(plan.format)) fill_planes(plan.format, buffers.planes);
   if (plan.block == 0 || plan.store == NC_STORE_NONE) {
     decode_span(job, buffers, begin, end, (job.n + CHUNK) / CHUNK * CHUNK);
   } else {
     const int64_t step = plan.block < CHUNK ? end - begin : plan.block;
     for (int64_t at = begin; at < end; at += step) decode_span(job, buffers, at, smaller(at + step, end), plan.block);
   }
+}
+
+// Whether sums over a block may be too large for float32.
+static bool needs_care(const DecodeJob& job, int64_t begin, int count) {
+  const nc_plan& plan = *job.plan;
+  const int n_blocks = int((count + plan.block - 1) / plan.block);
+  float scale[CHUNK / GROUP], low[CHUNK / GROUP];
+  read_block_scales(job, begin / plan.block, n_blocks, scale, low);
+  const float level = plan.format.max_level > -plan.format.min_level ? plan.format.max_level : -plan.format.min_level;
+  const float most = 0x1p126f / float(plan.block) / (level > 1 ? level : 1.0f);
+  bool large = false;
+  for (int b = 0; b < n_blocks; b++) large |= __builtin_fabsf(scale[b]) > most;
+  for (int b = 0; plan.method == NC_MEANS && b < n_blocks; b++) large |= __builtin_fabsf(low[b]) > most;
+  return large;
+}
+
+struct RotateBuffers {
+  alignas(64) float values[MAX_ROTATED];  // first, and so a little ahead of the output: see Placed
+  alignas(64) float scratch[CHUNK];
+};
+
+// Decoded into the cache and rotated back from there.
+static void decode_rotated(const DecodeJob& job, DecodeBuffers& buffers, int64_t begin, int64_t end) {
+  Placed<RotateBuffers> place(uintptr_t(job.out) + sizeof(float) * begin);
+  float* const values = place.buffers().values;
+  const nc_plan& plan = *job.plan;
+  const Sink sink = {job.out, job.dtype, job.accumulate, job.streaming, true};
+  const int64_t step = plan.block < CHUNK ? CHUNK : plan.block;
+  DecodeJob rotated = job;
+  rotated.dtype = NC_FLOAT32;
+  rotated.accumulate = rotated.streaming = false;
+  for (int64_t at = begin; at < end; at += step) {
+    const int count = int(smaller(step, end - at));
+    rotated.out = values - at;
+    decode_levels(rotated, buffers, at, at + count);
+    const bool careful = needs_care(job, at, count);
+    if (sink.is_direct(at, count)) {
+      (job.streaming ? unrotate<true> : unrotate<false>)(plan, values, count, sink.floats(at), careful);
+      continue;
+    }
+    unrotate<false>(plan, values, count, values, careful);
+    for (int i = 0; i < count; i += CHUNK) {
+      sink.write(values + i, at + i, int(smaller(CHUNK, count - i)), place.buffers().scratch);
+    }
+  }
+}
+
+static void decode_range(const DecodeJob& job, int64_t begin, int64_t end) {
+  Placed<DecodeBuffers> place(uintptr_t(job.out) + sizeof(float) * begin);
+  DecodeBuffers& buffers = place.buffers();
+  if (needs_planes(job.plan->format)) fill_planes(job.plan->format, buffers.planes);
+  (job.plan->signs ? decode_rotated : decode_levels)(job, buffers, begin, end);
   if (job.streaming) end_streaming();
 }
 

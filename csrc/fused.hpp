@@ -18,9 +18,35 @@ struct Tile {
 
 static int64_t tile_of(int64_t grain) { return grain >= TILE ? grain : TILE / grain * grain; }
 
-static void encode_part(const EncodeJob& job, int64_t begin, int64_t end) {
+static void copy_values(const EncodeJob& job, int64_t begin, int64_t end, float* to) {
+  const Source source = {job.x, job.dtype};
+  for (int64_t at = begin; at < end; at += CHUNK) {
+    source.copy(at, int(smaller(CHUNK, end - at)), to + (at - begin));
+  }
+}
+
+static void encode_plain(const EncodeJob& job, int64_t begin, int64_t end) {
   const bool signs = job.plan->method == NC_MEANS || job.plan->method == NC_SIGN;
   (signs ? encode_signs : encode_levels)(job, begin, end);
+}
+
+// Rotated into the cache and encoded from there.
+static void encode_rotated(const EncodeJob& job, int64_t begin, int64_t end) {
+  alignas(64) float values[MAX_ROTATED + GROUP];
+  const int64_t step = job.plan->block < CHUNK ? CHUNK : job.plan->block;
+  EncodeJob rotated = job;
+  rotated.dtype = NC_FLOAT32;
+  for (int64_t at = begin; at < end; at += step) {
+    const int64_t stop = smaller(at + step, end);
+    if (job.dtype != NC_FLOAT32) copy_values(job, at, stop, values);
+    rotate(*job.plan, job.dtype == NC_FLOAT32 ? static_cast<const float*>(job.x) + at : values, int(stop - at), values);
+    rotated.x = values - at;
+    encode_plain(rotated, at, stop);
+  }
+}
+
+static void encode_part(const EncodeJob& job, int64_t begin, int64_t end) {
+  (job.plan->signs ? encode_rotated : encode_plain)(job, begin, end);
 }
 
 // What a tile of the wire holds, as float32; `to` is where value `begin` goes.
@@ -63,13 +89,6 @@ static void encode_tile(const EncodeJob& job, const Owed& owed, Tile& tile, int6
   const DecodeJob written = {job.plan, job.codes, job.scales, 0, job.n, nullptr, NC_FLOAT32, false, false};
   decode_tile(written, tile.sent, begin, end, false);
   owe(owed, begin, count, tile.wanted, tile.sent);
-}
-
-static void copy_values(const EncodeJob& job, int64_t begin, int64_t end, float* to) {
-  const Source source = {job.x, job.dtype};
-  for (int64_t at = begin; at < end; at += CHUNK) {
-    source.copy(at, int(smaller(CHUNK, end - at)), to + (at - begin));
-  }
 }
 
 static void encode_owed(const EncodeJob& job, const Owed& owed, int64_t begin, int64_t end) {

@@ -68,6 +68,9 @@ typedef struct {
   float max_scale;
   float constant; /* the scale where store is NONE */
   const float* block_scale_levels; /* NVFP4: 256 values of e4m3fn */
+  /* NULL, or for blocks of 16, 32, ... 4096 values: each is rotated before it is encoded. For each place of a block its
+   * sign, as the bit that turns a float32. */
+  const uint32_t* signs;
 } nc_plan;
 
 /* Encode n values at x (dtype) into planes. codes: ceil(n*bits/8) bytes. scales: as store says, for each block (two

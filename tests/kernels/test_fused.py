@@ -109,6 +109,7 @@ def test_which_plans_go_in_one_pass() -> None:
         return native.encode_with_feedback(plan, x, wire, Noise(), Feedback(torch.zeros(64)))
 
     one_pass = ("int8/256", "int4/128+sr", "e4m3fn/256", "mxfp4", "uint8/512", "onebit/64", "e4m3@1", "dynamic8/4096")
+    one_pass += ("int4/128+rot", "nf4/4096+rot")
     assert [spec for spec in one_pass if not fused(spec)] == []
     assert [spec for spec in ("int8", "e5m2+aps", "nvfp4", "dtree8") if fused(spec)] == []
 
@@ -120,7 +121,7 @@ def test_threads_make_no_difference() -> None:
     for threads in (1, 3):
         torch.set_num_threads(threads)
         wire, residual = torch.empty(plan.layout(n).nbytes, dtype=torch.uint8), owed.clone()
-        native.PLANS.encode(plan, x, wire, Noise(), None, Feedback(residual))
+        native.kernels(plan).encode(plan, x, wire, Noise(), None, Feedback(residual))
         out = torch.empty(n)
         native.PLANS.reduce(plan, [wire, wire], n, wire.clone(), Noise(), None, Feedback(residual), Finish(2.0), out)
         found.append((wire, residual, out))

@@ -66,7 +66,7 @@ def assert_equal(got: Tensor, wanted: Tensor, what: str) -> None:
         )
 
 
-def wires(plan: Plan, x: Tensor, what: str, **noise: Any) -> Tensor:
+def wires(plan: Plan | TransformPlan, x: Tensor, what: str, **noise: Any) -> Tensor:
     """The reference's wire, after every way of the native kernel has given the same."""
     nbytes = plan.layout(x.numel()).nbytes
     wanted = torch.empty(nbytes, dtype=torch.uint8)
@@ -78,7 +78,9 @@ def wires(plan: Plan, x: Tensor, what: str, **noise: Any) -> Tensor:
     return wanted
 
 
-def values(plan: Plan, wire: Tensor, n: int, start: Tensor | None, dtype: torch.dtype, what: str) -> None:
+def values(
+    plan: Plan | TransformPlan, wire: Tensor, n: int, start: Tensor | None, dtype: torch.dtype, what: str
+) -> None:
     """Decode, or add to `start` where one is given."""
     wanted = torch.empty(n, dtype=dtype) if start is None else start.clone()
     before = wanted.clone()
@@ -89,14 +91,14 @@ def values(plan: Plan, wire: Tensor, n: int, start: Tensor | None, dtype: torch.
         assert_equal(got, wanted, f"decode {what} to {dtype}{' accumulating' if start is not None else ''} ({way})")
 
 
-def agrees(plan: Plan, x: Tensor, what: str, **noise: Any) -> Tensor:
+def agrees(plan: Plan | TransformPlan, x: Tensor, what: str, **noise: Any) -> Tensor:
     """Encode and decode once, in the type of x."""
     wire = wires(plan, x, what, **noise)
     values(plan, wire, x.numel(), None, x.dtype, what)
     return wire
 
 
-def plan_of(spec: str) -> Plan | None:
+def plan_of(spec: str) -> Plan | TransformPlan | None:
     codec = nc.codec(spec)
     plan = getattr(codec, "plan", None)
     return plan if plan is not None and native.why_not(plan) is None else None

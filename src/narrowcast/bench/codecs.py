@@ -41,6 +41,7 @@ TARGETS = {
     **dict.fromkeys(("dtree8", "dynamic8/256", "posit8.1/256"), CodecTarget(0.20, 0.60)),
     **dict.fromkeys(("int8/256+sr", "qsgd4/512"), CodecTarget(0.30, 0.60)),
     **dict.fromkeys(("onebit/64", "int3/64"), CodecTarget(0.25, 0.40)),
+    "int4/128+rot": CodecTarget(0.33, 0.38),
 }
 ROUND_TARGETS = dict.fromkeys(("e4m3fn", "e5m2", "e3m4", "bf16", "fp16", "e6m9"), 0.70)
 

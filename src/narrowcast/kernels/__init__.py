@@ -65,5 +65,8 @@ from narrowcast.kernels.plan import TransformPlan as TransformPlan
 from narrowcast.kernels.reference import blocks as blocks
 from narrowcast.kernels.reference.blocks import pack as pack
 from narrowcast.kernels.reference.methods import find_scales as find_scales
+from narrowcast.kernels.reference.rotation import MAX_ROTATED as MAX_ROTATED
+from narrowcast.kernels.reference.rotation import MIN_ROTATED as MIN_ROTATED
+from narrowcast.kernels.reference.rotation import Rotation as Rotation
 from narrowcast.kernels.reference.rounding import SR_BITS as SR_BITS
 from narrowcast.kernels.transform import Transform as Transform

@@ -238,7 +238,7 @@ class TransformPlan(_KeepsDerived):
         offset, block = noise.offset, self.transform.block
         if not self.stochastic:
             return NO_NOISE
-        if not offset:
+        if not offset or self.transform.keeps_places:
             return noise
         if block and offset % block == 0:
             return Noise(noise.seed, noise.stream, self.transform.count(offset))
@@ -246,6 +246,13 @@ class TransformPlan(_KeepsDerived):
 
 
 AnyPlan = Plan | CastPlan | CustomPlan | TransformPlan
+
+
+def inner_of(plan: Plan | TransformPlan) -> Plan:
+    """The plan whose planes are the wire, where kernels run a transform without a side plane as a step of it."""
+    inner = plan.inner if isinstance(plan, TransformPlan) else plan
+    assert isinstance(inner, Plan)
+    return inner
 
 
 def _align(nbytes: int) -> int:

@@ -18,6 +18,9 @@ class Transform(abc.ABC):
     name: ClassVar[str]
     """As in the option of a spec; an implementation that is faster than the reference knows it by this."""
 
+    keeps_places: ClassVar[bool] = False
+    """Whether n values give n, and no side plane: then a value keeps its random bits wherever a part of x begins."""
+
     @property
     @abc.abstractmethod
     def block(self) -> int:

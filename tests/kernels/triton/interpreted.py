@@ -40,6 +40,7 @@ FUSED = (
 FUSED += ("uint8", "qsgd4/512+l2", "int3/64", "int6/48", "e5m2+aps", "e4m3@1+cpd", "dynamic8/256+sr")
 FUSED += ("int8/128+sbf16", "posit8.1/256", "dynamic8/256")
 FUSED += ("int2/512+top32+ef", "fp32/256+top9", "bf16/64+top40", "int8/128+top16+sr", "int4/128+spike2", "mxfp4+spike5")
+FUSED += ("int4/128+rot+sr+ef", "nf4/64+rot", "int3/64+rot")
 WIDE = ("int8/8192", "sign/8192", "onebit/5008", "qsgd4/8192+l2", "uint8/5008", "int4/6000+sr")
 BY_WORDS = ("int4/128", "mxfp4", "nvfp4", "int3/64", "int6/64", "onebit/64", "sign/64", "nf4/64", "qsgd4/512", "int3")
 BY_WORDS += ("uint4/64", "e2m3fn/64", "e3m0", "int4/8192", "int6/64+sr", "int2/64", "int8/256", "uint8/64+sr")
@@ -139,7 +140,7 @@ def codecs(specs: list[str]) -> None:
         wire = check_encode(plan, inputs(plan, n), noise, f"{spec}, {n} values")
         dtype = DTYPES[number % 3]
         check_encode(plan, inputs(plan, 300, dtype), Noise(3, 0, 2**35), f"{spec}, 300 of {dtype}")
-        if isinstance(plan, Plan):
+        if not isinstance(plan, CastPlan):
             codes = wire[: plan.code_bytes(n)]
             codes.copy_(torch.randint(0, 256, codes.shape, generator=torch.Generator().manual_seed(4)))
         check_decode(plan, wire, n, dtype, number % 2 == 0, spec)

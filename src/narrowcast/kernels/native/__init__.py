@@ -19,10 +19,13 @@ from narrowcast.kernels.native.library import isa as isa
 from narrowcast.kernels.native.library import load as load
 from narrowcast.kernels.native.library import set_isa as set_isa
 from narrowcast.kernels.noise import NO_NOISE, Noise
-from narrowcast.kernels.plan import CastPlan, Plan, TransformPlan, WireLayout
+from narrowcast.kernels.plan import CastPlan, Plan, TransformPlan, inner_of
+from narrowcast.kernels.reference.rotation import Rotation
 
 DEVICE = "cpu"
 FLOAT32_BIAS = 127
+STEPS = {Rotation.name}
+"""Transforms that are a step of the inner plan's own kernels, and so leave its wire as it is."""
 OVERFLOWS = {"saturate": 0, "inf": 1, "nan": 2}
 
 
@@ -38,7 +41,7 @@ def why_not(plan: Plan | CastPlan | TransformPlan | None) -> str | None:
     if plan is None or isinstance(plan, CastPlan):
         return None
     if isinstance(plan, TransformPlan):
-        return transforms.why_not(plan) or why_not(plan.inner)
+        return (None if plan.transform.name in STEPS else transforms.why_not(plan)) or why_not(plan.inner)
     return "CPD's corner cases are in the reference only" if plan.cpd else _why_not_format(plan.format)
 
 
@@ -59,12 +62,14 @@ def _why_not_format(fmt: Format) -> str | None:
     return None
 
 
-def encode(plan: Plan, x: Tensor, wire: Tensor, noise: Noise = NO_NOISE, scale: Tensor | None = None) -> None:
+def encode(
+    plan: Plan | TransformPlan, x: Tensor, wire: Tensor, noise: Noise = NO_NOISE, scale: Tensor | None = None
+) -> None:
     """See `kernels.ops.encode`."""
     n, codes = x.numel(), wire.data_ptr()
-    layout = plan.layout(n)
+    layout = inner_of(plan).layout(n)
     scales = codes + layout.scales
-    _clear_padding(plan, layout, wire, n)
+    _clear_padding(inner_of(plan), wire, n)
     status = library.require().nc_encode(
         ctypes.byref(library.describe_plan(plan)), x.data_ptr(), DTYPES[x.dtype], n, codes, scales,
         codes + layout.tensor_scale, None if scale is None else scale.data_ptr(), *noise, torch.get_num_threads(),
@@ -72,8 +77,9 @@ def encode(plan: Plan, x: Tensor, wire: Tensor, noise: Noise = NO_NOISE, scale: 
     check_status(status, "nc_encode", plan)
 
 
-def _clear_padding(plan: Plan, layout: WireLayout, wire: Tensor, n: int) -> None:
+def _clear_padding(plan: Plan, wire: Tensor, n: int) -> None:
     """Bytes between planes are zero; mostly there are none."""
+    layout = plan.layout(n)
     codes_end, scales_end = plan.code_bytes(n), layout.scales + plan.n_scales(n) * plan.store.value
     if codes_end < layout.scales:
         wire[codes_end : layout.scales] = 0
@@ -81,9 +87,9 @@ def _clear_padding(plan: Plan, layout: WireLayout, wire: Tensor, n: int) -> None
         wire[scales_end : layout.tensor_scale] = 0
 
 
-def decode(plan: Plan, wire: Tensor, n: int, out: Tensor, accumulate: bool = False) -> None:
+def decode(plan: Plan | TransformPlan, wire: Tensor, n: int, out: Tensor, accumulate: bool = False) -> None:
     """See `kernels.ops.decode`."""
-    codes, layout = wire.data_ptr(), plan.layout(n)
+    codes, layout = wire.data_ptr(), inner_of(plan).layout(n)
     status = library.require().nc_decode(
         ctypes.byref(library.describe_plan(plan)), codes, codes + layout.scales, codes + layout.tensor_scale, n,
         out.data_ptr(), DTYPES[out.dtype], accumulate, torch.get_num_threads(),
@@ -91,20 +97,20 @@ def decode(plan: Plan, wire: Tensor, n: int, out: Tensor, accumulate: bool = Fal
     check_status(status, "nc_decode", plan)
 
 
-def encode_with_feedback(plan: Plan, x: Tensor, wire: Tensor, noise: Noise, feedback: Feedback) -> bool:
+def encode_with_feedback(plan: Plan | TransformPlan, x: Tensor, wire: Tensor, noise: Noise, feedback: Feedback) -> bool:
     """Encode with error feedback in one pass; False where this plan needs separate ones."""
-    n, codes, layout = x.numel(), wire.data_ptr(), plan.layout(x.numel())
+    n, codes, layout = x.numel(), wire.data_ptr(), inner_of(plan).layout(x.numel())
     status = library.require().nc_encode_owed(
         ctypes.byref(library.describe_plan(plan)), x.data_ptr(), DTYPES[x.dtype], n, feedback.residual.data_ptr(),
         feedback.weight, feedback.unit, codes, codes + layout.scales, *noise, torch.get_num_threads(),
     )  # fmt: skip
     if status == 0:
-        _clear_padding(plan, layout, wire, n)
+        _clear_padding(inner_of(plan), wire, n)
     return bool(status == 0)
 
 
 def reduce(
-    plan: Plan,
+    plan: Plan | TransformPlan,
     wires: Sequence[Tensor],
     n: int,
     wire: Tensor,
@@ -114,7 +120,7 @@ def reduce(
     out: Tensor | None,
 ) -> bool:
     """Sum wires and encode the sum in one pass; False where this plan needs separate ones."""
-    codes, layout = wire.data_ptr(), plan.layout(n)
+    codes, layout = wire.data_ptr(), inner_of(plan).layout(n)
     starts = (ctypes.c_void_p * len(wires))(*(one.data_ptr() for one in wires))
     kept = (None, 1.0, 1.0) if feedback is None else (feedback.residual.data_ptr(), feedback.weight, feedback.unit)
     status = library.require().nc_reduce(
@@ -123,7 +129,7 @@ def reduce(
         DTYPES[torch.float32 if out is None else out.dtype], *noise, torch.get_num_threads(),
     )  # fmt: skip
     if status == 0:
-        _clear_padding(plan, layout, wire, n)
+        _clear_padding(inner_of(plan), wire, n)
     return bool(status == 0)
 
 
@@ -187,7 +193,7 @@ PLANS, CASTS = Fused(encode, decode), Unfused(encode_cast, decode_cast)
 
 
 def kernels(plan: Plan | CastPlan | TransformPlan) -> Unfused:
-    if isinstance(plan, TransformPlan):
+    if isinstance(plan, TransformPlan) and plan.transform.name not in STEPS:
         return transforms.KERNELS
     return CASTS if isinstance(plan, CastPlan) else PLANS
 

@@ -30,7 +30,8 @@ from torch import Tensor
 
 from narrowcast.formats import Coding, FloatFormat, Format, Kind, UniformFormat
 from narrowcast.kernels import search_table
-from narrowcast.kernels.plan import NVFP4_BLOCK_SCALE, Method, Plan, Rule, Store
+from narrowcast.kernels.plan import NVFP4_BLOCK_SCALE, Method, Plan, Rule, Store, TransformPlan, inner_of
+from narrowcast.kernels.reference import rotation
 
 ABI = 5
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -38,6 +39,7 @@ METHODS = {Method.SCALED: 0, Method.AFFINE: 1, Method.MEANS: 2, Method.SIGN: 3, 
 KINDS = {Kind.FLOAT: 0, Kind.UNIFORM: 1, Kind.TABLE: 2}
 STORES = {Store.FP32: 0, Store.BF16: 1, Store.E8M0: 2}
 STORE_NONE = 3
+SIGN_BIT = -(1 << 31)
 RULES = {Rule.DIVIDE: 0, Rule.FLOOR: 1, Rule.RCEIL: 2, Rule.APS: 3}
 CODINGS = {Coding.TWOS_COMPLEMENT: 0, Coding.SIGN_MAGNITUDE: 1, Coding.UNSIGNED: 2}
 
@@ -70,6 +72,7 @@ _PLAN_FIELDS: list[tuple[str, Any]] = [
     ("block", c_int64),
     *((name, c_float) for name in ("target", "max_scale", "constant")),
     ("block_scale_levels", POINTER(c_float)),
+    ("signs", POINTER(c_uint32)),
 ]
 
 
@@ -207,12 +210,13 @@ def describe_format(fmt: Format, keep: list[Tensor], levels: Tensor) -> NativeFo
     return native
 
 
-def describe_plan(plan: Plan) -> NativePlan:
+def describe_plan(whole: Plan | TransformPlan) -> NativePlan:
     """The description of a plan, written once and kept on it."""
-    known: NativePlan | None = plan.__dict__.get("_native")
+    known: NativePlan | None = whole.__dict__.get("_native")
     if known is not None:
         return known
     keep: list[Tensor] = []
+    plan = inner_of(whole)
     native = NativePlan(format=describe_format(plan.format, keep, plan.format.levels))
     native.method, native.rule = METHODS[plan.method], RULES[plan.rule]
     native.store = STORE_NONE if plan.constant is not None else STORES[plan.store]
@@ -220,8 +224,10 @@ def describe_plan(plan: Plan) -> NativePlan:
     native.target, native.max_scale, native.target_exponent = plan.target, plan.max_scale, plan.top_exponent
     native.constant = plan.unit_scale if plan.constant is not None else math.nan
     native.block_scale_levels = _pointer(NVFP4_BLOCK_SCALE.values.float(), c_float, keep)
+    if isinstance(whole, TransformPlan):
+        native.signs = _pointer(rotation.signs(plan.block).view(torch.int32) & SIGN_BIT, c_uint32, keep)
     native._keep = keep
-    plan.__dict__["_native"] = native
+    whole.__dict__["_native"] = native
     return native
 
 

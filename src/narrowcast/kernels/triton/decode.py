@@ -7,7 +7,8 @@ import triton.language as tl
 
 from narrowcast.kernels.triton.bits import plus, read_floats, write_floats
 from narrowcast.kernels.triton.encode import end_of, sum_of_wires
-from narrowcast.kernels.triton.planes import WIDE, inside, places, read_values
+from narrowcast.kernels.triton.planes import WIDE, inside, places
+from narrowcast.kernels.triton.rotation import IF_NEEDED, read_values
 
 
 @triton.jit
@@ -17,7 +18,7 @@ def decode_tile(wires, out, table, planes, tile, factors, P: tl.constexpr, J: tl
     if J.world:
         value = sum_of_wires(wires, table, planes, tile, factors, P, J, MASKED)
     else:
-        value = read_values(wires, table, planes, tile, P, J, MASKED)
+        value = read_values(wires, table, planes, tile, P, J, MASKED, IF_NEEDED)
     if J.accumulate:
         value = plus(read_floats(out + start, places(J), mask, J.out_dtype, MASKED), value)
     write_floats(out + start, places(J), value, mask, J.out_dtype, True, MASKED)

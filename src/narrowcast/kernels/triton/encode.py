@@ -52,7 +52,6 @@ from narrowcast.kernels.triton.planes import (
     inside,
     places,
     read_coded,
-    read_values,
     spread,
     value_of,
     write_cast,
@@ -60,6 +59,7 @@ from narrowcast.kernels.triton.planes import (
     write_scales,
     write_words,
 )
+from narrowcast.kernels.triton.rotation import ALWAYS, IF_NEEDED, NEVER, read_values, rotated, unrotated
 from narrowcast.kernels.triton.scales import (
     DIVIDE,
     largest,
@@ -92,13 +92,13 @@ def finish(total, factors, J: tl.constexpr):
 @triton.jit
 def sum_one_by_one(wires, table, planes, tile, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
     stride, _scales_at, _tail_at = planes
-    total = read_values(wires, table, planes, tile, P, J, MASKED)
+    total = read_values(wires, table, planes, tile, P, J, MASKED, NEVER)
     if J.few:
         for rank in tl.static_range(1, J.world):
-            total = total + read_values(wires + rank * stride, table, planes, tile, P, J, MASKED)
+            total = total + read_values(wires + rank * stride, table, planes, tile, P, J, MASKED, NEVER)
     else:
         for rank in range(1, J.world):
-            total = total + read_values(wires + rank * stride, table, planes, tile, P, J, MASKED)
+            total = total + read_values(wires + rank * stride, table, planes, tile, P, J, MASKED, NEVER)
     return total
 
 
@@ -125,9 +125,9 @@ def sum_at_once(wires, table, planes, tile, P: tl.constexpr, J: tl.constexpr):
 def sum_carefully(wires, table, planes, tile, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
     """The same, where a finite sum that is too large becomes the largest number at each step."""
     stride, _scales_at, _tail_at = planes
-    total = read_values(wires, table, planes, tile, P, J, MASKED)
+    total = read_values(wires, table, planes, tile, P, J, MASKED, ALWAYS)
     for rank in range(1, J.world):
-        total = plus(total, read_values(wires + rank * stride, table, planes, tile, P, J, MASKED))
+        total = plus(total, read_values(wires + rank * stride, table, planes, tile, P, J, MASKED, ALWAYS))
     if J.no_minus:
         total = total + 0.0
     return total
@@ -136,7 +136,9 @@ def sum_carefully(wires, table, planes, tile, P: tl.constexpr, J: tl.constexpr, 
 @triton.jit
 def sum_of_wires(wires, table, planes, tile, factors, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
     """Decode the same tile of J.world wires and add in rank order."""
-    if J.halves and not MASKED:
+    if P.rotated:
+        total = sum_one_by_one(wires, table, planes, tile, P, J, MASKED)
+    elif J.halves and not MASKED:
         total = sum_by_halves(wires, table, planes, tile, P, J)
     elif J.each and not MASKED:
         total = sum_by_words(wires, table, planes, tile, P, J, not J.few)
@@ -270,7 +272,8 @@ def encode_tile(
     _stride, scales_at, _tail_at = planes
     start, rem, row0 = tile
     mask = inside(rem, J)
-    v, old = values_to_send(memory, planes, tile, factors, P, J, MASKED)
+    wanted, old = values_to_send(memory, planes, tile, factors, P, J, MASKED)
+    v = rotated(wanted, table, rem, P, J, MASKED)
     if P.method == CAST:
         write_cast(wire, start, v, mask, P, J, MASKED)
         sent = cast_back(v, P)
@@ -293,8 +296,9 @@ def encode_tile(
                 write_codes(wire, start, codes, rem, mask, P, J, MASKED)
         if J.residual or J.out:
             sent = value_of(codes, as_stored(first, P), second, table, P, J)
+            sent = unrotated(sent, first, second, table, rem, P, J, MASKED, IF_NEEDED)
     if J.residual:
-        keep_residual(residual + start, v, sent, old, factors, mask, J, MASKED)
+        keep_residual(residual + start, wanted, sent, old, factors, mask, J, MASKED)
     if J.out:
         write_floats(out + start, places(J), sent, mask, J.out_dtype, True, MASKED)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from narrowcast.formats import Format, Kind, UniformFormat
 from narrowcast.kernels.arithmetic import NO_FINISH, Feedback, Finish, encode_each
 from narrowcast.kernels.noise import NO_NOISE, Noise, as_signed
-from narrowcast.kernels.plan import CastPlan, Plan
+from narrowcast.kernels.plan import CastPlan, Plan, TransformPlan
 from narrowcast.kernels.triton import decode as decoding
 from narrowcast.kernels.triton import encode as encoding
 from narrowcast.kernels.triton import rounding as rounding_kernels
@@ -44,6 +44,9 @@ COLUMNS = 1024
 COLUMN_GROUP = 16
 OVERFLOWS = {"saturate": 0, "inf": 1, "nan": 2, "cpd": 3}
 
+
+AnyKernelPlan = Plan | CastPlan | TransformPlan
+"""Of transforms those that are a step of the inner plan's kernels, and so leave its wire."""
 
 MAX_KEPT = 1024
 """Calls of one plan that are remembered."""
@@ -99,7 +102,7 @@ def _prepare(recipe: Recipe, n: int, variant: Variant) -> Prepared:
         job = replace(job, **shapes.of_sum(recipe, shape, tuning.warps, variant.world))
         # nothing but what wires say goes into the sum
         bare = not (variant.residual or variant.divide or variant.multiply)
-        job = replace(job, no_minus=bare and job.few and job.signs and recipe.method == MEANS)
+        job = replace(job, no_minus=bare and job.few and job.signs and recipe.method == MEANS and not recipe.rotated)
     job = replace(job, **shapes.packs(recipe, job))
     across = shapes.across(recipe, shape, tuning.warps)
     if not variant.world:
@@ -175,21 +178,22 @@ class EncodeCall:
     """The launches of one encode or reduce: all but memory, noise and factors."""
 
     def __init__(
-        self, plan: Plan | CastPlan, n: int, stride: int, pitch: int, variant: Variant, device: torch.device
+        self, plan: AnyKernelPlan, n: int, stride: int, pitch: int, variant: Variant, device: torch.device
     ) -> None:
         recipe, tables = describe(plan)
         self.prepared = prepared = _prepare(recipe, n, variant)
         self.table, self.device = tables.on(device), device
         self.table_at = self.table.data_ptr()
-        layout, tuning = plan.layout(n), prepared.tuning
-        scales_end = layout.scales + plan.n_scales(n) * plan.store.value
+        inner = _planes(plan)
+        layout, tuning = inner.layout(n), prepared.tuning
+        scales_end = layout.scales + inner.n_scales(n) * inner.store.value
         self.first_numbers = (
             n, stride, layout.scales, layout.tensor_scale, prepared.first_tiles, prepared.blocks, prepared.count,
         )  # fmt: skip
         last = prepared.last
         self.numbers = (
             n, stride if last.world or last.many else 0, pitch, layout.scales, layout.tensor_scale,
-            plan.code_bytes(n), scales_end, prepared.tiles, prepared.chunks, prepared.blocks, prepared.count,
+            inner.code_bytes(n), scales_end, prepared.tiles, prepared.chunks, prepared.blocks, prepared.count,
         )  # fmt: skip
         self.first = self.sums = None
         if prepared.first is not None:
@@ -238,7 +242,12 @@ class EncodeCall:
         return sums
 
 
-def _kept_of(plan: Plan | CastPlan) -> dict[object, Any]:
+def _planes(plan: AnyKernelPlan) -> Plan | CastPlan:
+    """The plan whose planes are the wire."""
+    return plan.inner if isinstance(plan, TransformPlan) else plan
+
+
+def _kept_of(plan: AnyKernelPlan) -> dict[object, Any]:
     """What was prepared for a plan, by all that it depends on."""
     kept: dict[object, Any] | None = plan.__dict__.get("_triton_calls")
     if kept is None or len(kept) > MAX_KEPT:
@@ -246,13 +255,13 @@ def _kept_of(plan: Plan | CastPlan) -> dict[object, Any]:
     return kept
 
 
-def forget(plan: Plan | CastPlan) -> None:
+def forget(plan: AnyKernelPlan) -> None:
     """For whoever changes what calls are prepared from."""
     plan.__dict__.pop("_triton_calls", None)
 
 
 def encode(
-    plan: Plan | CastPlan,
+    plan: AnyKernelPlan,
     x: Tensor,
     wire: Tensor,
     noise: Noise = NO_NOISE,
@@ -264,7 +273,7 @@ def encode(
 
 
 def encode_rows(
-    plan: Plan | CastPlan,
+    plan: AnyKernelPlan,
     x: Tensor,
     per: int,
     wires: Tensor,
@@ -282,7 +291,7 @@ def encode_rows(
 
 
 def reduce(
-    plan: Plan | CastPlan,
+    plan: AnyKernelPlan,
     wires: Tensor,
     n: int,
     wire: Tensor,
@@ -297,7 +306,7 @@ def reduce(
 
 
 def _run(
-    plan: Plan | CastPlan,
+    plan: AnyKernelPlan,
     x: Tensor,
     n: int,
     world: int,
@@ -379,7 +388,7 @@ class DecodeCall:
     """The launch of one decode: all but memory and factors."""
 
     def __init__(
-        self, plan: Plan | CastPlan, n: int, stride: int, pitch: int, reading: Reading, device: torch.device
+        self, plan: AnyKernelPlan, n: int, stride: int, pitch: int, reading: Reading, device: torch.device
     ) -> None:
         recipe, tables = describe(plan)
         job, tuning = _prepare_decode(recipe, n, reading)
@@ -388,7 +397,7 @@ class DecodeCall:
             size = min(recipe.block, n) if recipe.block else n
             chunks = -(-size // job.cols)
             programs = -(-n // size) * chunks
-        self.table, layout = tables.on(device), plan.layout(n)
+        self.table, layout = tables.on(device), _planes(plan).layout(n)
         self.table_at = self.table.data_ptr()
         self.numbers = n, stride, pitch, layout.scales, layout.tensor_scale, chunks
         self.start = Start(decoding.decode_kernel, programs, recipe, job, tuning, reading.rows)
@@ -406,23 +415,23 @@ def _prepare_decode(recipe: Recipe, n: int, reading: Reading) -> tuple[CodecJob,
     return job, tuning
 
 
-def decode(plan: Plan | CastPlan, wire: Tensor, n: int, out: Tensor, accumulate: bool = False) -> None:
+def decode(plan: AnyKernelPlan, wire: Tensor, n: int, out: Tensor, accumulate: bool = False) -> None:
     """See `kernels.ops.decode`."""
     _read(plan, wire, n, 0, 0, 0, out, accumulate, NO_FINISH)
 
 
-def decode_rows(plan: Plan | CastPlan, wires: Tensor, per: int, out: Tensor, pitch: int = 0) -> None:
+def decode_rows(plan: AnyKernelPlan, wires: Tensor, per: int, out: Tensor, pitch: int = 0) -> None:
     """See `kernels.ops.decode_rows`."""
     _read(plan, wires, per, 0, wires.stride()[0], wires.shape[0], out, False, NO_FINISH, pitch or per)
 
 
-def sum_wires(plan: Plan | CastPlan, wires: Tensor, n: int, out: Tensor, finish: Finish = NO_FINISH) -> None:
+def sum_wires(plan: AnyKernelPlan, wires: Tensor, n: int, out: Tensor, finish: Finish = NO_FINISH) -> None:
     """See `kernels.ops.sum_wires`."""
     _read(plan, wires, n, wires.shape[0], wires.stride()[0], 0, out, False, finish)
 
 
 def _read(
-    plan: Plan | CastPlan,
+    plan: AnyKernelPlan,
     wires: Tensor,
     n: int,
     world: int,

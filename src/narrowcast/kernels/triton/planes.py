@@ -160,7 +160,7 @@ def write_codes(wire, start, codes, rem, mask, P: tl.constexpr, J: tl.constexpr,
         store(wire + start + places(J), codes.to(tl.uint8), mask, MASKED)
     elif J.words and not MASKED:
         EACH: tl.constexpr = 32 // P.bits
-        word = join_codes(codes, P.bits, EACH, J)
+        word = join_codes(tl.reshape(by_rows(codes, J), (J.rows * J.cols,)), P.bits, EACH, J)
         base = (wire + (start >> 3) * P.bits).to(tl.pointer_type(tl.int32), bitcast=True)
         tl.store(base + tl.arange(0, J.rows * J.cols // EACH), word)
     else:
@@ -333,14 +333,3 @@ def read_coded(wire, planes, tile, P: tl.constexpr, J: tl.constexpr, MASKED: tl.
         row_mask = tl.arange(0, J.rows) * J.step < rem
         first, second = read_scales(wire, scales_at, tail_at, row0, row_mask, P, J, MASKED)
     return code, first, second
-
-
-@triton.jit
-def read_values(wire, table, planes, tile, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
-    """A tile of a wire, decoded to float32."""
-    start, rem, _row0 = tile
-    if P.method == CAST:
-        return read_cast(wire, start, inside(rem, J), P, J, MASKED)
-    else:
-        code, first, second = read_coded(wire, planes, tile, P, J, MASKED)
-        return value_of(code, first, second, table, P, J)

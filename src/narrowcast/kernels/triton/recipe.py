@@ -6,7 +6,7 @@ A `Recipe` is one compile-time argument. Its name is a digest of all its fields:
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from narrowcast.formats import Coding, FloatFormat, Format, Kind, Specials, UniformFormat
 from narrowcast.kernels import search_table
-from narrowcast.kernels.plan import NVFP4_BLOCK_SCALE, CastPlan, Method, Plan, Rule, Store
+from narrowcast.kernels.plan import NVFP4_BLOCK_SCALE, CastPlan, Method, Plan, Rule, Store, TransformPlan, inner_of
+from narrowcast.kernels.reference import rotation
 from narrowcast.kernels.reference.blocks import power_of_two_above
 
 FLOAT, UNIFORM, TABLE = 0, 1, 2
@@ -125,6 +126,11 @@ class Recipe(Named):
     """What a block is filled up to in sums."""
     cast: int
     """The type of the wire, for plain casts."""
+    rotated: bool = False
+    signs_at: int = 0
+    """Where in the table the signs of a block lie, with the power of two by which a whole block is made smaller."""
+    careful_from: int = 0
+    """The pattern of a scale with which sums over a block may overflow."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -354,13 +360,27 @@ def block_codes() -> Codes:
     return describe_codes(NVFP4_BLOCK_SCALE, NVFP4_BLOCK_SCALE.values)[0]
 
 
-def describe(plan: Plan | CastPlan) -> tuple[Recipe, Tables]:
+def describe(plan: Plan | CastPlan | TransformPlan) -> tuple[Recipe, Tables]:
     """The recipe of a plan, derived once and kept on it."""
     kept: tuple[Recipe, Tables] | None = plan.__dict__.get("_triton")
     if kept is None:
-        kept = _describe_cast(plan) if isinstance(plan, CastPlan) else _describe(plan)
+        if isinstance(plan, TransformPlan):
+            kept = _describe_rotated(plan)
+        else:
+            kept = _describe_cast(plan) if isinstance(plan, CastPlan) else _describe(plan)
         plan.__dict__["_triton"] = kept
     return kept
+
+
+def _describe_rotated(plan: TransformPlan) -> tuple[Recipe, Tables]:
+    inner = inner_of(plan)
+    recipe, tables = _describe(inner)
+    factors = rotation.signs(inner.block) / inner.block
+    careful = pattern(2.0**126 / inner.block / max(inner.largest_level, 1.0))
+    # an even number of words each, so that the doubles before stay aligned and so do these
+    signs_at = len(tables.words) + len(tables.words) % 2
+    words = torch.cat([torch.nn.functional.pad(tables.words, (0, signs_at - len(tables.words))), _words(factors)])
+    return replace(recipe, rotated=True, signs_at=signs_at, careful_from=careful), Tables(words)
 
 
 def _describe(plan: Plan) -> tuple[Recipe, Tables]:

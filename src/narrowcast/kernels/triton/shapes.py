@@ -59,6 +59,7 @@ OVERRIDES: dict[tuple[str, str], Tuning] = {
     ("encode", "narrow noise"): Tuning(4096, 4),
     ("encode", "table"): Tuning(1024, 4),
     ("encode", "signs"): Tuning(4096, 4),
+    ("encode", "rotated"): Tuning(4096, 4),
     ("decode", ""): Tuning(1024, 4),
     ("decode", "tensor table"): Tuning(8192, 16),
     ("reduce", "narrow"): Tuning(4096, 4),
@@ -81,6 +82,8 @@ def tuning_of(recipe: Recipe, op: str) -> Tuning:
 
 def work_of(recipe: Recipe) -> str:
     """What a tile costs beside its bytes."""
+    if recipe.rotated:
+        return "rotated"
     table = recipe.codes.kind == TABLE and recipe.method == SCALED
     if mode_of(recipe) == WIDE:
         return "tensor table" if table else "tensor"
@@ -147,7 +150,8 @@ BY_WORDS, BY_LANES, BY_HALVES, GATED = True, True, True, True
 
 def of_sum(recipe: Recipe, job: CodecJob, warps: int, world: int) -> dict[str, Any]:
     """How full tiles of `world` wires are summed."""
-    few = world <= FEW
+    # of rotated wires each would be mixed by instructions of its own
+    few = world <= FEW and not recipe.rotated
     words = by_words(recipe, job, warps, few) if suits_words(recipe, job, warps) else {}
     gated = GATED and not INTERPRETED and few and (recipe.bits < 8 or bool(words))
     return {"few": few, "gated": gated, **words}
@@ -192,7 +196,7 @@ def across(recipe: Recipe, job: CodecJob, warps: int) -> dict[str, Any]:
     signs = recipe.bits == 1 and recipe.method in (MEANS, SIGN)
     part = max(4, 4 * 32 * warps // job.rows)
     # random bits come in the order of the values
-    worth_it = signs or (recipe.method == NVFP4 and not recipe.stochastic)
+    worth_it = signs or ((recipe.method == NVFP4 or recipe.rotated) and not recipe.stochastic)
     if not worth_it or job.mode != IN_TILE or job.cols != job.step or part >= job.cols:
         return {}
     return {"across": job.cols // part, "signs": signs and job.aligned and part <= 32 <= job.cols}
