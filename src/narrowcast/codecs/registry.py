@@ -8,6 +8,7 @@ from functools import lru_cache
 from narrowcast.codecs.affine import Affine
 from narrowcast.codecs.base import Codec
 from narrowcast.codecs.cast import Cast
+from narrowcast.codecs.mstop import MsTop
 from narrowcast.codecs.nvfp4 import NvFp4
 from narrowcast.codecs.scaled import Scaled, every_small_format
 from narrowcast.codecs.signs import Signs
@@ -20,7 +21,7 @@ from narrowcast.formats import all_formats, names_in_use, on_unregister
 # asked in this order; Scaled takes any head that is a format, so it comes last
 FAMILIES: list[type[Codec]] = [Cast, NvFp4, Signs, Affine, Scaled]
 # an option of these changes what the rest of the spec encodes
-TRANSFORMS: list[type[Transformed]] = [Top, Spike]
+TRANSFORMS: list[type[Transformed]] = [Top, Spike, MsTop]
 
 
 @lru_cache(maxsize=1024)
