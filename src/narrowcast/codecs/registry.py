@@ -10,6 +10,7 @@ from narrowcast.codecs.base import Codec
 from narrowcast.codecs.cast import Cast
 from narrowcast.codecs.haar import Haar
 from narrowcast.codecs.low_rank import AlternatingRank, LowRank, Rank
+from narrowcast.codecs.mstop import MsTop
 from narrowcast.codecs.nvfp4 import NvFp4
 from narrowcast.codecs.rotated import Rotated
 from narrowcast.codecs.scaled import Scaled, every_small_format
@@ -23,7 +24,7 @@ from narrowcast.formats import all_formats, names_in_use, on_unregister
 # asked in this order; Scaled takes any head that is a format, so it comes last
 FAMILIES: list[type[Codec]] = [Cast, NvFp4, Signs, Affine, Scaled]
 # an option of these changes what the rest of the spec encodes
-TRANSFORMS: list[type[Transformed]] = [Top, Spike, Rotated, Haar]
+TRANSFORMS: list[type[Transformed]] = [Top, MsTop, Spike, Rotated, Haar]
 # an option of these makes another kind of call, for what the rest of the spec encodes
 LOW_RANKS: list[type[LowRank]] = [Rank, AlternatingRank]
 

@@ -105,7 +105,7 @@ def put_back(kept_NK: Tensor, side_NB: Tensor, size: int) -> Tensor:
 
 
 def _multiple(spec: Spec, of: int, given: int) -> str:
-    rule = f"the number of +{Top.option} is a multiple of {of}, so that each block ends on a byte"
+    rule = f"K is a multiple of {of}, so that each block ends on a byte"
     return f"with {spec.head} {rule}, got {given}"
 
 

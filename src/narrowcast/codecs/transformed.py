@@ -98,7 +98,7 @@ class Transformed(Codec):
 
     @property
     def bits_per_value(self) -> float:
-        many = self.block or 1 << 20
+        many = self.block or 1 << 26
         share, side = self.transform.count(many) / many, self.transform.side_bytes(many) / many
         return self.inner.bits_per_value * share + 8.0 * side
 
