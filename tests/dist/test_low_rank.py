@@ -9,13 +9,16 @@ import torch
 import torch.distributed as dist
 from dist.models import error_of
 from dist.pool import Pool
+from dist.shards import mesh_of
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import narrowcast as nc
 from narrowcast import data
+from narrowcast.parallel import Wires
 
 STEPS, LATE, RANK = 60, 50, 4
 
@@ -118,3 +121,19 @@ def test_what_goes_another_way_is_listed_with_its_reason(pool: Pool) -> None:
     assert "travels by bf16+ef: it is no matrix" in strict
     # 4 values of 16 bits for each row and column, and the vectors
     assert stats["ratio"] > 20
+
+
+def refusals(group: dist.ProcessGroup) -> list[str]:
+    x = torch.randn(8, 8)
+    return [
+        error_of(lambda: nc.all_reduce(x, "bf16+rank2", group=group)),
+        error_of(lambda: nc.all_gather([x, x], x, "bf16+rank2", group=group)),
+        error_of(lambda: Wires("bf16+rank2", group=group)),
+        error_of(lambda: nc.LocalSGD(mlp(), every=1, spec="bf16+rank2+ef", group=group).exchange()),
+        error_of(lambda: nc.attach(fully_shard(mlp(), mesh=mesh_of(group)), "bf16+rank2+ef")),
+    ]
+
+
+def test_who_has_no_matrices_to_sum_again_and_again_says_so(pool: Pool) -> None:
+    for text in pool.run(2, refusals)[0]:
+        assert "low rank is for the gradients of DDP" in text
