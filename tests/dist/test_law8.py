@@ -33,7 +33,7 @@ def test_the_cases_cover_the_product() -> None:
         "frozen later": lambda c: c.frozen is not None,
     }
     low_rank = [case for case in cases if any(nc.codec(wire).rank for _, wires in case.plan for _, wire in wires)]
-    assert len(low_rank) > 15
+    assert len(low_rank) > 10
     assert sum(len(case.worlds) > 1 for case in low_rank) > 1
     assert sum(bool(case.scaler and case.skips) for case in low_rank) > 1
     with_gradients = {

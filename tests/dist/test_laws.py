@@ -33,7 +33,7 @@ BLOCKS = (
 )
 EF = (
     *("int4/64+ef", "int2/64+ef", "sign/64+ef", "onebit/64+ef", "e3m0/64+ef", "bf16+ef", "mxfp4+ef", "int4/64+sr+ef"),
-    *("int4+ef", "e3m0+aps+ef", "nvfp4+ef", "int4/64+ef90", "int4+ef95", "int4/64+top16+ef", "fp16/128+top9+ef95"),
+    *("int4+ef", "e3m0+aps+ef", "nvfp4+ef", "int4/64+ef90", "int4+ef95", "int4/64+top16+ef", "fp16/64+top9+ef95"),
 )
 
 

@@ -128,8 +128,8 @@ def check_owed(case: Case, simulated: World, ranks: list[tuple[list[bytes], byte
 def cases_of(world: int) -> list[Case]:
     """Every algorithm with every spec that it takes, and every kind of segments."""
     cases = []
-    # with 8 ranks the specs that differ most: a scale for the tensor, and one a block with noise and feedback
-    specs = SPECS[:2] if world > 4 else (*SPECS, "int8/64")
+    # with many ranks the specs that differ most: a scale for the tensor, one a block with noise, feedback and places
+    specs = {8: SPECS[:2], 4: SPECS[:5]}.get(world, (*SPECS, "int8/64"))
     for name in simulated_names(world):
         sizes = [k for k in (1, 2, 4, world) if world % k == 0 and k <= world]
         ways = [{"node": k, "inner": inner} for k in sizes for inner in ("as-is", "int4/16+sr")]

@@ -23,23 +23,18 @@ class Residuals:
     first: Tensor
     second: Tensor
     unit: float = 1.0
-    is_folded: bool = False
-    """Whether `second` is known to be zero: to look would take as long as to fold."""
 
     @classmethod
     def zeros(cls, numel: int, shots: int = 2, device: torch.device | str | None = None) -> Residuals:
         """Nothing removed yet. A call with one shot (a reduce-scatter) needs no `second`. device: of the values."""
-        second = torch.zeros(numel if shots == 2 else 0, device=device)
-        return cls(torch.zeros(numel, device=device), second, is_folded=True)
+        return cls(torch.zeros(numel, device=device), torch.zeros(numel if shots == 2 else 0, device=device))
 
     def over(self, part: Range) -> Residuals:
         """Those of a part, as the whole of a tensor that is this part alone."""
-        self.is_folded = False
         return Residuals(take(self.first, part), take(self.second, part), self.unit)
 
     def of(self, shot: int, part: Range) -> Feedback:
         """The residual of a part, which its encoding takes in and renews."""
-        self.is_folded = self.is_folded and shot == 0
         return Feedback(take(self.first if shot == 0 else self.second, part), self.unit)
 
     def added_to(self, values: Tensor, shot: int, part: Range, decay: float = 1.0) -> Tensor:
@@ -48,11 +43,11 @@ class Residuals:
 
     def fold(self, gain: float) -> None:
         """Move `second` into `first`, for calls without a second encoding. gain: values to results."""
-        if self.second.numel() and not self.is_folded:
+        # most often there is nothing to move, and to look is cheaper; a device would have to be waited for
+        if self.second.numel() and (self.second.is_cuda or any(map(bool, self.second.aminmax()))):
             # where there is none not even the sign of a zero changes
             self.first.copy_(torch.where(self.second == 0, self.first, self.first + self.second * gain))
             self.second.zero_()
-        self.is_folded = True
 
     def empty_into(self, total: Tensor, shot: int) -> Tensor:
         """The float32 `total` with the whole residual, which is zero then, but where the sum is not finite."""

@@ -56,7 +56,6 @@ class _GroupedResiduals:
         """Make the residuals of these parameters those of another, which has the same groups."""
         for group, (lengths, mine) in self.groups.items():
             theirs = other.groups[group][1]
-            mine.is_folded = mine.is_folded and theirs.is_folded
             for low, high in _ranges(group, lengths, names):
                 mine.first[low:high] = theirs.first[low:high]
                 mine.second[low:high] = theirs.second[low:high]
