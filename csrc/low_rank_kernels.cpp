@@ -40,12 +40,12 @@ static inline V all(float x) { return x - V{}; }
 
 static inline V magnitude(V x) { return (V)((I)x & 0x7fffffff); }
 
-// `result`, or the largest number of its sign where it overflmore although `from` is finite.
+// `result`, or the largest number of its sign where it overflows although `from` is finite.
 static inline V clamped(V result, V from) {
   const V sign = (V)((I)result & int32_t(0x80000000));
   const V largest = (V)((I)sign | (I)all(FLT_MAX));
-  const I overflmore = (magnitude(result) > FLT_MAX) & (result == result) & (magnitude(from) <= FLT_MAX);
-  return (V)((overflmore & (I)largest) | (~overflmore & (I)result));
+  const I too_large = (magnitude(result) > FLT_MAX) & (result == result) & (magnitude(from) <= FLT_MAX);
+  return (V)((too_large & (I)largest) | (~too_large & (I)result));
 }
 
 // What a rank wants to send: a matrix, or one and its residual.

@@ -166,7 +166,7 @@ WRONG = {
     "sign@1": ("sign takes no @SCALE; leave it out",),
     "onebit/64+sr": ("+sr does not go with onebit", "options that do: +ef"),
     "as-is/64": ("as-is takes no /BLOCK; leave it out",),
-    "fp32+ef": ("+ef does not go with fp32", "options that do: none"),
+    "as-is+ef": ("+ef does not go with as-is", "options that do: none"),
     "bf16+sr": ("+sr does not go with bf16", "options that do: +ef"),
     "mxfp8/64": ("mxfp8 takes no /BLOCK; leave it out",),
     "mxfp8@1": ("mxfp8 takes no @SCALE; leave it out",),

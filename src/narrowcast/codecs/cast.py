@@ -28,7 +28,8 @@ class Cast(Codec):
     def from_spec(cls, spec: Spec) -> Codec | None:
         if spec.head not in cls.heads:
             return None
-        spec.allow({"ef"} if spec.head in ("bf16", "fp16") else (), block=False)
+        # with fp32 nothing is lost, and what another wire left is sent
+        spec.allow({"ef"} if spec.head != "as-is" else (), block=False)
         return cls(name=spec.head, **spec.wishes)
 
     def __str__(self) -> str:

@@ -76,7 +76,7 @@ class LowRank(Codec):
     @property
     def rest(self) -> Codec:
         """For tensors that are no matrices, or too small."""
-        return self.inner if self.inner.lossless or not self.feedback else replace(self.inner, feedback=True)
+        return replace(self.inner, feedback=self.feedback)
 
     def bits_for(self, shape: Sequence[int]) -> float:
         rows, columns = shape[0], math.prod(shape[1:])

@@ -84,7 +84,7 @@ class MsTop(Top):
         "mstop", "as many as +top keeps, chosen over the tensor by thresholds", range(1, MAX_SIZE), example=64,
         transforms=True,
     )  # fmt: skip
-    examples: ClassVar[tuple[str, ...]] = ("fp32/64+mstop4", "int8/256+mstop16+ef")
+    examples: ClassVar[tuple[str, ...]] = ("fp32/64+mstop4", "int2/64+mstop32+ef")
 
     @property
     def transform(self) -> Transform:
@@ -92,4 +92,7 @@ class MsTop(Top):
 
     @property
     def exemptions(self) -> dict[str, str]:
-        return {**super().exemptions, Law.BLOCKS: "thresholds are those of the tensor"}
+        exempt = {**super().exemptions, Law.BLOCKS: "thresholds are those of the tensor"}
+        if not self.inner.lossless:
+            exempt[Law.IDEMPOTENT] = "what rounds to zero may be kept in place of a value further on"
+        return exempt

@@ -72,9 +72,13 @@ class PlaceCode:
         return torch.where(right_N[:, None], place_NK, first_K), right_N
 
 
-@cache
 def place_code(k: int, m: int) -> PlaceCode:
-    """The smaller way to write k of m places, 1 <= k <= m."""
+    """The smaller way to write k of m places, 1 <= k <= m. A compiler's unknown sizes become known here."""
+    return _place_code(int(k), int(m))
+
+
+@cache
+def _place_code(k: int, m: int) -> PlaceCode:
     code = PlaceCode(k, m, (m // k).bit_length() - 1, bitmap=False)
     bitmap = PlaceCode(k, m, 0, bitmap=True)
     return bitmap if k == m or bitmap.nbytes <= code.nbytes else code

@@ -2,7 +2,7 @@
 
 A rotated block looks normally distributed, whatever it was: one large value no longer decides the step of all others
 (EDEN, Vargaftik et al. 2022; SDP4Bit, Jia et al. 2024). Wire: that of the inner codec. docs/wire-format.md has the
-arithmetic and docs/design/057-rotation.md the reasons.
+arithmetic and docs/design/058-rotation.md the reasons.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from narrowcast.codecs.places import as_bits, as_bytes
 from narrowcast.codecs.spec import Spec, declare
 from narrowcast.codecs.top import largest_places
 from narrowcast.codecs.transformed import Transformed, wishes_of
-from narrowcast.kernels import Transform, saturate, with_one_nan_
+from narrowcast.kernels import Method, Plan, Transform, saturate, with_one_nan_
 
 MAX_SPIKES = 16
 VALUE_BYTES = 2
@@ -114,8 +114,14 @@ class Spike(Transformed):
     @classmethod
     def from_inner(cls, spec: Spec, inner: Codec) -> Transformed:
         spikes = spec.numbers[cls.option]
-        if inner.block < MAX_SPIKES or inner.constant_scale is not None:
-            raise spec.error(f"+{cls.option} goes with formats that have a scale for each block, for example int4/128")
+        plan = inner.plan_for(torch.float32)
+        # zeros in the places of spikes would count in a mean, and in a minimum
+        by_largest = isinstance(plan, Plan) and plan.method in (Method.SCALED, Method.NVFP4) and not plan.l2
+        if inner.block < MAX_SPIKES or inner.constant_scale is not None or not by_largest:
+            raise spec.error(
+                f"+{cls.option} goes with formats whose scale follows from the largest value of each block, for "
+                "example int4/128"
+            )
         if spikes >= inner.block:
             raise spec.error(f"+{cls.option}{spikes} leaves nothing of a block of {inner.block}; give a smaller number")
         return cls(**wishes_of(spec), inner=inner, spikes=spikes)

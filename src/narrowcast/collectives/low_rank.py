@@ -99,6 +99,8 @@ class KeptFactors:
 
     def __init__(self, seed: int) -> None:
         self._noise = Noise(seed)
+        self.origin = str(seed)
+        """What all later factors follow from, which must be the same on all ranks: the seed, and a loaded state."""
         self._kept: dict[str, KeptFactor] = {}
         self._drawn: dict[tuple[object, ...], Tensor] = {}
 
@@ -133,9 +135,13 @@ class KeptFactors:
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Go on from these, on whatever device the matrices will be."""
         self._kept.clear()
-        for key, vectors in state.items():
+        digest = hashlib.sha256(self.origin.encode())
+        for key, vectors in sorted(state.items()):
             name, on_left = name_and_side(key)
             self._kept[name] = KeptFactor(vectors.float().clone(), on_left)
+            digest.update(f"{key} {tuple(vectors.shape)}".encode())
+            digest.update(self._kept[name].vectors.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        self.origin = digest.hexdigest()
 
     @staticmethod
     def split(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -233,10 +239,11 @@ class LowRankReduce:
         sizes = [self.codec.factors.nbytes(count) for count in both]
         return sum(sizes) // 2 if self.codec.sends_one_factor else sum(sizes)
 
-    def text(self, on_left: Sequence[bool]) -> str:
-        """The signature: that of its last sum, and which matrices they are factors of."""
+    def text(self, on_left: Sequence[bool], origin: str) -> str:
+        """The signature: that of its last sum, and which matrices they are factors of. origin: of kept factors."""
         signature = {**agreement.read(self.factor_call(on_left).text), "call": "all_reduce by low rank"}
-        return agreement.to_text(signature | {"spec": str(self.codec), "matrices": [list(m) for m in self.matrices]})
+        matrices = [list(matrix) for matrix in self.matrices]
+        return agreement.to_text(signature | {"spec": str(self.codec), "matrices": matrices, "factors": origin})
 
 
 @dataclass
@@ -306,11 +313,12 @@ def start_low_rank(channel: Channel, calls: Sequence[LowRankCall]) -> Work:
     kind, parts = joined([call.kind for call in calls]), [part for call in calls for part in call.parts()]
     # a call that is new is agreed on by this: the sides of the last factors that it sends
     ends_left = tuple(part.kept.on_left != kind.codec.sends_one_factor for part in parts)
-    memory = [tensor for call in calls for tensor in call.memory]
+    memory = [tensor for call in calls for tensor in call.memory] + [part.kept.vectors for part in parts]
     first = kind.factor_call(ends_left)
     waits = record.ALGORITHMS[first.algorithm].host_waits
     waits = waits or host_waits((kind.codec.factors, first.inner), parts[0].x_nm.device, torch.float32)
-    return channel.submit(kind.text(ends_left), partial(_run, kind, calls, parts), memory, waits=waits)
+    text = kind.text(ends_left, calls[0].factors.origin)
+    return channel.submit(text, partial(_run, kind, calls, parts), memory, waits=waits)
 
 
 def _run(kind: LowRankReduce, calls: Sequence[LowRankCall], parts: Sequence[MatrixPart], exchange: Exchange) -> None:

@@ -27,7 +27,8 @@ class Residuals:
     @classmethod
     def zeros(cls, numel: int, shots: int = 2, device: torch.device | str | None = None) -> Residuals:
         """Nothing removed yet. A call with one shot (a reduce-scatter) needs no `second`. device: of the values."""
-        return cls(torch.zeros(numel, device=device), torch.zeros(numel if shots == 2 else 0, device=device))
+        first = torch.zeros(numel, dtype=torch.float32, device=device)
+        return cls(first, first.new_zeros(numel if shots == 2 else 0))
 
     def over(self, part: Range) -> Residuals:
         """Those of a part, as the whole of a tensor that is this part alone."""

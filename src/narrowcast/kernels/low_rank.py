@@ -85,7 +85,7 @@ def finish(x_nm: Tensor, feedback: Feedback | None, left_rn: Tensor, right_rm: T
 def _product(like_nm: Tensor, left_rn: Tensor, right_rm: Tensor) -> Tensor:
     """The matrix of two factors, in float32."""
     if _is_native(like_nm):
-        total_nm = torch.empty(like_nm.shape)
+        total_nm = torch.empty(like_nm.shape, dtype=torch.float32)
         native_low_rank.finish(total_nm, None, left_rn, right_rm, 1.0)
         return total_nm
     return reference.product(left_rn, right_rm) if like_nm.is_cpu else left_rn.T @ right_rm
@@ -113,7 +113,8 @@ def orthonormal(factors: Sequence[Tensor]) -> list[Tensor]:
     done: dict[int, Tensor] = {}
     for members in _by_size(factors):
         size = 1 << max(factors[number].shape[1] - 1 for number in members).bit_length()
-        stack_KrN = torch.zeros(len(members), len(factors[members[0]]), size, device=factors[members[0]].device)
+        first = factors[members[0]]
+        stack_KrN = torch.zeros(len(members), len(first), size, dtype=torch.float32, device=first.device)
         for place, number in enumerate(members):
             stack_KrN[place, :, : factors[number].shape[1]] = factors[number]
         _gram_schmidt_(stack_KrN)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from narrowcast.collectives import Range, Residuals, name_and_side, segment_ranges
+from narrowcast.collectives import Matrix, Range, Residuals, name_and_side, segment_ranges
 from narrowcast.parallel.scaling import Scaling
 
 if TYPE_CHECKING:
@@ -149,13 +149,12 @@ def check_saved(state: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]
             )
 
 
-def check_factors(factors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
-    """Refuse the factors of another model."""
+def check_factors(factors: Mapping[str, Tensor], matrices: Mapping[str, Matrix]) -> None:
+    """Refuse the factors of another model. matrices: those of this one, by name."""
     for key, saved in factors.items():
-        name, _ = name_and_side(key)
-        parameter = parameters.get(name)
-        lengths = [] if parameter is None else [len(parameter), parameter[0].numel()]
-        if saved.dim() != 2 or saved.shape[1] not in lengths:
+        name, on_left = name_and_side(key)
+        matrix = matrices.get(name)
+        if matrix is None or saved.dim() != 2 or saved.shape[1] != matrix.length(on_left):
             problem = f"{key} has shape {tuple(saved.shape)}, and the model no such matrix"
             raise ValueError(f"load_state_dict: {problem}; load the model's own state")
 

@@ -42,7 +42,8 @@ class StackedResiduals:
 
     @classmethod
     def zeros(cls, world: int, numel: int, device: torch.device) -> StackedResiduals:
-        return cls(torch.zeros(world, numel, device=device), torch.zeros(numel, device=device))
+        first_Wn = torch.zeros(world, numel, dtype=torch.float32, device=device)
+        return cls(first_Wn, first_Wn.new_zeros(numel))
 
     def of_one(self) -> Residuals:
         """In a world of one."""
@@ -139,7 +140,7 @@ class Workers:
         return list(zip(self.seats, self.coder.shards(self.world), strict=True))
 
     def new(self, part: Range) -> Tensor:
-        return torch.empty(part[1] - part[0], device=self.x_Wn.device)
+        return torch.empty(part[1] - part[0], dtype=torch.float32, device=self.x_Wn.device)
 
     def sum_scales(self, worker: int) -> Scales:
         """The scales that hold for sums too."""

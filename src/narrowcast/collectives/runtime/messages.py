@@ -93,7 +93,7 @@ class Exchange:
 
     def floats(self, numel: int) -> Tensor:
         """Memory for a sum."""
-        return torch.empty(numel, device=self.stream.device)
+        return torch.empty(numel, dtype=torch.float32, device=self.stream.device)
 
     def receive(self, nbytes: int, peer: int, index: int, into: Tensor | None = None) -> Incoming:
         """Ask for a message. Numbers grow in the order in which a call sends; see `RoundsPath` for why."""

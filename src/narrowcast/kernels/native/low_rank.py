@@ -55,6 +55,10 @@ def _run(
     out: Tensor | None = None,
     share: float = 1.0,
 ) -> None:
+    taken = [x_nm, left, right, out, None if feedback is None else feedback.residual]
+    for tensor in taken:  # what C writes to must be what it takes it for
+        if tensor is not None and (tensor.dtype != torch.float32 or not tensor.is_contiguous() or not tensor.is_cpu):
+            raise TypeError(f"internal: {name} takes contiguous float32 on the CPU, got {tensor.dtype}")
     residual, unit = (None, 1.0) if feedback is None else (feedback.residual.data_ptr(), feedback.unit)
     places = [None if one is None else one.data_ptr() for one in (left, right, out)]
     job = NativeLowRank(x_nm.data_ptr(), residual, unit, *x_nm.shape, *places[:2], rank, places[2], share)
@@ -65,7 +69,7 @@ def _run(
 
 def left(x_nm: Tensor, feedback: Feedback | None, right_rm: Tensor) -> Tensor:
     """See `kernels.low_rank.left`."""
-    out_rn = torch.empty(len(right_rm), x_nm.shape[0])
+    out_rn = torch.empty(len(right_rm), x_nm.shape[0], dtype=torch.float32)
     _run("nc_low_rank_left", x_nm, feedback, len(right_rm), right=_padded(right_rm), out=out_rn)
     return out_rn
 
@@ -73,7 +77,7 @@ def left(x_nm: Tensor, feedback: Feedback | None, right_rm: Tensor) -> Tensor:
 def right(x_nm: Tensor, feedback: Feedback | None, left_rn: Tensor) -> Tensor:
     """See `kernels.low_rank.right`."""
     columns = x_nm.shape[1]
-    out_rm = torch.empty(len(left_rn), columns + -columns % LANES)
+    out_rm = torch.empty(len(left_rn), columns + -columns % LANES, dtype=torch.float32)
     _run("nc_low_rank_right", x_nm, feedback, len(left_rn), left=left_rn.contiguous(), out=out_rm)
     return out_rm[:, :columns]
 

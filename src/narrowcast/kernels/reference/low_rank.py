@@ -26,7 +26,7 @@ def left(x_nm: Tensor, feedback: Feedback | None, right_rm: Tensor) -> Tensor:
     rest = -columns % LANES
     w_ncL = pad(with_residual(x_nm, feedback), (0, rest)).view(rows, -1, LANES)
     q_rcL = pad(right_rm, (0, rest)).view(len(right_rm), -1, LANES)
-    sums_rnL = torch.zeros(len(right_rm), rows, LANES)
+    sums_rnL = torch.zeros(len(right_rm), rows, LANES, dtype=torch.float32)
     for c in range(w_ncL.shape[1]):
         sums_rnL = sums_rnL + w_ncL[:, c] * q_rcL[:, None, c]
     while sums_rnL.shape[-1] > 1:
@@ -39,7 +39,7 @@ def left(x_nm: Tensor, feedback: Feedback | None, right_rm: Tensor) -> Tensor:
 def right(x_nm: Tensor, feedback: Feedback | None, left_rn: Tensor) -> Tensor:
     """Row after row is added."""
     w_nm = with_residual(x_nm, feedback)
-    sums_rm = torch.zeros(len(left_rn), x_nm.shape[1])
+    sums_rm = torch.zeros(len(left_rn), x_nm.shape[1], dtype=torch.float32)
     for row in range(len(w_nm)):
         sums_rm = sums_rm + w_nm[row] * left_rn[:, row, None]
     return sums_rm

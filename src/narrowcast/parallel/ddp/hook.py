@@ -299,7 +299,8 @@ class DDPState:
             numel = sum(lengths)
             plain_bytes = 2 * (world - 1) * numel * dtype.itemsize // world
             compressed = numel if world > 1 and is_compressed(codec, dtype) else 0
-            kind = self._kind(codec, gradients, dtype)
+            # a bucket's gradients do not say how their parameters lie in memory
+            kind = self._kind(codec, [self.reduced[name] for name in names], dtype)
             wire_bytes = kind.wire_bytes() if isinstance(kind, LowRankReduce) else codec.nbytes(numel, dtype)
             group = BucketGroup(codec, names, numel, kind, wire_bytes, plain_bytes, compressed)
             self._groups[dtype, codec, names] = group

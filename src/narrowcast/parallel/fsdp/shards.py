@@ -278,9 +278,9 @@ class FSDPState:
         """This rank's part, in units of a rank's gradient. A residual between replicas was reduced already."""
         world = self.channel.world
         part = tensor.part(world)
-        nothing = torch.zeros(part)
+        nothing = torch.zeros(part, dtype=torch.float32)
         x = torch.cat([rows.get(_key(row, tensor.name), nothing).cpu() for row in range(world)])
-        total = torch.empty(part)
+        total = torch.empty(part, dtype=torch.float32)
         plan = Rows(world, [part], [codec_named("fp32")], x.dtype)
         signature = {"call": "state_dict", "tensor": tensor.name, "length": part}
 

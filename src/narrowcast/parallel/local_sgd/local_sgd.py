@@ -204,7 +204,7 @@ class LocalSGD:
         """
         residuals = self._residuals.by_parameter()
         mean = {
-            name: residuals.get(name, torch.zeros(a.numel())).to(a.device, copy=True)
+            name: residuals.get(name, torch.zeros(a.numel(), dtype=torch.float32)).to(a.device, copy=True)
             for name, a in self._anchors.items()
         }
         all_reduce(list(mean.values()), "fp32", dist.ReduceOp.AVG, channel=self._channel.called("state_dict"))
