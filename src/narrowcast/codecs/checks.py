@@ -55,7 +55,7 @@ def flat(x: Tensor) -> Tensor:
 def kernel_feedback(codec: Codec, feedback: Feedback) -> Feedback:
     """With the codec's own decay, and flat: kernels would take another residual for a table to broadcast."""
     residual = feedback.residual
-    if residual.dim() == 1 and codec.decay == 1.0:
+    if residual.dim() == 1 and codec.kept_percent == 100:
         return feedback
     return Feedback(residual if residual.dim() == 1 else residual.view(-1), feedback.unit, codec.decay)
 

@@ -332,7 +332,7 @@ def _run(
         return
     (seed, stream, offset), (divide, multiply) = noise, finish
     residual, unit, decay = (None, 1.0, 1.0) if feedback is None else feedback
-    kind = unit_kind(unit, decay)
+    kind = 0 if residual is None else unit_kind(unit, decay)
     # what is not there is never read or written: any address will do
     x_at, wire_at = x.data_ptr(), wire.data_ptr()
     residual_at = wire_at if residual is None else residual.data_ptr()
