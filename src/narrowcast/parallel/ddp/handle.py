@@ -122,7 +122,7 @@ class DDPHandle(Handle):
         known = self._state.reduced
         residuals, factors = KeptFactors.split(state)
         check_saved(residuals, {name: parameter.shape for name, parameter in known.items()})
-        check_factors(factors, {name: buckets.matrix_of(p) for name, p in known.items() if p.dim() > 1})
+        check_factors(factors, {name: buckets.matrix_of(p) for name, p in known.items() if p.dim() > 1 and p.numel()})
         self._state.residuals.load({name: buckets.flat_copy(saved, known[name]) for name, saved in residuals.items()})
         sides = {key: name_and_side(key) for key in factors}
         loaded = {k: f if sides[k][1] else buckets.memory_order(f, known[sides[k][0]]) for k, f in factors.items()}
