@@ -6,6 +6,8 @@
 // come out as went in, and inverse finds them in out.
 #pragma once
 
+#include <memory>
+
 #include "cast.hpp"
 #include "plans.hpp"
 #include "spike.hpp"
@@ -18,6 +20,7 @@ struct Span {
   int inner_count;
 };
 
+// Half a megabyte: on the heap, since threads may have a stack of less.
 template <class Transform>
 struct TransformBuffers {
   alignas(64) float out[MAX_TILE + GROUP];  // first: see Placed
@@ -115,7 +118,8 @@ class Tiles {
 
 template <class Transform>
 static void encode_tiles(const TransformJob& job, const Owed& owed, int64_t begin, int64_t end) {
-  TransformBuffers<Transform> buffers;
+  const std::unique_ptr<TransformBuffers<Transform>> room(new TransformBuffers<Transform>);
+  TransformBuffers<Transform>& buffers = *room;
   const Tiles<Transform> tiles(*job.transform, job.n, buffers);
   const Source source = {job.x, job.dtype};
   for (int64_t at = begin; at < end; at += tiles.step()) {
@@ -136,8 +140,9 @@ static void encode_tiles(const TransformJob& job, const Owed& owed, int64_t begi
 
 template <class Transform>
 static void decode_tiles(const TransformJob& job, const Sink& sink, int64_t begin, int64_t end) {
-  Placed<TransformBuffers<Transform>> place(uintptr_t(sink.out) + sizeof(float) * begin);
-  TransformBuffers<Transform>& buffers = place.buffers();
+  using Place = Placed<TransformBuffers<Transform>>;
+  const std::unique_ptr<Place> place(new Place(uintptr_t(sink.out) + sizeof(float) * begin));
+  TransformBuffers<Transform>& buffers = place->buffers();
   const Tiles<Transform> tiles(*job.transform, job.n, buffers);
   for (int64_t at = begin; at < end; at += tiles.step()) {
     const Span span = tiles.span(at, smaller(at + tiles.step(), end));
@@ -149,7 +154,8 @@ static void decode_tiles(const TransformJob& job, const Sink& sink, int64_t begi
 
 template <class Transform>
 static void reduce_tiles(const TransformJob& job, const TransformSum& sum, int64_t begin, int64_t end) {
-  TransformBuffers<Transform> buffers;
+  const std::unique_ptr<TransformBuffers<Transform>> room(new TransformBuffers<Transform>);
+  TransformBuffers<Transform>& buffers = *room;
   const Tiles<Transform> tiles(*job.transform, job.n, buffers);
   const Sink sink = {sum.out, sum.out_dtype, false, false, true};
   for (int64_t at = begin; at < end; at += tiles.step()) {

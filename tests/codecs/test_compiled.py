@@ -46,6 +46,19 @@ def test_a_compiled_function_gives_the_same_values(spec: str) -> None:
         assert torch.equal(*residuals)
 
 
+@pytest.mark.parametrize("spec", ["int8/256", "int2/64+top16", "fp32/64+mstop4", "int4/64+spike2", "int4/64+rot"])
+def test_sizes_may_change(spec: str) -> None:
+    codec = nc.codec(spec)
+
+    def through(x: Tensor) -> Tensor:
+        return codec.decode(codec.encode(x), len(x))
+
+    torch._dynamo.reset()
+    compiled = torch.compile(through, fullgraph=True, dynamic=True, backend="aot_eager")
+    for n in (64, 130, N):
+        assert torch.equal(compiled(normal()[:n]), through(normal()[:n]))
+
+
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_round_to_is_an_op_too(rounding: str) -> None:
     x, seed = normal()[: N - 1].view(25, 40), 2**64 - 1 if rounding == "stochastic" else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 
 import pytest
 from hypothesis import given
@@ -187,6 +188,15 @@ WRONG = {
     "e9m2/64": ("X=9", "X from 2 to 8"),
     "itn8/256": ("unknown format 'itn8'", "nearest: int8", "`narrowcast codecs` lists them all"),
     "mxfp9": ("unknown format 'mxfp9'", "nearest: mxfp"),
+    "sign/64+spike2": ("whose scale follows from the largest value", "for example int4/128"),
+    "uint8/512+spike2": ("whose scale follows from the largest value", "for example int4/128"),
+    "qsgd4/512+spike2+l2": ("whose scale follows from the largest value",),
+    "mxfp4+top32": ("+top needs a block size", "for example int2/4096+top64"),
+    "int8+mstop16": ("+mstop needs a block size", "for example int2/4096+mstop64"),
+    "int8@1+top16": ("leave out @SCALE",),
+    "e5m2+aps+top16": ("leave out @SCALE and +aps",),
+    "mxfp4/64+top16": ("K is a multiple of 32, which share a scale", "got 16"),
+    "int4/64+top9": ("K is a multiple of 16, so that each block ends on a byte", "got 9"),
     "zzz": ("unknown format 'zzz'", "`narrowcast codecs`"),
     "bf17": ("unknown format 'bf17'", "nearest: bf16"),
 }
@@ -200,6 +210,14 @@ def test_a_wrong_spec_is_told_what_is_wrong_what_was_given_and_what_to_do(spec: 
     assert repr(spec) in message or repr(spec.partition("/")[0]) in message
     for fragment in WRONG[spec]:
         assert fragment in message
+
+
+@pytest.mark.parametrize("spec", WRONG)
+def test_what_an_error_gives_as_an_example_is_a_spec(spec: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  whatever it says
+        nc.codec(spec)
+    for example in re.findall(r"for example ([^\s;,]+)", str(caught.value)):
+        nc.codec(example.rstrip("."))
 
 
 @pytest.mark.parametrize("value", [None, 8, b"int8", ["int8"]])

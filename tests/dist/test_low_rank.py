@@ -101,6 +101,84 @@ def test_ranks_with_other_numbers_of_threads_have_the_same_bits(pool: Pool, spec
     assert len(set(pool.run(3, gradients_of, spec))) == 1
 
 
+class Weight(nn.Module):
+    """A parameter that lies in memory by columns; its gradient is of rank one, the same on every rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(200, 300).t())
+
+    def forward(self) -> Tensor:
+        return (torch.arange(1.0, 301.0)[:, None] * self.w * torch.arange(1.0, 201.0)).sum()
+
+
+def transposed_error(group: dist.ProcessGroup) -> float:
+    model = DDP(Weight(), process_group=group)
+    exact = torch.arange(1.0, 301.0)[:, None] * torch.arange(1.0, 201.0)
+    handle = nc.attach(model, "fp32+rank2")
+    model().backward()
+    handle.detach()
+    return float((model.module.w.grad - exact).norm() / exact.norm())
+
+
+def test_a_transposed_parameter_is_the_matrix_that_it_is(pool: Pool) -> None:
+    assert max(pool.run(2, transposed_error)) < 1e-3
+
+
+def unlike_factors(group: dist.ProcessGroup, how: str) -> str:
+    model, rank = DDP(mlp(), process_group=group), dist.get_rank(group)
+    handle = nc.attach(model, "fp32+acp4+ef", min_values=300, seed=rank if how == "seed" else 0)
+    if how == "state":
+        handle.load_state_dict({"2.weight:right factor": torch.full((4, 256), 1.0 + rank)})
+    return error_of(lambda: model(torch.ones(4, 64)).sum().backward())
+
+
+@pytest.mark.parametrize("how", ["seed", "state"])
+def test_ranks_that_start_from_unlike_factors_find_out(pool: Pool, how: str) -> None:
+    for text in pool.run(2, unlike_factors, how):
+        assert "ranks disagree about this call, so nothing was sent" in text
+        assert "factors=" in text
+
+
+def vectors_kept(group: dist.ProcessGroup) -> tuple[float, float]:
+    """What is kept of the biases before and after a switch to a wire that loses nothing of them."""
+    model, kept = DDP(mlp(), process_group=group), []
+    handle = nc.attach(model, nc.schedule({0: "int4/64+ef", 2: "fp32+rank4+ef"}), min_values=100)
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.randn(4, 64)).square().sum().backward()
+        kept.append(float(handle.state_dict()["0.bias"].abs().sum()))
+    handle.detach()
+    return kept[1], kept[2]
+
+
+def test_a_switch_to_low_rank_leaves_nothing_of_a_vector_behind(pool: Pool) -> None:
+    for before, after in pool.run(2, vectors_kept):
+        assert before > 0
+        assert after == 0
+
+
+def by_default_type(group: dist.ProcessGroup, dtype: torch.dtype) -> bytes:
+    """Gradients of a float32 model, whatever torch's default type is while they travel."""
+    model, before = DDP(mlp(), process_group=group), torch.get_default_dtype()
+    x = torch.ones(4, 64)
+    torch.set_default_dtype(dtype)
+    try:
+        handle = nc.attach(model, {"0.*": "bf16+rank4+ef", "2.*": "int4/64+ef", "*": "fp32+acp2"}, min_values=100)
+        for _ in range(2):
+            model.zero_grad()
+            model(x).square().sum().backward()
+        handle.detach()
+    finally:
+        torch.set_default_dtype(before)
+    return torch.cat([p.grad.flatten() for p in model.parameters()]).numpy().tobytes()
+
+
+def test_torchs_default_type_changes_no_number(pool: Pool) -> None:
+    found = [pool.run(2, by_default_type, d)[0] for d in (torch.float32, torch.bfloat16, torch.float64)]
+    assert len(set(found)) == 1
+
+
 def explained(group: dist.ProcessGroup) -> tuple[str, str, str, dict[str, float]]:
     model = DDP(mlp(), process_group=group)
     handle = nc.attach(model, "bf16+rank4+ef", min_values=100)

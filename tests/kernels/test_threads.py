@@ -46,6 +46,26 @@ if child == 0:
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
+SMALL_STACK = """
+import threading, torch
+import narrowcast as nc
+from narrowcast.codecs import all_specs
+
+def use_all():
+    x = torch.randn(5000)
+    for spec in all_specs():
+        codec, residual = nc.codec(spec), torch.zeros(5000)
+        wires = [codec.encode(x), codec.encode(x, residual=residual)]
+        codec.decode(codec.reduce(wires, 5000, residual=residual), 5000)
+    print("done")
+
+torch.set_num_threads(1)
+threading.stack_size(256 * 1024)
+thread = threading.Thread(target=use_all)
+thread.start()
+thread.join()
+"""
+
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_every_number_of_threads_gives_the_same_bytes(spec: str) -> None:
@@ -64,6 +84,11 @@ def test_rounding_in_threads_gives_the_same_values() -> None:
     wanted = nc.round_to(x, "e4m3", rounding="stochastic", seed=3)
     torch.set_num_threads(3)
     assert torch.equal(nc.round_to(x, "e4m3", rounding="stochastic", seed=3), wanted)
+
+
+def test_a_small_stack_is_enough() -> None:
+    done = subprocess.run([sys.executable, "-c", SMALL_STACK], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
 def test_a_forked_child_starts_threads_of_its_own() -> None:

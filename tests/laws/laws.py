@@ -336,7 +336,7 @@ def residual_is_never_poisoned(codec: Codec) -> None:
 
 
 def one_of_each_in_4096_values(codec: Codec) -> None:
-    """Issue 2, must show 6: a NaN, an Inf and a 3.4e38 together."""
+    """A NaN, an Inf and a 3.4e38 together."""
     x = normal(N, seed=24)
     x[PLACES["nan"]], x[PLACES["inf"]], x[PLACES["huge"]] = math.nan, math.inf, HUGE
     y = there_and_back(codec, x)
@@ -345,6 +345,24 @@ def one_of_each_in_4096_values(codec: Codec) -> None:
     alone = codec.block and len({place // codec.block for place in PLACES.values()}) == 3
     if alone and Law.FINITE not in codec.exemptions:
         assert y[PLACES["huge"]].isfinite()
+
+
+def torchs_default_type_changes_no_number(codec: Codec) -> None:
+    x, n = normal(300, seed=25), 300
+    before, found = torch.get_default_dtype(), []
+    try:
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            torch.set_default_dtype(dtype)
+            residual, decoded = torch.zeros(n, dtype=torch.float32), torch.zeros(n, dtype=torch.float32)
+            wires = [codec.encode(x, seed=1), codec.encode(x, seed=2, residual=residual, unit=3.0)]
+            total = codec.reduce(wires, n, seed=3, divide=2.0, decoded=decoded)
+            found.append([*wires, total, residual, decoded, codec.decode(total, n), codec.sum_with(wires, n)])
+    finally:
+        torch.set_default_dtype(before)
+    for others in found[1:]:
+        for wanted, got in zip(found[0], others, strict=True):
+            assert got.dtype is wanted.dtype
+            assert torch.equal(got, wanted), f"{codec}: another default type gives other numbers"
 
 
 LAWS: dict[str, Callable[[Codec], None]] = {
@@ -358,6 +376,7 @@ LAWS: dict[str, Callable[[Codec], None]] = {
     Law.FINITE: finite_never_turns_nonfinite,
     "5: the residual is never poisoned": residual_is_never_poisoned,
     "5: one of each in 4096 values": one_of_each_in_4096_values,
+    "10: torch's default type changes no number": torchs_default_type_changes_no_number,
 }
 
 

@@ -136,6 +136,11 @@ class Codec(abc.ABC):
         return False
 
     @property
+    def sends_all(self) -> bool:
+        """Whether every value has a code; one that has none comes back as zero."""
+        return True
+
+    @property
     def is_identity(self) -> bool:
         """Whether values travel as they are, in the tensor's own type."""
         return False

@@ -269,7 +269,7 @@ def _sum_carefully(codec: Codec, wires: Wires, n: int, finish: Finish, out: Tens
     n = check_count(codec, n)
     first = check_wires(codec, wires, n)
     if out is None:
-        total = torch.empty(n, device=first.device)
+        total = torch.empty(n, dtype=torch.float32, device=first.device)
     else:
         check_sum(codec, out, n, first)
         check_reduced(codec, {"out": out}, wires, None)

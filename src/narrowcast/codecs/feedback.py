@@ -53,7 +53,7 @@ class ErrorFeedback:
         """
         check_floats("ErrorFeedback", x)
         if self.residual is None:
-            self.residual = torch.zeros(x.numel(), device=x.device)
+            self.residual = torch.zeros(x.numel(), dtype=torch.float32, device=x.device)
         if self.residual.numel() != x.numel():
             raise ValueError(
                 f"ErrorFeedback: got {x.numel()} values, the residual has {self.residual.numel()}; "

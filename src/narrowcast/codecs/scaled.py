@@ -203,7 +203,7 @@ class Scaled(PlanCodec):
 def largest_finite(x: Tensor) -> Tensor:
     """Largest magnitude among the finite values, as a float32 scalar; 0 where there is none."""
     if not x.numel():
-        return torch.zeros((), device=x.device)
+        return torch.zeros((), dtype=torch.float32, device=x.device)
     if x.is_cuda:
         return torch.where(x.isfinite(), x, 0.0).abs().amax().float()
     # one pass, and far faster than a norm; a NaN or an Inf anywhere shows in the result

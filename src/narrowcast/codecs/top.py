@@ -99,14 +99,13 @@ def put_back(kept_NK: Tensor, side_NB: Tensor, size: int) -> Tensor:
     """The values of blocks of `size`, flat."""
     place_NK, right_N = place_code(kept_NK.shape[1], size).read(side_NB)
     lost_N = ~kept_NK.isfinite().any(dim=1)
-    rest_N = torch.where(lost_N, math.nan, 0.0)
+    rest_N = torch.where(lost_N, math.nan, torch.zeros_like(kept_NK[:, 0]))
     x_NB = rest_N[:, None].repeat(1, size).scatter(1, place_NK, kept_NK)
     return torch.where(right_N[:, None], x_NB, math.nan).flatten()
 
 
-def _multiple(spec: Spec, of: int, given: int) -> str:
-    rule = f"K is a multiple of {of}, so that each block ends on a byte"
-    return f"with {spec.head} {rule}, got {given}"
+def _multiple(spec: Spec, of: int, why: str, given: int) -> str:
+    return f"with {spec.head} K is a multiple of {of}, {why}; got {given}"
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,12 @@ class Top(Transformed):
 
     @classmethod
     def inner_spec(cls, spec: Spec) -> Spec:
-        size, kept = spec.need_block(), spec.numbers[cls.option]
+        kept = spec.numbers[cls.option]
+        if spec.scale is not None or "aps" in spec.options:
+            raise spec.error(f"+{cls.option} has a scale for each block; leave out @SCALE and +aps")
+        if spec.block is None:
+            raise spec.error(f"+{cls.option} needs a block size, for example int2/4096+{cls.option}64")
+        size = spec.block
         if size > MAX_SIZE:
             raise spec.error(f"+{cls.option} takes a BLOCK of up to {MAX_SIZE}, got {size}")
         if kept >= size:
@@ -135,7 +139,7 @@ class Top(Transformed):
         if spec.head in BLOCKLESS:
             return replace(rest, block=None)
         if kept % BLOCK_MULTIPLE:
-            raise spec.error(_multiple(spec, BLOCK_MULTIPLE, kept))
+            raise spec.error(_multiple(spec, BLOCK_MULTIPLE, "so that each block ends on a byte", kept))
         return replace(rest, block=kept)
 
     @classmethod
@@ -146,8 +150,12 @@ class Top(Transformed):
                 f"+{cls.option} does not go with {spec.head}; take fp32, bf16, fp16 or a format such as int4"
             )
         if kept % inner.block:
-            raise spec.error(_multiple(spec, inner.block, kept))
+            raise spec.error(_multiple(spec, inner.block, "which share a scale", kept))
         return cls(**wishes_of(spec), inner=inner, size=spec.need_block(), kept=kept)
+
+    @property
+    def sends_all(self) -> bool:
+        return False
 
     @property
     def option_text(self) -> str:

@@ -58,7 +58,7 @@ class PositFormat(Format):
         starts = super().starts.clone()
         # anything above zero is at least the smallest posit, and likewise below
         zero = int((self.grid == 0).nonzero()[0])
-        starts[zero] = torch.nextafter(torch.tensor(0.0), torch.tensor(1.0))
+        starts[zero] = torch.nextafter(starts.new_tensor(0.0), starts.new_tensor(1.0))
         starts[zero - 1] = -0.0
         return starts
 

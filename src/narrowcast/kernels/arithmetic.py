@@ -126,7 +126,7 @@ class Finish(NamedTuple):
     def apply(self, total: Tensor) -> Tensor:
         if self.divide != 1.0:
             # by a tensor: a number would be inverted first on a GPU, which rounds twice
-            total = clamp_overflow(total / torch.full((), self.divide, device=total.device), total)
+            total = clamp_overflow(total / torch.full((), self.divide, dtype=torch.float32, device=total.device), total)
         return clamp_overflow(total * self.multiply, total) if self.multiply != 1.0 else total
 
 
@@ -199,7 +199,7 @@ class Unfused:
         out: Tensor | None = None,
     ) -> None:
         """Decode all wires into one float32 sum, in order; encode that."""
-        total = torch.empty(n)
+        total = torch.empty(n, dtype=torch.float32)
         self.sum_wires(plan, wires, n, total)
         self.encode(plan, finish.apply(total), wire, noise, scale, feedback)
         if out is not None:

@@ -229,7 +229,7 @@ class CpuFallback:
 
     def sum_wires(self, plan: AnyPlan, wires: Tensor, n: int, out: Tensor, finish: Finish = NO_FINISH) -> None:
         """See `kernels.ops.sum_wires`."""
-        total = torch.empty(n)
+        total = torch.empty(n, dtype=torch.float32)
         self.on_cpu.sum_wires(plan, wires.cpu().unbind(), n, total, finish)
         out.copy_(total)
 

@@ -158,4 +158,4 @@ def _sum(x: Tensor) -> Tensor:
 def random_factor(rank: int, length: int, noise: Noise, device: torch.device) -> Tensor:
     """Numbers between -1 and 1 from the counter-based generator: the same wherever they are drawn."""
     bits = random_bits(rank * length, noise.seed, noise.stream, device=device).view(rank, length)
-    return (2.0 * bits + 1.0 - DRAWN).float() / DRAWN
+    return (2.0 * bits.float() + 1.0 - DRAWN) / DRAWN

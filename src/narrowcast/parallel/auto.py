@@ -111,7 +111,7 @@ def _through(wire: str, channel: Channel, x: Tensor) -> None:
 
 
 def _timed(call: Callable[[Tensor], object], values: int, rounds: int, clock: DeviceClock) -> Tensor:
-    x = torch.linspace(-1, 1, values, device=clock.device)
+    x = torch.linspace(-1, 1, values, dtype=torch.float32, device=clock.device)
     return torch.tensor([clock.timed(lambda: call(x)) for _ in range(rounds)], dtype=torch.float64)
 
 

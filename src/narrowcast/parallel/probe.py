@@ -47,7 +47,7 @@ class Probe:
 def probe(channel: Channel, codecs: Iterable[Codec], device: torch.device) -> Probe:
     """Collective, with values on `device`. All ranks take the slowest rank's time, so that they decide alike."""
     plain: list[float] = []
-    used = [torch.empty(0, device=device)]
+    used = [torch.empty(0, dtype=torch.float32, device=device)]
     channel.submit({"version": "1", "call": "probe"}, lambda exchange: _plain(exchange, plain), used).wait()
     if len(plain) == 1:
         return Probe(plain[0])
@@ -64,7 +64,7 @@ def _plain(exchange: Exchange, seconds: list[float]) -> None:
 
 
 def _sum_seconds(exchange: Exchange, values: int) -> float:
-    x = torch.ones(values, device=exchange.stream.device)
+    x = torch.ones(values, dtype=torch.float32, device=exchange.stream.device)
     spent = DeviceClock(x.device).timed(lambda: exchange.all_sum_(x))
     microseconds = torch.tensor([int(1e6 * spent)], dtype=torch.int32)
     exchange.transport.max_(microseconds)
@@ -72,7 +72,7 @@ def _sum_seconds(exchange: Exchange, values: int) -> float:
 
 
 def _through_codec(channel: Channel, codec: Codec, device: torch.device) -> float:
-    x = torch.linspace(-1, 1, LARGE_VALUES, device=device)
+    x = torch.linspace(-1, 1, LARGE_VALUES, dtype=torch.float32, device=device)
     add = WireSum(x, codec, seed=SEED, algorithm="two_shot", channel=channel)
     # nobody uses what comes back, but its noise is nobody else's either
     spent = [DeviceClock(device).timed(lambda: add((made_before("probe"), dist.get_rank()))) for _ in range(ROUNDS)]

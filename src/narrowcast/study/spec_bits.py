@@ -31,19 +31,22 @@ def wire_bits(wire: str) -> float:
 
 
 def code_bits(wire: str) -> float:
-    """Bits of a code, scales apart: 1 for onebit/16, whose wire has 5. Infinite for an unknown spec."""
+    """Bits of a code, scales apart: 1 for onebit/16, whose wire has 5; fewer where not every value has a code.
+
+    Infinite for an unknown spec.
+    """
     try:
-        return codec_named(wire).code_bits
+        return min(codec_named(wire).code_bits, codec_named(wire).bits_per_value)
     except ValueError:
         return math.inf
 
 
 def bits_name(wire: str) -> str:
-    """`8 bits` for int8/256, `float32` for all that has 32; an unknown spec as it is."""
+    """`8 bits` for int8/256, `0.16 bits` for int2/4096+top64, `float32` for all that has 32."""
     bits = code_bits(wire)
     if math.isinf(bits):
         return wire
-    return "float32" if bits == 32 else f"{int(bits)} bit{'s' * (bits != 1)}"
+    return "float32" if bits == 32 else f"{bits:.2g} bit{'s' * (bits != 1)}"
 
 
 def compressed_share(rows: Sequence[TensorRow]) -> Share:

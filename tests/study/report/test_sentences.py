@@ -163,6 +163,8 @@ def test_bytes_that_could_not_be_counted_are_told(tmp_path: Path) -> None:
         ("nvfp4", 4, "4 bits"),
         ("bf16", 16, "16 bits"),
         ("fp32", 32, "float32"),
+        ("int2/4096+top64", 0.1640625, "0.16 bits"),
+        ("fp32/64+top16", 9, "9 bits"),
         ("no-such-wire", math.inf, "no-such-wire"),
     ],
 )

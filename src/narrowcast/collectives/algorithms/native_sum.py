@@ -111,7 +111,7 @@ def simulate_shared_scale(workers: Workers) -> None:
     world, block = workers.world, workers.coder.codec.block
     tops = [_bits_of_largest(blocks.as_blocks(row.float(), block)) for row in workers.x_Wn]
     scale_N = _scales(torch.stack(tops).amax(dim=0), world)
-    total_NB = torch.zeros(len(scale_N), block, device=workers.x_Wn.device)
+    total_NB = torch.zeros(len(scale_N), block, dtype=torch.float32, device=workers.x_Wn.device)
     for row in workers.x_Wn:
         total_NB += _integers(blocks.as_blocks(row.float(), block), scale_N, world)
     store(workers.out, workers.reduction.finish(_values(total_NB, scale_N, workers.whole[1])))

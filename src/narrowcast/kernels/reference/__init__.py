@@ -119,7 +119,7 @@ def encode_transform(
 @keeps_subnormals
 def decode_transform(plan: TransformPlan, wire: Tensor, n: int, out: Tensor, accumulate: bool = False) -> None:
     layout, count = plan.layout(n), plan.transform.count(n)
-    kept = torch.empty(count)
+    kept = torch.empty(count, dtype=torch.float32)
     kernels(plan.inner).decode(plan.inner, wire[: layout.inner], count, kept, False)
     value = plan.transform.inverse(kept, wire[layout.side :], n).view(out.shape)
     if accumulate:

@@ -66,7 +66,7 @@ def _scaled_codes(plan: Plan, x: Tensor, t: Tensor, random: Tensor | None) -> Te
         assert isinstance(plan.format, FloatFormat)
         t = round_cpd(t, plan.format.exp_bits, plan.format.man_bits)
         # a carry out of the format lands on the code after the largest: Inf
-        t = torch.where(t.abs() > plan.format.max, torch.copysign(torch.tensor(math.inf), t), t)
+        t = torch.where(t.abs() > plan.format.max, torch.copysign(torch.tensor(math.inf, dtype=torch.float32), t), t)
         return special_codes(plan.format, t, codes_of(plan.format, torch.where(t.isfinite(), t, 0.0), None))
     code = codes_of(plan.format, torch.where(x.isfinite(), t, 0.0), random)
     return special_codes(plan.format, x, code)
@@ -75,7 +75,9 @@ def _scaled_codes(plan: Plan, x: Tensor, t: Tensor, random: Tensor | None) -> Te
 def encode_scaled(plan: Plan, x: Tensor, random: Tensor | None, scale: Tensor | None) -> tuple[Tensor, Tensor]:
     """Codes (int64, n) and scales (float32, one a block)."""
     if plan.constant is not None:
-        return _scaled_codes(plan, x, x * (1.0 / torch.tensor(plan.unit_scale)), random), torch.empty(0)
+        return _scaled_codes(
+            plan, x, x * (1.0 / torch.tensor(plan.unit_scale, dtype=torch.float32)), random
+        ), torch.empty(0, dtype=torch.float32)
     x_NB = blocks.as_blocks(x, plan.block)
     scale_N = find_scales(plan, x_NB)
     if scale is not None:
@@ -91,7 +93,7 @@ def encode_scaled(plan: Plan, x: Tensor, random: Tensor | None, scale: Tensor | 
 def decode_scaled(plan: Plan, codes: Tensor, scale_N: Tensor) -> Tensor:
     levels = plan.format.levels.float()[codes]
     if plan.constant is not None:
-        return levels * torch.tensor(plan.unit_scale)
+        return levels * torch.tensor(plan.unit_scale, dtype=torch.float32)
     level_NB = blocks.as_blocks(levels, plan.block)
     return (level_NB * scale_N[:, None]).flatten()[: len(levels)]
 

@@ -120,7 +120,9 @@ def level_grid(fmt: Format) -> RoundingGrid:
     values = fmt.levels[fmt.grid_codes]
     middle = ((values[:-1] + values[1:]) / 2).float()
     up = values[1:] % 2 == 0
-    return RoundingGrid(values, torch.where(up, middle, torch.nextafter(middle, torch.tensor(math.inf))))
+    return RoundingGrid(
+        values, torch.where(up, middle, torch.nextafter(middle, torch.tensor(math.inf, dtype=torch.float32)))
+    )
 
 
 def codes_of(fmt: Format, t: Tensor, random: Tensor | None) -> Tensor:
@@ -154,8 +156,8 @@ def _with_overflow(fmt: FloatFormat) -> RoundingGrid:
     start = torch.tensor([boundary], dtype=torch.float64).float()
     # the code after the largest one is even exactly where the largest is odd: then a tie overflows
     if int(fmt.grid_codes[-1]) % 2 == 0:
-        start = torch.nextafter(start, torch.tensor([math.inf]))
-    past = torch.nextafter(-start, torch.tensor([math.inf]))
+        start = torch.nextafter(start, torch.tensor([math.inf], dtype=torch.float32))
+    past = torch.nextafter(-start, torch.tensor([math.inf], dtype=torch.float32))
     return RoundingGrid(torch.cat([-beyond, fmt.grid, beyond]), torch.cat([past, fmt.starts, start]))
 
 

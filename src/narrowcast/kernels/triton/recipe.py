@@ -352,7 +352,7 @@ def _float32(value: float) -> float:
 def _scale(plan: Plan) -> tuple[float, float]:
     if plan.constant is None:
         return 1.0, 1.0
-    return plan.unit_scale, float(1.0 / torch.tensor(plan.unit_scale))
+    return plan.unit_scale, float(1.0 / torch.tensor(plan.unit_scale, dtype=torch.float32))
 
 
 @cache

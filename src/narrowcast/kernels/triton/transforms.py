@@ -58,9 +58,9 @@ def _forward(
     shape, layout = BlockNumbers(plan, n), plan.layout(n)
     residual, _, _ = feedback or (x, 1.0, 1.0)
     kind = 0 if feedback is None else launch.unit_kind(feedback.unit, feedback.decay)
-    kept = torch.empty(plan.transform.count(n), device=x.device)
+    kept = torch.empty(plan.transform.count(n), dtype=torch.float32, device=x.device)
     places = torch.empty(shape.blocks * shape.most, dtype=torch.int32, device=x.device)
-    wanted = None if feedback is None else torch.empty(n, device=x.device)
+    wanted = None if feedback is None else torch.empty(n, dtype=torch.float32, device=x.device)
     wire[plan.code_bytes(n) : layout.side] = 0
     with launch.on_device_of(x):
         KERNELS[plan.transform.name][0][(shape.blocks,)](
@@ -85,7 +85,7 @@ def _inverse(
     feedback: Feedback | None = None,
 ) -> None:
     shape, layout = BlockNumbers(plan, n), plan.layout(n)
-    kept = torch.empty(plan.transform.count(n), device=wire.device)
+    kept = torch.empty(plan.transform.count(n), dtype=torch.float32, device=wire.device)
     launch.decode(plan.inner, wire[: layout.inner], len(kept), kept)
     unit, kind = 1.0, 0
     if feedback is not None:
@@ -152,7 +152,7 @@ def reduce(
     out: Tensor | None = None,
 ) -> None:
     """See `kernels.ops.reduce`."""
-    total = torch.empty(n, device=wire.device)
+    total = torch.empty(n, dtype=torch.float32, device=wire.device)
     sum_wires(plan, wires, n, total)
     _encode(plan, total, wire, noise, feedback, finish, out)
 

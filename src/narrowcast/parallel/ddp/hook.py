@@ -353,7 +353,7 @@ class _LiveShare:
         self._count = None
         if model is not None and model._join_config.enable and torch_parts.divides_by_live_ranks(model):
             # a rank without inputs calls the hook from outside of autograd, to keep the others company
-            self._count = torch.tensor([float(in_autograd())])
+            self._count = torch.tensor([float(in_autograd())], dtype=torch.float32)
             options: dict[str, Any] = {"async_op": True, "algorithm": "one_shot", "channel": self._channel}
             self._counted = all_reduce(self._count, "as-is", **options)
 

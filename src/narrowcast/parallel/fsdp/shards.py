@@ -110,6 +110,11 @@ class FSDPState:
         for unit, tensor in ((u, t) for u in self.units for t in u.tensors):
             codec = self.choice(unit, tensor, PARAMETER).codec
             check_kept(unit, tensor, codec)
+            if not codec.sends_all and not codec.differences:
+                raise ValueError(
+                    f"attach: parameters of {tensor.name} have {codec}, with which most of them would be zero: write "
+                    "+diff, or take a wire that sends every value"
+                )
             if codec.feedback:
                 raise ValueError(
                     f"attach: parameters of {tensor.name} have {codec}; parameters travel anew from the shard at every "
