@@ -33,7 +33,18 @@ import narrowcast as nc
 from narrowcast.bench import cuda as bench
 from narrowcast.codecs import Codec, all_specs
 from narrowcast.formats import all_formats
-from narrowcast.kernels import CastPlan, Feedback, Finish, Noise, Plan, native, ops, reference, triton_loader
+from narrowcast.kernels import (
+    CastPlan,
+    Feedback,
+    Finish,
+    Noise,
+    Plan,
+    TransformPlan,
+    native,
+    ops,
+    reference,
+    triton_loader,
+)
 
 N = 20_011
 WORKERS = 14
@@ -117,7 +128,7 @@ def check_owed(found: Found, plan: Plan | CastPlan, x: Tensor, unit: float) -> N
 
 def check_reduce(found: Found, plan: Plan | CastPlan, n: int, world: int, dtype: torch.dtype, divide: float) -> None:
     found.stage = "reduce"
-    block = plan.block if isinstance(plan, Plan) else 0
+    block = 0 if isinstance(plan, CastPlan) else plan.block
     rows = ops.aligned_rows(world, plan.layout(n).nbytes)
     for rank, row in enumerate(rows):
         oracle(plan).encode(plan, hard_values(block, n) if rank == 1 else normal(n, rank), row, Noise(rank))
@@ -147,7 +158,7 @@ def check_wires(found: Found, plan: Plan) -> None:
 
 
 def check_plan(found: Found, plan: Plan | CastPlan) -> None:
-    block = plan.block if isinstance(plan, Plan) else 0
+    block = 0 if isinstance(plan, CastPlan) else plan.block
     x = hard_values(block, N)
     wire = check_encode(found, plan, x, "hard values", Noise(5, 6, 48))
     check_encode(found, plan, with_specials(x, 900), "NaN and Inf", Noise(5, 6, 0))
@@ -158,9 +169,15 @@ def check_plan(found: Found, plan: Plan | CastPlan) -> None:
     check_encode(found, plan, normal(4099, 5).half(), "unaligned float16", Noise(3, 0, 0))
     check_encode(found, plan, normal(1), "one value", Noise(3, 0, 0))
     codes = wire[: plan.code_bytes(N)]
-    if isinstance(plan, Plan):
+    if not isinstance(plan, CastPlan):
         codes.copy_(torch.randint(0, 256, codes.shape, generator=torch.Generator().manual_seed(4)))
     check_decode(found, plan, wire, N, torch.float32, False)
+    if isinstance(plan, TransformPlan):
+        broken = wire.clone()
+        places = broken[plan.layout(N).side :][::97]
+        places.copy_(torch.randint(0, 256, places.shape, generator=torch.Generator().manual_seed(5)))
+        check_decode(found, plan, broken, N, torch.float32, False)
+        check_decode(found, plan, broken, N, torch.float32, True)
     check_decode(found, plan, wire, N, torch.float32, True)
     check_decode(found, plan, wire, N, torch.bfloat16, False)
     check_owed(found, plan, with_specials(x, 900), 1.0)
@@ -221,7 +238,8 @@ def check_large() -> list[str]:
 def check_graphs() -> list[str]:
     """Captured once, replayed on other values; nothing may wait for the host."""
     found = Found("graph")
-    for spec in ("int8/256", "int4/128+sr", "dtree8", "nvfp4+sr", "e5m2+aps", "onebit/64", "bf16"):
+    for spec in ("int8/256", "int4/128+sr", "dtree8", "nvfp4+sr", "e5m2+aps", "onebit/64", "bf16", "int2/4096+top64",
+                 "int4/128+rot", "int4/128+spike2"):  # fmt: skip
         codec = nc.codec(spec)
         x, out = normal(N, 1).cuda(), torch.empty(N, device="cuda")
         wire, owed = codec.encode(x), torch.zeros(N, device="cuda")
@@ -422,6 +440,7 @@ def main() -> None:
     parser.add_argument("--no-checks", action="store_true", help="time only what `failure` lets through")
     parser.add_argument("--values", type=int, default=bench.VALUES)
     parser.add_argument("--specs", nargs="*", default=list(bench.TARGETS))
+    parser.add_argument("--check", nargs="*", help="codecs whose bits are checked; without it all, and all else")
     parser.add_argument("--quick", action="store_true", help="no ranks, no large tensors, no peers")
     options = parser.parse_args()
     start = time.perf_counter()
@@ -430,11 +449,12 @@ def main() -> None:
     print(results.machine, "cpu:", native.isa() if native.available() else native.load()[1], flush=True)
     faults: dict[str, list[str]] = {}
     if not options.no_checks:
-        faults = all_checks([*all_specs(), *MORE])
+        faults = all_checks(options.check or [*all_specs(), *MORE])
         print(f"codecs after {time.perf_counter() - start:.0f} s", flush=True)
         faults["CUDA graphs, no host waits"] = guarded(check_graphs)
-        faults["torch.compile, opcheck"] = guarded(check_compile)
-        if not options.quick:
+        if not options.check:
+            faults["torch.compile, opcheck"] = guarded(check_compile)
+        if not options.quick and not options.check:
             faults["more than 2**31 values"] = guarded(check_large)
             faults["four ranks"] = guarded(check_ranks)
         torch.cuda.empty_cache()
@@ -449,7 +469,7 @@ def main() -> None:
     for b in results.buckets:
         print(f"25 MB {b.codec:16} copy {b.copy_us:5.1f} us encode {b.encode_us:5.1f} us = {b.factor:.2f} x, "
               f"{b.launches} launches, call {b.call_us:.0f} us", flush=True)  # fmt: skip
-    peers = [] if options.quick else against_torch(options.values)
+    peers = [] if options.quick or options.check else against_torch(options.values)
     for row in peers:
         print({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
     report = results.as_dict() | {"checks": faults, "peers": peers, "seconds": time.perf_counter() - start}

@@ -39,7 +39,7 @@ class CudaTarget:
 
     encode: float
     decode: float
-    reduce: float
+    reduce: float = 0.0
 
 
 TARGETS = {
@@ -49,6 +49,9 @@ TARGETS = {
     **dict.fromkeys(("dynamic8/256", "posit8.1/256"), CudaTarget(0.60, 0.85, 0.50)),
     **dict.fromkeys(("dtree8", "e5m2", "e5m2+aps"), CudaTarget(0.40, 0.85, 0.32)),
     **dict.fromkeys(("int3/64", "int6/64", "onebit/64"), CudaTarget(0.60, 0.70, 0.50)),
+    **dict.fromkeys(("int2/4096+top64", "bf16/4096+top64"), CudaTarget(0.35, 0.60)),
+    "int4/128+rot": CudaTarget(0.80, 0.80),
+    "int4/128+spike2": CudaTarget(0.70, 0.75),
 }
 """On one H200, 256 Mi float32."""
 
