@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from narrowcast.lab.connection import PACKAGE
 from narrowcast.lab.gpu import CONTROL, FOLDER, find_gpus
 
 RUNNER = CliRunner()
+NUMBERS = itertools.count()
 OWNER = str(Path(__file__).with_name("owner.py"))
 
 MPS = """#!/bin/sh
@@ -28,7 +30,7 @@ case "$1" in
   echo "start $CUDA_MPS_PIPE_DIRECTORY visible=$CUDA_VISIBLE_DEVICES" >>$note
   [ -d "$CUDA_MPS_PIPE_DIRECTORY" ] && [ -d "$CUDA_MPS_LOG_DIRECTORY" ] || exit 3
   touch "$CUDA_MPS_PIPE_DIRECTORY/control"
-  setsid sleep 1234 &
+  setsid sleep {seconds} &
   echo $! >"$CUDA_MPS_PIPE_DIRECTORY/daemon"
   {more} ;;
 *)
@@ -45,6 +47,8 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.note = folder, folder / "note"
+        # no other test's
+        self.seconds = f"{1000 + os.getpid() % 1000}.{next(NUMBERS)}"
 
     def program(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text)
@@ -57,11 +61,22 @@ class Machine:
     def mps(
         self, more: str = ":", quit: str = "[ $word != quit ] || kill $(cat $CUDA_MPS_PIPE_DIRECTORY/daemon)"
     ) -> None:
-        self.program(CONTROL, MPS.format(note=self.note, more=more, quit=quit))
+        self.program(CONTROL, MPS.format(note=self.note, more=more, quit=quit, seconds=self.seconds))
 
     @property
     def asked(self) -> list[str]:
         return self.note.read_text().splitlines() if self.note.exists() else []
+
+    def sleeping(self) -> list[str]:
+        """Its MPS processes, wherever they are."""
+        found = []
+        for file in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = file.read_bytes()
+            except OSError:
+                continue
+            found += [str(file)] if words == f"sleep\0{self.seconds}\0".encode() else []
+        return found
 
 
 @pytest.fixture
@@ -186,7 +201,7 @@ def test_an_mps_that_does_not_start_is_quoted_and_leaves_nothing(machine: Machin
     machine.mps(more="echo 'a daemon runs already'; exit 1")
     with pytest.raises(LabError, match="MPS does not start: a daemon runs already"), Lab(2, gpu=True):
         pass
-    assert wait_until(lambda: not sleeping())
+    assert wait_until(lambda: not machine.sleeping())
 
 
 @pytest.mark.usefixtures("needs_lab")
@@ -199,24 +214,12 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def sleeping() -> list[str]:
-    """MPS processes on this machine, wherever they are."""
-    found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = file.read_bytes()
-        except OSError:
-            continue
-        found += [str(file)] if words == b"sleep\x001234\0" else []
-    return found
-
-
 @pytest.mark.usefixtures("needs_lab")
 @pytest.mark.parametrize("stubborn", [False, True], ids=["it quits", "it does not"])
 @pytest.mark.parametrize("victim", ["owner", "guard", "an owner that forked"])
 def test_after_kill_9_nothing_of_mps_is_left(machine: Machine, victim: str, stubborn: bool) -> None:
     if stubborn:
-        machine.mps(quit="exec sleep 1234")
+        machine.mps(quit=f"exec sleep {machine.seconds}")
     process = subprocess.Popen(
         [sys.executable, OWNER, str(PACKAGE), "fork" if "forked" in victim else "wait", "gpu"],
         stdin=subprocess.PIPE,
@@ -224,12 +227,12 @@ def test_after_kill_9_nothing_of_mps_is_left(machine: Machine, victim: str, stub
         text=True,
         start_new_session=True,
     )
-    with process:
+    try:
         assert process.stdin is not None
         assert process.stdout is not None
         guard = int(process.stdout.readline())
         footprint = Footprint.of(guard)
-        assert len(sleeping()) == 1
+        assert len(machine.sleeping()) == 1, machine.asked
         # guard, PID 1, two ranks with two children each, MPS
         assert (len(footprint.processes), len(footprint.namespaces)) == (9, 3)
         process.stdin.write("go\n")
@@ -237,8 +240,10 @@ def test_after_kill_9_nothing_of_mps_is_left(machine: Machine, victim: str, stub
         if "forked" in victim:
             assert wait_until(lambda: process.pid in [os.getpgid(pid) for pid in children(process.pid)])
         os.kill(guard if victim == "guard" else process.pid, signal.SIGKILL)
-        assert wait_until(lambda: not footprint.left() and not sleeping()), (footprint.left(), sleeping())
+        assert wait_until(lambda: not footprint.left() and not machine.sleeping()), footprint.left()
+    finally:
         os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
     assert not FOLDER.exists()
     # who kills the guard kills PID 1 with it, at once: the kernel alone cleans up
     assert ("quit" in machine.asked) == (victim != "guard")

@@ -69,7 +69,7 @@ def test_what_is_timed_lies_on_the_models_device(monkeypatch: pytest.MonkeyPatch
 
 def test_the_time_of_a_sum_is_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeGpu(monkeypatch)
-    monkeypatch.setattr(torch, "linspace", lambda *_, device: torch.empty(0))
+    monkeypatch.setattr(torch, "linspace", lambda *_, **__: torch.empty(0))
     long = iter([0.5, 0.25, 2.0])
     found = auto._timed(lambda x: gpu.work(next(long)), 16, 3, DeviceClock(CUDA))
     assert found.tolist() == [0.5, 0.25, 2.0]
