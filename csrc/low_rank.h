@@ -8,6 +8,7 @@ typedef struct {
   float* x;
   float* residual; /* of the same shape, or NULL */
   float unit;
+  float weight; /* by which the residual is multiplied: the unit, less what is forgotten */
   int64_t rows, columns;
   const float* left;  /* rank x rows, or NULL */
   const float* right; /* rank x padded, or NULL: padded is columns rounded up to a multiple of 16, zero beyond columns */

@@ -59,7 +59,7 @@ struct Both {
   V operator()(int64_t at, int count) const {
     const V x = count == LANES ? load(job.x + at) : load_some(job.x + at, count);
     V more = count == LANES ? load(job.residual + at) : load_some(job.residual + at, count);
-    if (job.unit != 1.0f) more = clamped(more * job.unit, more);
+    if (job.weight != 1.0f) more = clamped(more * job.weight, more);
     return clamped(x + more, x);
   }
 };

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from gpu.check_cuda import check_all_reduce, free_port, values
+from kernels.triton import products
 from laws.inputs import hard_values, normal, with_specials
 from laws.wires import hard_wires
 from torch import Tensor
@@ -40,6 +41,7 @@ from narrowcast.kernels import (
     Noise,
     Plan,
     TransformPlan,
+    low_rank,
     native,
     ops,
     reference,
@@ -277,6 +279,18 @@ def check_never_waits(found: Found, codec: Codec, x: Tensor, out: Tensor) -> Non
     torch.cuda.set_sync_debug_mode("default")
 
 
+def check_low_rank() -> list[str]:
+    """Products beside the reference; the same bits from run to run."""
+    found = Found("low rank")
+    products.check("cuda")
+    x, q = normal(3000 * 700, 1).view(3000, 700).cuda(), normal(4 * 700, 2).view(4, 700).cuda()
+    p = low_rank.left(x, None, q)
+    for _ in range(5):
+        found.same(low_rank.left(x, None, q).flatten(), p.flatten(), "left, once more")
+        found.same(low_rank.right(x, None, p).flatten(), low_rank.right(x, None, p).flatten(), "right, once more")
+    return found.faults
+
+
 def check_compile() -> list[str]:
     """torch.compile in one graph, and torch's own check of the ops."""
     found = Found("compile")
@@ -452,6 +466,7 @@ def main() -> None:
         faults = all_checks(options.check or [*all_specs(), *MORE])
         print(f"codecs after {time.perf_counter() - start:.0f} s", flush=True)
         faults["CUDA graphs, no host waits"] = guarded(check_graphs)
+        faults["low rank"] = guarded(check_low_rank)
         if not options.check:
             faults["torch.compile, opcheck"] = guarded(check_compile)
         if not options.quick and not options.check:

@@ -15,6 +15,8 @@ from narrowcast.kernels.native import low_rank as compiled
 from narrowcast.kernels.reference import low_rank as plain
 
 SHAPES = ((1, 1), (3, 17), (5, 16), (9, 100), (4, 1030))
+UNITS = ((1.0, 1.0), (3.0, 1.0), (1.0, 0.95), (2.0, 0.5))
+"""Of residuals, and how much of them is kept."""
 needs_native = pytest.mark.skipif(compiled.why_not() is not None, reason="the native library is not built")
 
 
@@ -53,18 +55,19 @@ def same(one: Tensor, other: Tensor) -> bool:
 @needs_native
 @pytest.mark.parametrize("rank", [1, 3, 4, 9])
 def test_native_equals_the_reference(rank: int) -> None:
-    for _, (rows, columns), unit in itertools.product(isas(), SHAPES, (1.0, 3.0)):
+    for _, (rows, columns), (unit, decay) in itertools.product(isas(), SHAPES, UNITS):
         p, q = torch.randn(rank, rows) / 50, torch.randn(rank, columns) / 50
         for x, residual in itertools.product(matrices(rows, columns), list(matrices(rows, columns))[:2]):
-            for feedback in (None, Feedback(residual, unit)):
+            for feedback in (None, Feedback(residual, unit, decay)):
                 assert same(compiled.left(x, feedback, q), plain.left(x, feedback, q))
                 assert same(compiled.right(x, feedback, p), plain.right(x, feedback, p))
-            _check_finish(x, residual, unit, p, q)
+            _check_finish(x, Feedback(residual, unit, decay), p, q)
 
 
-def _check_finish(x: Tensor, residual: Tensor, unit: float, p: Tensor, q: Tensor) -> None:
+def _check_finish(x: Tensor, feedback: Feedback, p: Tensor, q: Tensor) -> None:
     for share in (1.0, 0.25):
-        out, kept, expected = x.clone(), Feedback(residual.clone(), unit), Feedback(residual.clone(), unit)
+        kept, expected = (feedback._replace(residual=feedback.residual.clone()) for _ in range(2))
+        out = x.clone()
         compiled.finish(out, kept, p, q, share)
         total = plain.product(p, q)
         expected.keep(plain.with_residual(x, expected), total if share == 1.0 else total * share)

@@ -2,7 +2,7 @@
 
 A factor holds its vectors as rows: r x n on the left, r x m on the right of a matrix of n rows and m columns. On the
 CPU every sum has a stated order, which the native library and the reference keep, so the bits depend neither on the
-number of threads nor on the machine. Other devices take torch's products, whose order is their own.
+number of threads nor on the machine. Other devices have an order of their own: Triton's kernels, or torch's products.
 
 What is finite stays finite: vectors are of length one at most, and a product with them is taken 2^16 times too small
 and then cut to the largest number. A NaN or Inf anywhere in a matrix makes what follows from it NaN.
@@ -11,11 +11,12 @@ and then cut to the largest number. A NaN or Inf anywhere in a matrix makes what
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from narrowcast.kernels import native
+from narrowcast.kernels import native, triton_loader
 from narrowcast.kernels.arithmetic import LARGEST, Feedback, keeps_subnormals, saturate
 from narrowcast.kernels.native import low_rank as native_low_rank
 from narrowcast.kernels.noise import Noise
@@ -41,6 +42,14 @@ def _is_native(x_nm: Tensor) -> bool:
     return x_nm.is_cpu and native_low_rank.why_not() is None
 
 
+def _triton(x_nm: Tensor, rank: int) -> Any:
+    """The module that runs the products on this device, or None."""
+    if not x_nm.is_cuda or not triton_loader.available():
+        return None
+    kernels = triton_loader.low_rank()
+    return kernels if kernels.fits(x_nm, rank) else None
+
+
 def _floats(x_nm: Tensor) -> Tensor:
     """As the native library takes a matrix."""
     return x_nm.float().contiguous()
@@ -48,6 +57,8 @@ def _floats(x_nm: Tensor) -> Tensor:
 
 def left(x_nm: Tensor, feedback: Feedback | None, right_rm: Tensor) -> Tensor:
     """The products of the rows of `x + residual * unit` with each vector of `right`: r x n, float32."""
+    if (kernels := _triton(x_nm, len(right_rm))) is not None:
+        return kernels.left(x_nm, feedback, right_rm)
     smaller_rm = right_rm * SMALLER
     if _is_native(x_nm):
         return _larger(native_low_rank.left(_floats(x_nm), feedback, smaller_rm))
@@ -58,6 +69,8 @@ def left(x_nm: Tensor, feedback: Feedback | None, right_rm: Tensor) -> Tensor:
 
 def right(x_nm: Tensor, feedback: Feedback | None, left_rn: Tensor) -> Tensor:
     """The products of the columns of `x + residual * unit` with each vector of `left`: r x m, float32."""
+    if (kernels := _triton(x_nm, len(left_rn))) is not None:
+        return kernels.right(x_nm, feedback, left_rn)
     smaller_rn = left_rn * SMALLER
     if _is_native(x_nm):
         return _larger(native_low_rank.right(_floats(x_nm), feedback, smaller_rn))
@@ -73,6 +86,9 @@ def finish(x_nm: Tensor, feedback: Feedback | None, left_rn: Tensor, right_rm: T
     """
     if _is_native(x_nm) and x_nm.dtype == torch.float32 and x_nm.is_contiguous():
         native_low_rank.finish(x_nm, feedback, left_rn, right_rm, share)
+        return
+    if x_nm.dtype == torch.float32 and (kernels := _triton(x_nm, len(left_rn))) is not None:
+        kernels.finish(x_nm, feedback, left_rn.contiguous(), right_rm.contiguous(), share)
         return
     total_nm = _product(x_nm, left_rn, right_rm)
     expected = None if feedback is None else reference.with_residual(x_nm, feedback)
@@ -111,6 +127,8 @@ def orthonormal(factors: Sequence[Tensor]) -> list[Tensor]:
     left becomes zero. Sums of products are halving trees, except on a GPU.
     """
     done: dict[int, Tensor] = {}
+    if factors and _triton(factors[0], len(factors[0])) is not None:
+        return _by_rank(factors)
     for members in _by_size(factors):
         size = 1 << max(factors[number].shape[1] - 1 for number in members).bit_length()
         first = factors[members[0]]
@@ -119,6 +137,16 @@ def orthonormal(factors: Sequence[Tensor]) -> list[Tensor]:
             stack_KrN[place, :, : factors[number].shape[1]] = factors[number]
         _gram_schmidt_(stack_KrN)
         done |= {n: stack_KrN[place, :, : factors[n].shape[1]] for place, n in enumerate(members)}
+    return [done[number] for number in range(len(factors))]
+
+
+def _by_rank(factors: Sequence[Tensor]) -> list[Tensor]:
+    """On a GPU: one launch for all factors of as many vectors."""
+    done: dict[int, Tensor] = {}
+    for rank in {len(factor) for factor in factors}:
+        numbers = [number for number, factor in enumerate(factors) if len(factor) == rank]
+        made = triton_loader.low_rank().orthonormal([factors[number] for number in numbers], TINY, DEPENDENT)
+        done |= dict(zip(numbers, made, strict=True))
     return [done[number] for number in range(len(factors))]
 
 

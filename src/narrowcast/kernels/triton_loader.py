@@ -68,6 +68,11 @@ def _transforms() -> Any:
     return import_module("narrowcast.kernels.triton.transforms")
 
 
+def low_rank() -> Any:
+    """The module that launches the products of low rank."""
+    return import_module("narrowcast.kernels.triton.low_rank")
+
+
 def _why_not_format(fmt: Format) -> str | None:
     if getattr(fmt, "bias", 0) > LARGEST_BIAS:
         return "formats whose smallest normal number is below float32's are on the CPU only"

@@ -14,6 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
+from kernels.triton import products
 from laws.inputs import hard_values, normal, unaligned, with_specials
 from laws.wires import hard_wires
 from torch import Tensor
@@ -358,6 +359,7 @@ def groups() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "rounding", rounding
     yield "cpd", cpd
     yield "finite", finite
+    yield "low-rank", lambda: products.check("cpu")
 
 
 def main() -> None:

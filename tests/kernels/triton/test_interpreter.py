@@ -18,7 +18,20 @@ pytest.importorskip("triton")
 SCRIPT = Path(__file__).with_name("interpreted.py")
 
 
-GROUPS = ("codecs-0", "codecs-1", "fused", "wide", "words", "sums-0", "sums-1", "rows", "rounding", "cpd", "finite")
+GROUPS = (
+    "codecs-0",
+    "codecs-1",
+    "fused",
+    "wide",
+    "words",
+    "sums-0",
+    "sums-1",
+    "rows",
+    "rounding",
+    "cpd",
+    "finite",
+    "low-rank",
+)
 
 
 @pytest.mark.parametrize("group", GROUPS)

@@ -25,7 +25,7 @@ from narrowcast.kernels.triton import launch, start
 
 start.FAST = False
 CUDABackend.make_cubin = lambda *args, **options: b""  # machine code is not looked at
-TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.uint8: "*u8", torch.int32: "*i32"}
+TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.uint8: "*u8", torch.int32: "*i32", torch.int16: "*i16"}
 seen = []
 now = ""
 JITFunction.run = lambda self, *args, **options: seen.append((now, self, args, options))

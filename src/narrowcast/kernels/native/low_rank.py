@@ -22,6 +22,7 @@ class NativeLowRank(Structure):
         ("x", c_void_p),
         ("residual", c_void_p),
         ("unit", c_float),
+        ("weight", c_float),
         ("rows", c_int64),
         ("columns", c_int64),
         ("left", c_void_p),
@@ -59,9 +60,11 @@ def _run(
     for tensor in taken:  # what C writes to must be what it takes it for
         if tensor is not None and (tensor.dtype != torch.float32 or not tensor.is_contiguous() or not tensor.is_cpu):
             raise TypeError(f"internal: {name} takes contiguous float32 on the CPU, got {tensor.dtype}")
-    residual, unit = (None, 1.0) if feedback is None else (feedback.residual.data_ptr(), feedback.unit)
+    added: tuple[int | None, float, float] = (None, 1.0, 1.0)
+    if feedback is not None:
+        added = feedback.residual.data_ptr(), feedback.unit, feedback.weight
     places = [None if one is None else one.data_ptr() for one in (left, right, out)]
-    job = NativeLowRank(x_nm.data_ptr(), residual, unit, *x_nm.shape, *places[:2], rank, places[2], share)
+    job = NativeLowRank(x_nm.data_ptr(), *added, *x_nm.shape, *places[:2], rank, places[2], share)
     call = getattr(library.require(), name)
     call.argtypes = [c_void_p, c_int32]
     library.check_status(call(ctypes.byref(job), torch.get_num_threads()), name, tuple(x_nm.shape))

@@ -1,4 +1,4 @@
-"""The kernels of `+topK` and `+spikeS`: some values of a block and their places, there and back.
+"""Some values of a block and their places, there and back: what `+topK` and `+spikeS` share, and the latter.
 
 One program takes one block. Places go through memory of our own, since a thread wants what others found; a barrier
 stands between. What a block needs is passed in numbers for whole blocks and again for a last, shorter one.
@@ -21,8 +21,10 @@ from narrowcast.kernels.triton.bits import (
     clamp_overflow,
     float_of,
     is_finite,
+    load,
     plus,
     read_floats,
+    store,
     write_floats,
 )
 
@@ -43,16 +45,16 @@ def shape_here(whole, rest, k, last_k, low, last_low, bitmap, last_bitmap, low_b
 
 @triton.jit
 def source(x, residual, wanted, at, mask, divide, multiply, weight, X: tl.constexpr, OWED: tl.constexpr,
-           UNIT: tl.constexpr, DIVIDE: tl.constexpr, MULTIPLY: tl.constexpr):  # fmt: skip
+           UNIT: tl.constexpr, DIVIDE: tl.constexpr, MULTIPLY: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """What is to be sent: the values, divided, multiplied, with what is left from before; the last is noted down."""
-    v = read_floats(x, at, mask, X, True)
+    v = read_floats(x, at, mask, X, MASKED)
     if DIVIDE:
         v = clamp_overflow(tl.div_rn(v, tl.zeros_like(v) + divide), is_finite(v))
     if MULTIPLY:
         v = clamp_overflow(v * multiply, is_finite(v))
     if OWED:
-        v = add_residual(v, tl.load(residual + at, mask=mask, other=0.0), weight, UNIT)
-        tl.store(wanted + at, v, mask=mask)
+        v = add_residual(v, load(residual + at, mask, MASKED), weight, UNIT)
+        store(wanted + at, v, mask, MASKED)
     return v
 
 
@@ -76,28 +78,8 @@ def write_codes(side, places, k, bits, count, BYTES: tl.constexpr):
     for bit in tl.static_range(8):
         string = 8 * byte + bit
         j = string // tl.maximum(bits, 1)
-        place = tl.load(places + j, mask=(j < k) & (byte < count), other=0)
+        place = tl.load(places + j, mask=(j < k) & (byte < count), other=0).to(tl.int32)
         value |= ((place >> (string - j * bits)) & 1) << bit
-    tl.store(side + byte, value.to(tl.uint8), mask=byte < count)
-
-
-@triton.jit
-def write_marks(side, places, k, low, bitmap, count, BYTES: tl.constexpr, STEPS: tl.constexpr):
-    """A string of bits in which one is set for each place: found by bisection, since they ascend."""
-    byte = tl.arange(0, BYTES)
-    value = tl.zeros((BYTES,), tl.int32)
-    for bit in tl.static_range(8):
-        string = 8 * byte + bit
-        # how many marks are before this bit
-        before = tl.zeros((BYTES,), tl.int32)
-        for step in tl.static_range(STEPS):
-            tried = before + (1 << (STEPS - 1 - step))
-            place = tl.load(places + tried - 1, mask=(tried <= k) & (byte < count), other=0)
-            mark = (place >> low) + tl.where(bitmap != 0, 0, tried - 1)
-            before = tl.where((tried <= k) & (mark < string), tried, before)
-        place = tl.load(places + before, mask=(before < k) & (byte < count), other=0)
-        mark = (place >> low) + tl.where(bitmap != 0, 0, before)
-        value |= tl.where((before < k) & (mark == string), 1, 0) << bit
     tl.store(side + byte, value.to(tl.uint8), mask=byte < count)
 
 
@@ -105,41 +87,6 @@ def write_marks(side, places, k, low, bitmap, count, BYTES: tl.constexpr, STEPS:
 def ranked(v, mask):
     """Magnitudes as integers; what is not finite is the largest, all alike."""
     return tl.where(mask, tl.minimum(bits_of(v) & MAGNITUDE, INFINITE), -1)
-
-
-@triton.jit
-def top_forward(
-    x, residual, wanted, kept, side, places, whole, rest, k, last_k, low, last_low, bitmap, last_bitmap, low_bytes,
-    last_low_bytes, high_bytes, last_high_bytes, divide, multiply, weight, SIZE: tl.constexpr, WIDTH: tl.constexpr,
-    LOWS: tl.constexpr, HIGHS: tl.constexpr, STEPS: tl.constexpr, X: tl.constexpr, OWED: tl.constexpr,
-    UNIT: tl.constexpr, DIVIDE: tl.constexpr, MULTIPLY: tl.constexpr,
-):  # fmt: skip
-    """The k largest of a block, exactly: the k-th by bisection of the integer that a magnitude is."""
-    here = tl.program_id(0).to(tl.int64)
-    first, full_bytes = here * k, low_bytes + high_bytes
-    m, k, low, bitmap, low_bytes, high_bytes = shape_here(
-        whole, rest, k, last_k, low, last_low, bitmap, last_bitmap, low_bytes, last_low_bytes, high_bytes,
-        last_high_bytes, SIZE,
-    )  # fmt: skip
-    i = tl.arange(0, WIDTH)
-    mask = i < m
-    v = source(x, residual, wanted, here * SIZE + i, mask, divide, multiply, weight, X, OWED, UNIT, DIVIDE, MULTIPLY)
-    magnitude = ranked(v, mask)
-    least = tl.full((), 0, tl.int32)
-    for step in range(31):
-        tried = least | (1 << (30 - step))
-        least = tl.where(tl.sum((magnitude >= tried).to(tl.int32)) >= k, tried, least)
-    above = magnitude > least
-    equal = magnitude == least
-    wanted_equal = k - tl.sum(above.to(tl.int32))
-    # of equal ones the first
-    taken = above | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= wanted_equal))
-    rank = tl.cumsum(taken.to(tl.int32), 0) - 1
-    tl.store(kept + first + rank, v, mask=taken)
-    tl.store(places + first + rank, i, mask=taken)
-    tl.debug_barrier()
-    write_codes(side + here * full_bytes, places + first, k, low, low_bytes, LOWS)
-    write_marks(side + here * full_bytes + low_bytes, places + first, k, low, bitmap, high_bytes, HIGHS, STEPS)
 
 
 @triton.jit
@@ -188,50 +135,6 @@ def unsent(wanted, sent, old, unit, UNIT: tl.constexpr):
 
 
 @triton.jit
-def top_inverse(
-    out, wanted, residual, kept, side, whole, rest, k, last_k, low, last_low, bitmap, last_bitmap, low_bytes,
-    last_low_bytes, high_bytes, last_high_bytes, divide, multiply, unit, SIZE: tl.constexpr, WIDTH: tl.constexpr,
-    MARKS: tl.constexpr, OUT: tl.constexpr, ADD: tl.constexpr, WRITE: tl.constexpr, OWED: tl.constexpr,
-    UNIT: tl.constexpr, DIVIDE: tl.constexpr, MULTIPLY: tl.constexpr,
-):  # fmt: skip
-    """Values to their places; bytes that hold no places make the block NaN."""
-    here = tl.program_id(0).to(tl.int64)
-    first, full_bytes = here * k, low_bytes + high_bytes
-    m, k, low, bitmap, low_bytes, high_bytes = shape_here(
-        whole, rest, k, last_k, low, last_low, bitmap, last_bitmap, low_bytes, last_low_bytes, high_bytes,
-        last_high_bytes, SIZE,
-    )  # fmt: skip
-    codes = side + here * full_bytes
-    marks = codes + low_bytes
-    string = tl.arange(0, MARKS)
-    inside = string < 8 * high_bytes
-    mark = (tl.load(marks + string // 8, mask=inside, other=0).to(tl.int32) >> (string % 8)) & 1
-    # all are taken: no bytes say so
-    mark = tl.where(high_bytes == 0, tl.where(string < k, 1, 0), mark)
-    rank = tl.cumsum(mark, 0) - 1
-    some = (mark == 1) & (rank < k)
-    lower = code_at(codes, rank, low, some)
-    place = tl.where(bitmap != 0, string, ((string - rank) << low) | lower)
-    # two marks side by side have the same upper part
-    byte_before = tl.load(marks + (string - 1) // 8, mask=inside & (string > 0), other=0).to(tl.int32)
-    adjacent = some & (rank > 0) & (((byte_before >> ((string + 7) % 8)) & (1 - bitmap)) == 1)
-    before = code_at(codes, rank - 1, low, adjacent)
-    wrong = (adjacent & (lower <= before)) | (some & (place >= m))
-    faults = tl.sum(wrong.to(tl.int32)) + tl.where(tl.sum(mark) == k, 0, 1)
-    some = some & (tl.zeros_like(string) + faults == 0)
-    place = tl.where(some, place, 0)
-    value = tl.load(kept + first + rank, mask=some, other=0.0)
-    lost = tl.sum((some & is_finite(value)).to(tl.int32)) == 0
-    i = tl.arange(0, WIDTH)
-    dense = tl.zeros((WIDTH,), tl.float32)
-    dense = tl.where(lost, float_of(tl.zeros((WIDTH,), tl.int32) + QUIET_NAN), dense)
-    put_values(
-        out, wanted, residual, here * SIZE, i, i < m, dense, place, value, some, divide, multiply, unit, OUT, ADD,
-        WRITE, OWED, UNIT, DIVIDE, MULTIPLY,
-    )  # fmt: skip
-
-
-@triton.jit
 def spike_forward(
     x, residual, wanted, kept, side, places, whole, rest, k, last_k, low, last_low, bitmap, last_bitmap, low_bytes,
     last_low_bytes, high_bytes, last_high_bytes, divide, multiply, weight, SIZE: tl.constexpr, WIDTH: tl.constexpr,
@@ -247,7 +150,9 @@ def spike_forward(
     )  # fmt: skip
     i = tl.arange(0, WIDTH)
     mask = i < m
-    v = source(x, residual, wanted, here * SIZE + i, mask, divide, multiply, weight, X, OWED, UNIT, DIVIDE, MULTIPLY)
+    v = source(
+        x, residual, wanted, here * SIZE + i, mask, divide, multiply, weight, X, OWED, UNIT, DIVIDE, MULTIPLY, True
+    )
     magnitude = ranked(v, mask)
     for _ in range(k):
         place = tl.min(tl.where(magnitude == tl.max(magnitude, 0), i, WIDTH), 0)

@@ -10,12 +10,12 @@ from torch import Tensor
 from narrowcast.kernels.arithmetic import NO_FINISH, Feedback, Finish, decode_each, encode_each
 from narrowcast.kernels.noise import NO_NOISE, Noise
 from narrowcast.kernels.plan import TransformPlan
-from narrowcast.kernels.triton import launch, sparse
+from narrowcast.kernels.triton import launch, sparse, top
 from narrowcast.kernels.triton.recipe import DTYPES
 from narrowcast.kernels.triton.shapes import Tuning, pow2
 
 KERNELS: dict[str, tuple[Any, Any]] = {
-    "top": (sparse.top_forward, sparse.top_inverse),
+    "top": (top.top_forward, top.top_inverse),
     "spike": (sparse.spike_forward, sparse.spike_inverse),
 }
 """By the transform's name: what takes apart, and what puts together."""
@@ -36,9 +36,12 @@ class BlockNumbers:
         self.numbers = [one for pair in zip(full, last, strict=True) for one in pair]
         self.most, bytes_ = full[0], (full[3], last[3], full[4], last[4])
         self.width = pow2(self.size)
+        self.room = min(self.width, 2 << self.most.bit_length())
+        """For the places of a block while the largest are looked for."""
         self.lows, self.highs = pow2(max(1, *bytes_[:2])), pow2(max(1, *bytes_[2:]))
         self.marks = pow2(max(8 * bytes_[2], 8 * bytes_[3], full[0]))
         self.options = Tuning(0, min(16, max(1, self.width // WARP_VALUES))).options()
+        self.forward_options = Tuning(0, 1).options() if transform.name == "top" else self.options
 
 
 def why_not(plan: TransformPlan) -> str | None:
@@ -59,7 +62,7 @@ def _forward(
     residual, _, _ = feedback or (x, 1.0, 1.0)
     kind = 0 if feedback is None else launch.unit_kind(feedback.unit, feedback.decay)
     kept = torch.empty(plan.transform.count(n), dtype=torch.float32, device=x.device)
-    places = torch.empty(shape.blocks * shape.most, dtype=torch.int32, device=x.device)
+    places = torch.empty(shape.blocks * shape.room, dtype=torch.int16, device=x.device)
     wanted = None if feedback is None else torch.empty(n, dtype=torch.float32, device=x.device)
     wire[plan.code_bytes(n) : layout.side] = 0
     with launch.on_device_of(x):
@@ -68,7 +71,7 @@ def _forward(
             *shape.numbers, float(finish.divide), float(finish.multiply),
             1.0 if feedback is None else float(feedback.weight), shape.size, shape.width, shape.lows, shape.highs,
             shape.most.bit_length(), DTYPES[x.dtype], wanted is not None, kind, finish.divide != 1.0,
-            finish.multiply != 1.0, **shape.options,
+            finish.multiply != 1.0, **shape.forward_options,
         )  # fmt: skip
     launch.encode(plan.inner, kept, wire[: layout.inner], plan.inner_noise(noise))
     return wanted
