@@ -115,7 +115,7 @@ def test_jobs_go_seed_by_seed() -> None:
 
 
 def line(wire: str, seed: int, score: float | None, model: str = "davidnet") -> dict[str, object]:
-    facts = {"parameters": 6_500_000, "workers": 4, "steps": 970, "where": "a machine", "bits": 32.0}
+    facts = {"parameters": 6_500_000, "workers": 4, "steps": 970, "where": "a machine", "bits": 32.0, "tiny": False}
     return {"model": model, "wire": wire, "seed": seed, "score": score, **facts}
 
 

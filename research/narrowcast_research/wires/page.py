@@ -26,6 +26,11 @@ FIRST = "fp32"
 MARGINS = {"davidnet": 0.5, "resnet18": 0.5, "lm": 0.02}
 """Points of accuracy, and loss, within which two wires count as equal: fixed before anything was measured."""
 TITLES = {"davidnet": "DavidNet on CIFAR-10", "resnet18": "ResNet-18 on CIFAR-10", "lm": "The language model"}
+TINY_TITLES = {
+    "davidnet": "A small DavidNet on digits",
+    "resnet18": "A small ResNet-18 on digits",
+    "lm": "A small language model on the help pages of Python",
+}
 SCORES = {"davidnet": "accuracy, %", "resnet18": "accuracy, %", "lm": "held-out loss"}
 LEVELS = (8.0, 4.0, 2.0, 1.0, 0.25)
 """Bits a value at which wires are compared."""
@@ -39,6 +44,10 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     """Markdown; the first row is the head."""
     lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     return "\n".join(f"| {' | '.join(row)} |" for row in lines)
+
+
+def title(model: str, tiny: bool) -> str:
+    return (TINY_TITLES if tiny else TITLES)[model]
 
 
 def scores(lines: Sequence[Line], model: str) -> dict[str, dict[int, float | None]]:
@@ -110,7 +119,7 @@ def convergence_text(lines: Sequence[Line]) -> str:
         one = next(line for line in lines if line["model"] == model)
         where = ", ".join(sorted({line["where"] for line in lines if line["model"] == model}))
         size = f"{one['parameters'] / 1e6:.1f} million parameters, {one['workers']} workers, {one['steps']} steps"
-        parts.append(f"## {TITLES[model]}\n\n{size}; {where}.\n\n{table(rows)}")
+        parts.append(f"## {title(model, one['tiny'])}\n\n{size}; {where}.\n\n{table(rows)}")
     return "\n\n".join(parts)
 
 
@@ -174,9 +183,8 @@ def gradients_text(found: Mapping[str, Any]) -> str:
         when = ", ".join(f"{moment} {step}" for moment, step in steps.items())
         size = next(row["values"] for row in rows if row["kind"] == ALL)
         head = f"{size / 1e6:.1f} million values, {facts['workers']} workers; steps: {when}."
-        parts.append(
-            f"## {TITLES[model]}\n\n{head}\n\n{level_table(rows)}\n\nLate, by kind of layer:\n\n{kind_table(rows)}"
-        )
+        whole = f"## {title(model, facts['tiny'])}\n\n{head}\n\n{level_table(rows)}"
+        parts.append(f"{whole}\n\nLate, by kind of layer:\n\n{kind_table(rows)}")
     return f"{facts['where']}.\n\n" + "\n\n".join(parts)
 
 
