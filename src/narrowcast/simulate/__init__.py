@@ -13,6 +13,7 @@ from narrowcast.simulate.stack import largest_WS as largest_WS
 if TYPE_CHECKING:
     from narrowcast.kernels import derive as derive
     from narrowcast.simulate import compat as compat
+    from narrowcast.simulate.exchange import GradientExchange as GradientExchange
     from narrowcast.simulate.precision import optim as optim
     from narrowcast.simulate.precision.casts import Caster as Caster
     from narrowcast.simulate.precision.casts import LayerScale as LayerScale
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from narrowcast.simulate.precision.lowering import Lowered as Lowered
     from narrowcast.simulate.precision.lowering import lower as lower
     from narrowcast.simulate.settings import Batches as Batches
+    from narrowcast.simulate.settings import MicroBatches as MicroBatches
     from narrowcast.simulate.settings import Record as Record
     from narrowcast.simulate.settings import read_log as read_log
     from narrowcast.simulate.training import Run as Run
@@ -39,7 +41,8 @@ HOMES = homes_of(
         "precision.lowering": "lower Lowered",
         "precision.loss_scale": "LossScale",
         ".kernels": "derive",
-        "settings": "Batches Record read_log",
+        "exchange": "GradientExchange",
+        "settings": "Batches MicroBatches Record read_log",
         "world": "World",
         "training": "train Run",
     }

@@ -1,0 +1,1 @@
+"""What wires cost in accuracy, and how large their errors are on real gradients."""
