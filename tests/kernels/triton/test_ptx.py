@@ -69,7 +69,7 @@ EXACT = {"reduce:mxfp4": ["fma.rn.f32"], "sum:mxfp4": ["fma.rn.f32"]}
 """Products by powers of two are exact: to fuse one with a sum changes nothing."""
 SPECS = ("int8/256+sr", "qsgd4/512+l2", "nvfp4", "mxfp4")
 """Noise, norms, two scales and a shared exponent: between them every kind of arithmetic."""
-OTHERS = ("e4m3fn/256", "uint8/512", "onebit/64", "int3/64", "int4/128+rot")
+OTHERS = ("e4m3fn/256", "uint8/512", "onebit/64", "int3/64", "int4/128+rot", "int4/128+spike2")
 
 
 @pytest.mark.parametrize("specs", [SPECS, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["few", "others"])
