@@ -100,7 +100,6 @@ def unrotated(v, first, second, table, rem, P: tl.constexpr, J: tl.constexpr, MA
     held in float32; else the caller sees that something is not finite.
     """
     if P.rotated:
-        y = mixed(v, rem, J, MASKED, CARE == ALWAYS)
         if CARE == IF_NEEDED:
             top = bits_of(first) & MAGNITUDE
             if P.method == MEANS:
@@ -108,6 +107,10 @@ def unrotated(v, first, second, table, rem, P: tl.constexpr, J: tl.constexpr, MA
             # only with scales as large as these a sum can overflow: rare, and looked into only then
             if tl.max(top, axis=0) >= P.careful_from:
                 y = mixed(v, rem, J, MASKED, True)
+            else:
+                y = mixed(v, rem, J, MASKED, False)
+        else:
+            y = mixed(v, rem, J, MASKED, CARE == ALWAYS)
         if MASKED:
             smaller, k = piece_exponents(rem, J)
             larger = y * power_of_two(smaller - k)
