@@ -95,8 +95,9 @@ def spike_values(x, v, places, tile, P: tl.constexpr, J: tl.constexpr, MASKED: t
                 high = high | half
     else:
         start, rem, _row0 = tile
-        # each of four threads that have a row reads one: what they found need not travel
-        slot = tl.arange(0, 4)[None, :]
+        # as many as there are threads that have a row: what they found need not travel
+        SLOTS: tl.constexpr = J.cols // (4 * J.across) if (J.across > 1) and (J.cols > 16 * J.across) else 4
+        slot = tl.arange(0, SLOTS)[None, :]
         place = (places[:, None] >> (tl.minimum(slot, P.spikes - 1) * J.levels)) & (J.cols - 1)
         at = tl.arange(0, J.rows)[:, None] * J.step + place
         value = read_floats(x + start, at, (place < J.step) & (at < rem), J.x_dtype, MASKED)
@@ -121,7 +122,8 @@ def write_spikes(wire, side_at, tile, places, low, high, P: tl.constexpr, J: tl.
     PLACE_BYTES: tl.constexpr = (P.spikes * J.levels + 7) // 8
     BYTES: tl.constexpr = 2 * P.spikes + PLACE_BYTES
     SIZE: tl.constexpr = 2 if J.aligned and BYTES % 2 == 0 and not MASKED else 1
-    SLOTS: tl.constexpr = 16 if BYTES > 8 * SIZE else 8 if BYTES > 4 * SIZE else 4
+    LEAST: tl.constexpr = 16 if BYTES > 8 * SIZE else 8 if BYTES > 4 * SIZE else 4
+    SLOTS: tl.constexpr = J.cols // (4 * J.across) if (J.across > 1) and (J.cols > 4 * J.across * LEAST) else LEAST
     slot = tl.arange(0, SLOTS)[None, :]
     count = tl.full((J.rows,), P.spikes, tl.int32)
     if MASKED:
@@ -140,19 +142,20 @@ def write_spikes(wire, side_at, tile, places, low, high, P: tl.constexpr, J: tl.
     first = (2 // SIZE) * count
     for number in tl.static_range(PLACE_BYTES // SIZE):
         unit = tl.where(slot == first[:, None] + number, (word >> (8 * SIZE * number))[:, None], unit)
-    at = (wire + side_at + row0 * BYTES) + tl.arange(0, J.rows)[:, None] * BYTES + SIZE * slot
+    base = wire + side_at + row0 * BYTES
+    at = tl.arange(0, J.rows)[:, None] * (BYTES // SIZE) + slot
     some = SIZE * slot < (2 * count + ((count * J.levels + 7) >> 3))[:, None]
     if SIZE == 2:
-        tl.store(at.to(tl.pointer_type(tl.uint16), bitcast=True), unit.to(tl.uint16), mask=some)
+        tl.store(base.to(tl.pointer_type(tl.uint16), bitcast=True) + at, unit.to(tl.uint16), mask=some)
     else:
-        tl.store(at, unit.to(tl.uint8), mask=some)
+        tl.store(base + at, unit.to(tl.uint8), mask=some)
 
 
 @triton.jit
 def half_at(base, at, mask, EVEN: tl.constexpr, MASKED: tl.constexpr):
     """Two bytes as int32."""
     if EVEN:
-        return load((base + at).to(tl.pointer_type(tl.uint16), bitcast=True), mask, MASKED).to(tl.int32)
+        return load(base.to(tl.pointer_type(tl.uint16), bitcast=True) + (at >> 1), mask, MASKED).to(tl.int32)
     else:
         lower = load(base + at, mask, MASKED).to(tl.int32)
         return lower | (load(base + at + 1, mask, MASKED).to(tl.int32) << 8)
