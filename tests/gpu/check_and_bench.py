@@ -26,7 +26,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from gpu.check_cuda import check_all_reduce, free_port, values
 from kernels.triton import products
-from laws.inputs import hard_values, normal, with_specials
+from laws.inputs import hard_values, near_ties, normal, with_specials
 from laws.wires import hard_wires
 from torch import Tensor
 
@@ -50,7 +50,8 @@ from narrowcast.kernels import (
 
 N = 20_011
 WORKERS = 14
-MORE = ("int8/8192", "sign/8192", "qsgd4/8192+l2", "int6/48", "int5/64", "int7/64+sr", "dynamic8/256+sr", "uint8/5008")
+MORE = ("int8/8192", "sign/8192", "qsgd4/8192+l2", "int6/48", "int5/64", "int7/64+sr", "dynamic8/256+sr", "uint8/5008",
+        "int8/16+spike4", "int8/4096+spike2", "int6/48+spike3", "int4/512+spike4", "mxfp4+spike5")  # fmt: skip
 LARGE = 2**31 + 4099
 
 
@@ -170,6 +171,7 @@ def check_plan(found: Found, plan: Plan | CastPlan) -> None:
     check_encode(found, plan, small, "bfloat16", Noise(3, 0, 0))
     check_encode(found, plan, normal(4099, 5).half(), "unaligned float16", Noise(3, 0, 0))
     check_encode(found, plan, normal(1), "one value", Noise(3, 0, 0))
+    check_encode(found, plan, near_ties(8195), "near ties", Noise(1, 2, 0))
     codes = wire[: plan.code_bytes(N)]
     if not isinstance(plan, CastPlan):
         codes.copy_(torch.randint(0, 256, codes.shape, generator=torch.Generator().manual_seed(4)))

@@ -62,6 +62,16 @@ def hard_values(block: int, n: int) -> Tensor:
     return x[:n].clone()
 
 
+def near_ties(n: int) -> Tensor:
+    """Runs of 640 values whose magnitudes differ in the last bits alone, or hardly at all; some are zero or plain."""
+    g = torch.Generator().manual_seed(11)
+    last = torch.randint(0, 300, (n,), generator=g, dtype=torch.int32)
+    ones, plain = (0x3F800000 + last).view(torch.float32), torch.randn(n, generator=g)
+    kinds = (ones, last.view(torch.float32), plain, (3 * plain).round() / 8, torch.where(last < 9, plain, 0.0), plain)
+    run = torch.arange(n) // 640 % len(kinds)
+    return torch.stack(kinds).gather(0, run[None])[0] * torch.where(last % 2 == 0, 1.0, -1.0)
+
+
 def with_specials(x: Tensor, every: int) -> Tensor:
     """NaN, Inf and -Inf scattered over some blocks."""
     x = x.clone()

@@ -11,11 +11,8 @@ from torch import Tensor
 
 from narrowcast.formats import Format
 from narrowcast.kernels.plan import CastPlan, Plan, TransformPlan
-from narrowcast.kernels.reference.rotation import Rotation
 
 DEVICE = "cuda"
-STEPS = {Rotation.name}
-"""Transforms that are a step of the inner plan's own kernels, and so leave its wire as it is."""
 LARGEST_BIAS = 127
 """Formats whose smallest normal number is below float32's need another arithmetic."""
 
@@ -47,7 +44,7 @@ def why_not(plan: Plan | CastPlan | TransformPlan | None) -> str | None:
     if plan is None or isinstance(plan, CastPlan):
         return None
     if isinstance(plan, TransformPlan):
-        why: str | None = None if plan.transform.name in STEPS else _transforms().why_not(plan)
+        why: str | None = _transforms().why_not(plan)
         return why or why_not(plan.inner)
     if plan.l2 and not plan.block:
         return "an L2 norm over a whole tensor is on the CPU only"
@@ -80,7 +77,7 @@ def _why_not_format(fmt: Format) -> str | None:
 
 
 def kernels(plan: Plan | CastPlan | TransformPlan) -> Any:
-    if isinstance(plan, TransformPlan) and plan.transform.name not in STEPS:
+    if isinstance(plan, TransformPlan) and not _transforms().is_step(plan):
         return _transforms()
     return load()[0]
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 from kernels.triton import products
-from laws.inputs import hard_values, normal, unaligned, with_specials
+from laws.inputs import hard_values, near_ties, normal, unaligned, with_specials
 from laws.wires import hard_wires
 from torch import Tensor
 
@@ -156,6 +156,25 @@ def fused() -> None:
         plan = nc.codec(spec).plan
         check_feedback(plan, inputs(plan, 1001), (1.0, 1024.0, 3.0)[number % 3], spec)
         check_reduce(plan, (1001, 2048)[number % 2], 3 if number % 4 else 5, number, spec)
+
+
+def spikes() -> None:
+    """Where the largest are taken while places lie over the last bits of magnitudes, and where they are not: more of
+    them, larger places, tiles that are not full, blocks that are no power of two.
+    """
+    specs = ("int4/128+spike2", "int8/16+spike4", "int8/4096+spike2", "int6/48+spike3", "int4/512+spike4")
+    for number, spec in enumerate(specs):
+        plan, n = nc.codec(spec).plan, 4096 + number
+        check_encode(plan, near_ties(n), Noise(), f"{spec} of near ties")
+        check_feedback(plan, near_ties(n)[:1050], 1.0, f"{spec} of near ties")
+        # in some blocks more than spikes, in any order
+        wire = check_encode(plan, with_specials(normal(n), 13), Noise(), f"{spec}, NaN and Inf")
+        side = wire[plan.layout(n).side :]
+        side[::5] ^= 1 << number
+        side[100:200] = 0  # the same place again and again
+        if plan.block == 48:
+            side[9 * 30 + 6 :][:3] = torch.tensor([0x40, 0, 3])  # 0, 1 and 48
+        check_decode(plan, wire, n, torch.float32, number % 2 == 0, f"{spec}, wrong bytes")
 
 
 def check_wires(plan: Plan, rows: Tensor, n: int, what: str) -> None:
@@ -306,6 +325,7 @@ FINITE = (
     "int8",
     "uint8/64",
     "int8/8192",
+    "int4/128+spike2",
 )
 
 
@@ -350,7 +370,7 @@ def groups() -> Iterator[tuple[str, Callable[[], None]]]:
     specs = all_specs()
     yield "codecs-0", lambda: codecs(specs[0::2])
     yield "codecs-1", lambda: codecs(specs[1::2])
-    yield "fused", lambda: (fused(), empty())[0]
+    yield "fused", lambda: (fused(), spikes(), empty())[0]
     yield "wide", lambda: (wide(), casts())[0]
     yield "words", by_words
     yield "sums-0", lambda: sums(specs[0::2])

@@ -70,9 +70,14 @@ EXACT = {"reduce:mxfp4": ["fma.rn.f32"], "sum:mxfp4": ["fma.rn.f32"]}
 SPECS = ("int8/256+sr", "qsgd4/512+l2", "nvfp4", "mxfp4")
 """Noise, norms, two scales and a shared exponent: between them every kind of arithmetic."""
 OTHERS = ("e4m3fn/256", "uint8/512", "onebit/64", "int3/64", "int4/128+rot")
+SPIKES = ("int4/128+spike2",)
 
 
-@pytest.mark.parametrize("specs", [SPECS, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["few", "others"])
+@pytest.mark.parametrize(
+    "specs",
+    [SPECS, *(pytest.param(more, marks=pytest.mark.slow) for more in (OTHERS, SPIKES))],
+    ids=["few", "others", "spikes"],
+)
 def test_nothing_is_fused_approximated_or_flushed(specs: tuple[str, ...], tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(

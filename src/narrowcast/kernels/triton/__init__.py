@@ -7,6 +7,7 @@
 | codes.py | a scaled value to its code, and back |
 | planes.py | codes and scales in the bytes of a wire |
 | rotation.py | blocks rotated, and values read from a wire |
+| spikes.py | the largest of each block apart |
 | scales.py | the scale of a block |
 | packing.py packed_sum.py | codes to whole words, and sums of wires word by word |
 | fp4_sum.py | sums of wires of 4-bit floats |

@@ -69,10 +69,11 @@ from narrowcast.kernels.triton.scales import (
     tile_scales,
     wide_scales,
 )
+from narrowcast.kernels.triton.spikes import put_spikes, spike_values, take_spikes, write_spikes
 
 #
 # memory:  x (values, or J.world wires), wire, residual, out, table
-# planes:  stride (bytes between wires), where scales begin, where nvfp4's tensor scale lies
+# planes:  stride (bytes between wires), where scales begin, where nvfp4's tensor scale lies or the side plane begins
 # noise:   seed, stream, offset
 # factors: divide, multiply (of the reduction), weight and unit of residuals: see `launch.Factors`
 # tile:    start, rem (values in it), row0 (number of its first block)
@@ -136,7 +137,7 @@ def sum_carefully(wires, table, planes, tile, P: tl.constexpr, J: tl.constexpr, 
 @triton.jit
 def sum_of_wires(wires, table, planes, tile, factors, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
     """Decode the same tile of J.world wires and add in rank order."""
-    if P.rotated:
+    if P.rotated or P.spikes:
         total = sum_one_by_one(wires, table, planes, tile, P, J, MASKED)
     elif J.halves and not MASKED:
         total = sum_by_halves(wires, table, planes, tile, P, J)
@@ -268,18 +269,25 @@ def encode_tile(
     P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Everything that becomes of one tile. The scales come from the caller unless its rows are blocks."""
-    _x, wire, residual, out, table = memory
-    _stride, scales_at, _tail_at = planes
+    x, wire, residual, out, table = memory
+    _stride, scales_at, tail_at = planes
     start, rem, row0 = tile
     mask = inside(rem, J)
     wanted, old = values_to_send(memory, planes, tile, factors, P, J, MASKED)
-    v = rotated(wanted, table, rem, P, J, MASKED)
+    if P.spikes:
+        v, spikes, top = take_spikes(wanted, rem, P, J, MASKED)
+        low, high = spike_values(x, wanted, spikes, tile, P, J, MASKED)
+        write_spikes(wire, tail_at, tile, spikes, low, high, P, J, MASKED)
+    else:
+        v = rotated(wanted, table, rem, P, J, MASKED)
+        if J.mode == IN_TILE:
+            top = largest(v, J)
     if P.method == CAST:
         write_cast(wire, start, v, mask, P, J, MASKED)
         sent = cast_back(v, P)
     else:
         if J.mode == IN_TILE:
-            first, second = tile_scales(v, rem, mask, tensor, P, J, MASKED)
+            first, second = tile_scales(v, top, rem, mask, tensor, P, J, MASKED)
             row_mask = tl.arange(0, J.rows) * J.step < rem
             write_scales(wire, scales_at, row0, first, second, row_mask, P, J, MASKED)
         random = tile_noise(start, noise, P, J)
@@ -297,6 +305,8 @@ def encode_tile(
         if J.residual or J.out:
             sent = value_of(codes, as_stored(first, P), second, table, P, J)
             sent = unrotated(sent, first, second, table, rem, P, J, MASKED, IF_NEEDED)
+            if P.spikes:
+                sent = put_spikes(sent, spikes, low, high, P, J)
     if J.residual:
         keep_residual(residual + start, wanted, sent, old, factors, mask, J, MASKED)
     if J.out:
@@ -373,6 +383,9 @@ def encode_kernel(
         if program == 0:
             pad(wire, scales_end, tail_at)
             write_words(wire + tail_at, tl.zeros((1,), tl.int32), bits_of(tensor), tensor == tensor, 4, J.aligned, True)
+    if P.spikes:  # noqa: SIM102
+        if program == 0:
+            pad(wire, scales_end, tail_at)
     if J.mode == WIDE:
         block = program // chunks
         chunk = program % chunks

@@ -46,7 +46,7 @@ OVERFLOWS = {"saturate": 0, "inf": 1, "nan": 2, "cpd": 3}
 
 
 AnyKernelPlan = Plan | CastPlan | TransformPlan
-"""Of transforms those that are a step of the inner plan's kernels, and so leave its wire."""
+"""Of transforms those that are a step of the inner plan's kernels: see `transforms.is_step`."""
 
 MAX_KEPT = 1024
 """Calls of one plan that are remembered."""
@@ -185,14 +185,14 @@ class EncodeCall:
         self.table, self.device = tables.on(device), device
         self.table_at = self.table.data_ptr()
         inner = _planes(plan)
-        layout, tuning = inner.layout(n), prepared.tuning
+        layout, tail, tuning = inner.layout(n), _tail(plan, n), prepared.tuning
         scales_end = layout.scales + inner.n_scales(n) * inner.store.value
         self.first_numbers = (
-            n, stride, layout.scales, layout.tensor_scale, prepared.first_tiles, prepared.blocks, prepared.count,
+            n, stride, layout.scales, tail, prepared.first_tiles, prepared.blocks, prepared.count,
         )  # fmt: skip
         last = prepared.last
         self.numbers = (
-            n, stride if last.world or last.many else 0, pitch, layout.scales, layout.tensor_scale,
+            n, stride if last.world or last.many else 0, pitch, layout.scales, tail,
             inner.code_bytes(n), scales_end, prepared.tiles, prepared.chunks, prepared.blocks, prepared.count,
         )  # fmt: skip
         self.first = self.sums = None
@@ -243,8 +243,22 @@ class EncodeCall:
 
 
 def _planes(plan: AnyKernelPlan) -> Plan | CastPlan:
-    """The plan whose planes are the wire."""
+    """The plan whose planes are the wire, or its begin."""
     return plan.inner if isinstance(plan, TransformPlan) else plan
+
+
+def _tail(plan: AnyKernelPlan, n: int) -> int:
+    """Where in the wire of n values the tensor's scale lies or the side plane begins."""
+    if isinstance(plan, TransformPlan) and plan.transform.side_bytes(n):
+        return plan.layout(n).side
+    return _planes(plan).layout(n).tensor_scale
+
+
+def _derives_noise(plan: AnyKernelPlan, offset: int, pitch: int) -> bool:
+    """Whether rows have streams of their own: they do not begin with a block."""
+    if not isinstance(plan, TransformPlan) or plan.transform.keeps_places:
+        return False
+    return plan.stochastic and (offset % plan.block or pitch % plan.block) != 0
 
 
 def _kept_of(plan: AnyKernelPlan) -> dict[object, Any]:
@@ -269,6 +283,8 @@ def encode(
     feedback: Feedback | None = None,
 ) -> None:
     """See `kernels.ops.encode`."""
+    if isinstance(plan, TransformPlan):
+        noise = plan.inner_noise(noise)
     _run(plan, x, x.numel(), 0, 0, 0, wire, noise, scale, feedback, NO_FINISH, None)
 
 
@@ -283,7 +299,7 @@ def encode_rows(
 ) -> None:
     """See `kernels.ops.encode_rows`."""
     rows = wires.shape[0]
-    if rows == 1 or shapes.takes_two_passes(describe(plan)[0]):
+    if rows == 1 or shapes.takes_two_passes(describe(plan)[0]) or _derives_noise(plan, noise.offset, pitch or per):
         encode_each(encode, plan, x, per, wires, noise, feedback, pitch)
     else:
         stride = wires.stride()[0]
@@ -302,6 +318,8 @@ def reduce(
     out: Tensor | None = None,
 ) -> None:
     """See `kernels.ops.reduce`."""
+    if isinstance(plan, TransformPlan):
+        noise = plan.inner_noise(noise)
     _run(plan, wires, n, wires.shape[0], wires.stride()[0], 0, wire, noise, scale, feedback, finish, out)
 
 
@@ -399,7 +417,7 @@ class DecodeCall:
             programs = -(-n // size) * chunks
         self.table, layout = tables.on(device), _planes(plan).layout(n)
         self.table_at = self.table.data_ptr()
-        self.numbers = n, stride, pitch, layout.scales, layout.tensor_scale, chunks
+        self.numbers = n, stride, pitch, layout.scales, _tail(plan, n), chunks
         self.start = Start(decoding.decode_kernel, programs, recipe, job, tuning, reading.rows)
 
 

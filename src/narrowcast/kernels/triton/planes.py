@@ -59,6 +59,14 @@ def places(J: tl.constexpr):
 
 
 @triton.jit
+def column_of(J: tl.constexpr):
+    """The place of each value in its row; said so that the compiler sees which lie side by side."""
+    number = tl.arange(0, J.rows * J.cols)
+    PART: tl.constexpr = J.cols // J.across
+    return number // (PART * J.rows) * PART + number % PART if J.across > 1 else number % J.cols
+
+
+@triton.jit
 def inside(rem, J: tl.constexpr):
     """Which places of a tile hold values."""
     here = places(J) < rem

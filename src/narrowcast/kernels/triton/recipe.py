@@ -131,6 +131,8 @@ class Recipe(Named):
     """Where in the table the signs of a block lie, with the power of two by which a whole block is made smaller."""
     careful_from: int = 0
     """The pattern of a scale with which sums over a block may overflow."""
+    spikes: int = 0
+    """Values of each block that travel apart."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -365,7 +367,7 @@ def describe(plan: Plan | CastPlan | TransformPlan) -> tuple[Recipe, Tables]:
     kept: tuple[Recipe, Tables] | None = plan.__dict__.get("_triton")
     if kept is None:
         if isinstance(plan, TransformPlan):
-            kept = _describe_rotated(plan)
+            kept = _describe_spikes(plan) if plan.transform.name == "spike" else _describe_rotated(plan)
         else:
             kept = _describe_cast(plan) if isinstance(plan, CastPlan) else _describe(plan)
         plan.__dict__["_triton"] = kept
@@ -381,6 +383,11 @@ def _describe_rotated(plan: TransformPlan) -> tuple[Recipe, Tables]:
     signs_at = len(tables.words) + len(tables.words) % 2
     words = torch.cat([torch.nn.functional.pad(tables.words, (0, signs_at - len(tables.words))), _words(factors)])
     return replace(recipe, rotated=True, signs_at=signs_at, careful_from=careful), Tables(words)
+
+
+def _describe_spikes(plan: TransformPlan) -> tuple[Recipe, Tables]:
+    recipe, tables = _describe(inner_of(plan))
+    return replace(recipe, spikes=plan.transform.written(plan.block)[0]), tables
 
 
 def _describe(plan: Plan) -> tuple[Recipe, Tables]:

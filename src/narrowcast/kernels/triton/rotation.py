@@ -18,21 +18,14 @@ from narrowcast.kernels.triton.bits import (
     is_finite,
     power_of_two,
 )
-from narrowcast.kernels.triton.planes import CAST, MEANS, inside, places, read_cast, read_coded, value_of
+from narrowcast.kernels.triton.planes import CAST, MEANS, column_of, inside, places, read_cast, read_coded, value_of
+from narrowcast.kernels.triton.spikes import put_spikes, read_spikes
 
 SIGN_BIT = tl.constexpr(-(1 << 31))
 
 NEVER = tl.constexpr(0)
 IF_NEEDED = tl.constexpr(1)
 ALWAYS = tl.constexpr(2)
-
-
-@triton.jit
-def column_of(J: tl.constexpr):
-    """The place of each value in its block; said so that the compiler sees which lie side by side."""
-    number = tl.arange(0, J.rows * J.cols)
-    PART: tl.constexpr = J.cols // J.across
-    return number // (PART * J.rows) * PART + number % PART if J.across > 1 else number % J.cols
 
 
 @triton.jit
@@ -107,7 +100,6 @@ def unrotated(v, first, second, table, rem, P: tl.constexpr, J: tl.constexpr, MA
     held in float32; else the caller sees that something is not finite.
     """
     if P.rotated:
-        y = mixed(v, rem, J, MASKED, CARE == ALWAYS)
         if CARE == IF_NEEDED:
             top = bits_of(first) & MAGNITUDE
             if P.method == MEANS:
@@ -115,6 +107,10 @@ def unrotated(v, first, second, table, rem, P: tl.constexpr, J: tl.constexpr, MA
             # only with scales as large as these a sum can overflow: rare, and looked into only then
             if tl.max(top, axis=0) >= P.careful_from:
                 y = mixed(v, rem, J, MASKED, True)
+            else:
+                y = mixed(v, rem, J, MASKED, False)
+        else:
+            y = mixed(v, rem, J, MASKED, CARE == ALWAYS)
         if MASKED:
             smaller, k = piece_exponents(rem, J)
             larger = y * power_of_two(smaller - k)
@@ -132,5 +128,11 @@ def read_values(wire, table, planes, tile, P: tl.constexpr, J: tl.constexpr, MAS
         return read_cast(wire, start, inside(rem, J), P, J, MASKED)
     else:
         code, first, second = read_coded(wire, planes, tile, P, J, MASKED)
+        if P.spikes:
+            _stride, _scales_at, side_at = planes
+            spikes, low, high, right = read_spikes(wire, side_at, tile, P, J, MASKED)
+            # whatever the codes are
+            first = tl.where(right, first, float("nan"))
+            return put_spikes(value_of(code, first, second, table, P, J), spikes, low, high, P, J)
         value = value_of(code, first, second, table, P, J)
         return unrotated(value, first, second, table, rem, P, J, MASKED, CARE)

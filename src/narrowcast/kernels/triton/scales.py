@@ -127,9 +127,8 @@ def block_scales(top, tensor, P: tl.constexpr):
 
 
 @triton.jit
-def tile_scales(v, rem, mask, tensor, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
-    """Both scales of each row of a tile whose rows are blocks."""
-    top = largest(v, J)
+def tile_scales(v, top, rem, mask, tensor, P: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
+    """Both scales of each row of a tile whose rows are blocks, and whose largest magnitudes have the patterns `top`."""
     if P.method == NVFP4:
         return block_scales(top, tensor, P)
     elif P.method == AFFINE:

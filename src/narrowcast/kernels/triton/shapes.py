@@ -60,6 +60,7 @@ OVERRIDES: dict[tuple[str, str], Tuning] = {
     ("encode", "table"): Tuning(1024, 4),
     ("encode", "signs"): Tuning(4096, 4),
     ("encode", "rotated"): Tuning(4096, 4),
+    ("encode", "spikes"): Tuning(4096, 4),
     ("decode", ""): Tuning(1024, 4),
     ("decode", "tensor table"): Tuning(8192, 16),
     ("reduce", "narrow"): Tuning(4096, 4),
@@ -84,6 +85,8 @@ def work_of(recipe: Recipe) -> str:
     """What a tile costs beside its bytes."""
     if recipe.rotated:
         return "rotated"
+    if recipe.spikes:
+        return "spikes"
     table = recipe.codes.kind == TABLE and recipe.method == SCALED
     if mode_of(recipe) == WIDE:
         return "tensor table" if table else "tensor"
@@ -196,7 +199,8 @@ def across(recipe: Recipe, job: CodecJob, warps: int) -> dict[str, Any]:
     signs = recipe.bits == 1 and recipe.method in (MEANS, SIGN)
     part = max(4, 4 * 32 * warps // job.rows)
     # random bits come in the order of the values
-    worth_it = signs or ((recipe.method == NVFP4 or recipe.rotated) and not recipe.stochastic)
+    much = recipe.method == NVFP4 or recipe.rotated or recipe.spikes > 0
+    worth_it = signs or (much and not recipe.stochastic)
     if not worth_it or job.mode != IN_TILE or job.cols != job.step or part >= job.cols:
         return {}
     return {"across": job.cols // part, "signs": signs and job.aligned and part <= 32 <= job.cols}

@@ -84,9 +84,15 @@ def write_codes(side, places, k, bits, count, BYTES: tl.constexpr):
 
 
 @triton.jit
-def ranked(v, mask):
+def size_of(v):
     """Magnitudes as integers; what is not finite is the largest, all alike."""
-    return tl.where(mask, tl.minimum(bits_of(v) & MAGNITUDE, INFINITE), -1)
+    return tl.minimum(bits_of(v) & MAGNITUDE, INFINITE)
+
+
+@triton.jit
+def ranked(v, mask):
+    """The same, and less than any where there is no value."""
+    return tl.where(mask, size_of(v), -1)
 
 
 @triton.jit

@@ -7,10 +7,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from narrowcast.kernels.triton.bits import QUIET_NAN, bits_of, float_of, is_finite
-from narrowcast.kernels.triton.sparse import code_at, put_values, ranked, shape_here, source, write_codes
+from narrowcast.kernels.triton.bits import QUIET_NAN, bits_of, float_of, is_finite, load
+from narrowcast.kernels.triton.sparse import code_at, put_values, ranked, shape_here, size_of, source, write_codes
 
 FEW_MARKS = tl.constexpr(4096)
+MOST_AT_ONCE = tl.constexpr(1024)
 
 
 @triton.jit
@@ -50,23 +51,17 @@ def write_many_marks(side, places, k, low, bitmap, count, BYTES: tl.constexpr, S
 
 
 @triton.jit
-def part_of(x, residual, wanted, number, m, divide, multiply, weight, FIRST: tl.constexpr, PART: tl.constexpr,
-            EVEN: tl.constexpr, X: tl.constexpr, OWED: tl.constexpr, UNIT: tl.constexpr, DIVIDE: tl.constexpr,
+def part_of(x, residual, wanted, number, m, factors, FIRST: tl.constexpr, PART: tl.constexpr, FULL: tl.constexpr,
+            X: tl.constexpr, OWED: tl.constexpr, UNIT: tl.constexpr, DIVIDE: tl.constexpr,
             MULTIPLY: tl.constexpr):  # fmt: skip
-    """A part of a block: its places, which of them exist, and what is to be sent. FIRST: nobody has asked before."""
+    """A part of a block: places, what is to be sent, and magnitudes. FIRST: nobody has asked before."""
+    divide, multiply, weight = factors
     i = number * PART + tl.arange(0, PART)
-    mask = i < m
     if OWED and not FIRST:
-        v = tl.load(wanted + i, mask=mask, other=0.0)
-    elif EVEN:
-        # words of 16 bytes where the whole part is there
-        if (number + 1) * PART <= m:
-            v = source(x, residual, wanted, i, mask, divide, multiply, weight, X, OWED, UNIT, DIVIDE, MULTIPLY, False)
-        else:
-            v = source(x, residual, wanted, i, mask, divide, multiply, weight, X, OWED, UNIT, DIVIDE, MULTIPLY, True)
+        v = load(wanted + i, i < m, not FULL)
     else:
-        v = source(x, residual, wanted, i, mask, divide, multiply, weight, X, OWED, UNIT, DIVIDE, MULTIPLY, True)
-    return i, mask, v
+        v = source(x, residual, wanted, i, i < m, divide, multiply, weight, X, OWED, UNIT, DIVIDE, MULTIPLY, not FULL)
+    return i, v, size_of(v) if FULL else ranked(v, i < m)
 
 
 @triton.jit
@@ -107,87 +102,93 @@ def are_taken(magnitude, floor, enough, fewer, k, before):
 
 
 @triton.jit
+def find_largest(x, residual, wanted, kept, places, m, k, factors, FULL: tl.constexpr, WIDTH: tl.constexpr,
+                 ROOM: tl.constexpr, PART: tl.constexpr, X: tl.constexpr, OWED: tl.constexpr, UNIT: tl.constexpr,
+                 DIVIDE: tl.constexpr, MULTIPLY: tl.constexpr):  # fmt: skip
+    """The k largest of a block, exactly, and their places. FULL: the block has WIDTH values."""
+    largest, sums = tl.full((PART,), 0, tl.int32), tl.zeros((PART,), tl.float32)
+    for number in range(WIDTH // PART):
+        _i, v, magnitude = part_of(x, residual, wanted, number, m, factors, True, PART, FULL, X, OWED, UNIT, DIVIDE,
+                                   MULTIPLY)  # fmt: skip
+        largest = tl.maximum(largest, magnitude)
+        sums += tl.abs(v)
+    if OWED:
+        tl.debug_barrier()
+    floor, ceiling = tl.full((), 0, tl.int32), tl.max(largest) + 1
+    enough, fewer = m + tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
+    few = tl.log2((k + tl.full((), 0, tl.int32)).to(tl.float32))
+    # about half again as many as are wanted, if values are spread as normal ones are
+    likely = tl.sum(sums) / m * (0.55 * (tl.log2(enough.to(tl.float32)) - few - 0.6))
+    guess = tl.minimum(tl.maximum(tl.sum(bits_of(likely + tl.zeros((1,), tl.float32))), 1), ceiling - 1)
+    step = 0
+    while (enough > ROOM) & (ceiling - floor > 1):
+        counts = tl.zeros((PART,), tl.int32)
+        for number in range(WIDTH // PART):
+            _i, _v, magnitude = part_of(x, residual, wanted, number, m, factors, False, PART, FULL, X, OWED, UNIT,
+                                        DIVIDE, MULTIPLY)  # fmt: skip
+            # one less where it is as large: a shift costs less than a comparison and a choice
+            counts += (guess - 1 - magnitude) >> 31
+        floor, ceiling, enough, fewer = narrowed(0 - tl.sum(counts), guess, floor, ceiling, enough, fewer, k)
+        step += 1
+        guess = next_guess(floor, ceiling, enough, fewer, few + 0.6, step)
+    # more candidates than there is room for are equal to the smallest: the first of them are taken at once
+    count = tl.where(enough > ROOM, k, enough)
+    done, equals = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
+    for number in range(WIDTH // PART):
+        i, _v, magnitude = part_of(x, residual, wanted, number, m, factors, False, PART, FULL, X, OWED, UNIT, DIVIDE,
+                                   MULTIPLY)  # fmt: skip
+        ones, equals = are_taken(magnitude, floor, enough, fewer, count, equals)
+        tl.store(places + done + tl.cumsum(ones, 0) - 1, i.to(tl.int16), mask=ones == 1)
+        done += tl.sum(ones)
+    tl.debug_barrier()
+    j = tl.arange(0, ROOM)
+    i = tl.load(places + j, mask=j < count, other=0).to(tl.int32)
+    if OWED:
+        v = tl.load(wanted + i, mask=j < count, other=0.0)
+    else:
+        divide, multiply, weight = factors
+        v = source(x, residual, wanted, i, j < count, divide, multiply, weight, X, False, UNIT, DIVIDE, MULTIPLY, True)
+    magnitude, enough, step = ranked(v, j < count), count, 0
+    while (enough != k) & (ceiling - floor > 1):
+        guess = next_guess(floor, ceiling, enough, fewer, few, step)
+        floor, ceiling, enough, fewer = narrowed(
+            0 - tl.sum((guess - 1 - magnitude) >> 31), guess, floor, ceiling, enough, fewer, k
+        )
+        step += 1
+    ones, _equals = are_taken(magnitude, floor, enough, fewer, k, 0)
+    rank = tl.cumsum(ones, 0) - 1
+    tl.debug_barrier()
+    tl.store(kept + rank, v, mask=ones == 1)
+    tl.store(places + rank, i.to(tl.int16), mask=ones == 1)
+    tl.debug_barrier()
+
+
+@triton.jit
 def top_forward(
     x, residual, wanted, kept, side, places, whole, rest, k, last_k, low, last_low, bitmap, last_bitmap, low_bytes,
     last_low_bytes, high_bytes, last_high_bytes, divide, multiply, weight, SIZE: tl.constexpr, WIDTH: tl.constexpr,
     LOWS: tl.constexpr, HIGHS: tl.constexpr, STEPS: tl.constexpr, X: tl.constexpr, OWED: tl.constexpr,
     UNIT: tl.constexpr, DIVIDE: tl.constexpr, MULTIPLY: tl.constexpr,
 ):  # fmt: skip
-    """The k largest of a block, exactly. One warp takes a block: warps that wait for nobody are faster than many that
-    meet. It reads the block a few times, from the cache, until a magnitude is found that at least k reach and not many
-    more; these candidates then lie in registers.
+    """A block is read a few times, from the cache, until a magnitude is found that at least k reach and not many more;
+    these candidates then lie in registers. Few warps take a block: what waits for nobody is faster than many that meet.
     """
     here = tl.program_id(0).to(tl.int64)
-    first, full_bytes = here * k, low_bytes + high_bytes
+    ROOM: tl.constexpr = min(WIDTH, 2 << STEPS)
+    PART: tl.constexpr = min(WIDTH, MOST_AT_ONCE)
+    factors = divide, multiply, weight
+    at, first, full_bytes = here * SIZE, here * k, low_bytes + high_bytes
+    places += here * ROOM
     m, k, low, bitmap, low_bytes, high_bytes = shape_here(
         whole, rest, k, last_k, low, last_low, bitmap, last_bitmap, low_bytes, last_low_bytes, high_bytes,
         last_high_bytes, SIZE,
     )  # fmt: skip
-    PART: tl.constexpr = min(WIDTH, 1024)
-    ROOM: tl.constexpr = min(WIDTH, 2 << STEPS)
-    EVEN: tl.constexpr = SIZE % 16 == 0
-    x += here * SIZE
-    residual += here * SIZE
-    wanted += here * SIZE
-    # each block's places, in room for its candidates
-    places += here * ROOM
-    largest, sums = tl.full((PART,), 0, tl.int32), tl.zeros((PART,), tl.float32)
-    for number in range(WIDTH // PART):
-        _i, mask, v = part_of(x, residual, wanted, number, m, divide, multiply, weight, True, PART, EVEN, X, OWED, UNIT,
-                              DIVIDE, MULTIPLY)  # fmt: skip
-        largest = tl.maximum(largest, ranked(v, mask))
-        sums += tl.abs(v)
-    if OWED:
-        tl.debug_barrier()
-    floor, ceiling = tl.full((), 0, tl.int32), tl.max(largest) + 1
-    enough, fewer = m, tl.full((), 0, tl.int32)
-    mean = tl.sum(sums) / m
-    # about half again as many as are wanted
-    some = tl.log2(k.to(tl.float32)) + 0.6
-    guess = tl.sum(bits_of(mean * (0.55 * (tl.log2(m.to(tl.float32)) - some)) + tl.zeros((1,), tl.float32)))
-    guess = tl.minimum(tl.maximum(guess, 1), ceiling - 1)
-    step = 0
-    while (enough > ROOM) & (ceiling - floor > 1):
-        counts = tl.zeros((PART,), tl.int32)
-        for number in range(WIDTH // PART):
-            _i, mask, v = part_of(x, residual, wanted, number, m, divide, multiply, weight, False, PART, EVEN, X, OWED,
-                                  UNIT, DIVIDE, MULTIPLY)  # fmt: skip
-            # one less where it is as large: a shift costs less than a comparison and a choice
-            counts += (guess - 1 - ranked(v, mask)) >> 31
-        floor, ceiling, enough, fewer = narrowed(0 - tl.sum(counts), guess, floor, ceiling, enough, fewer, k)
-        step += 1
-        guess = next_guess(floor, ceiling, enough, fewer, some, step)
-    # more candidates than there is room for are equal to the smallest: the first of them are taken at once
-    wanted_now = tl.where(enough > ROOM, k, enough)
-    done, equals = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
-    for number in range(WIDTH // PART):
-        i, mask, v = part_of(x, residual, wanted, number, m, divide, multiply, weight, False, PART, EVEN, X, OWED, UNIT,
-                             DIVIDE, MULTIPLY)  # fmt: skip
-        ones, equals = are_taken(ranked(v, mask), floor, enough, fewer, wanted_now, equals)
-        tl.store(places + done + tl.cumsum(ones, 0) - 1, i.to(tl.int16), mask=ones == 1)
-        done += tl.sum(ones)
-    tl.debug_barrier()
-    j = tl.arange(0, ROOM)
-    some_j = j < wanted_now
-    i = tl.load(places + j, mask=some_j, other=0).to(tl.int32)
-    if OWED:
-        v = tl.load(wanted + i, mask=some_j, other=0.0)
+    if here < whole:
+        find_largest(x + at, residual + at, wanted + at, kept + first, places, SIZE, k, factors, SIZE == WIDTH, WIDTH,
+                     ROOM, PART, X, OWED, UNIT, DIVIDE, MULTIPLY)  # fmt: skip
     else:
-        v = source(x, residual, wanted, i, some_j, divide, multiply, weight, X, False, UNIT, DIVIDE, MULTIPLY, True)
-    magnitude = ranked(v, some_j)
-    enough, few = wanted_now, tl.log2(k.to(tl.float32))
-    step = 0
-    while (enough != k) & (ceiling - floor > 1):
-        guess = next_guess(floor, ceiling, enough, fewer, few, step)
-        count = 0 - tl.sum((guess - 1 - magnitude) >> 31)
-        floor, ceiling, enough, fewer = narrowed(count, guess, floor, ceiling, enough, fewer, k)
-        step += 1
-    ones, _equals = are_taken(magnitude, floor, enough, fewer, k, 0)
-    rank = tl.cumsum(ones, 0) - 1
-    tl.debug_barrier()
-    tl.store(kept + first + rank, v, mask=ones == 1)
-    tl.store(places + rank, i.to(tl.int16), mask=ones == 1)
-    tl.debug_barrier()
+        find_largest(x + at, residual + at, wanted + at, kept + first, places, m, k, factors, False, WIDTH, ROOM, PART,
+                     X, OWED, UNIT, DIVIDE, MULTIPLY)  # fmt: skip
     write_codes(side + here * full_bytes, places, k, low, low_bytes, LOWS)
     write_marks(side + here * full_bytes + low_bytes, places, k, low, bitmap, high_bytes, HIGHS, STEPS)
 

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from narrowcast.kernels.arithmetic import NO_FINISH, Feedback, Finish, decode_each, encode_each
 from narrowcast.kernels.noise import NO_NOISE, Noise
-from narrowcast.kernels.plan import TransformPlan
+from narrowcast.kernels.plan import Method, Plan, TransformPlan
+from narrowcast.kernels.reference.rotation import Rotation
 from narrowcast.kernels.triton import launch, sparse, top
 from narrowcast.kernels.triton.recipe import DTYPES
-from narrowcast.kernels.triton.shapes import Tuning, pow2
+from narrowcast.kernels.triton.shapes import MAX_IN_TILE, Tuning, pow2
 
 KERNELS: dict[str, tuple[Any, Any]] = {
     "top": (top.top_forward, top.top_inverse),
@@ -22,6 +23,10 @@ KERNELS: dict[str, tuple[Any, Any]] = {
 MAX_SIZE = 1 << 14
 """What a program's registers hold."""
 WARP_VALUES = 1024
+STEPS = {Rotation.name}
+"""Transforms that are a step of the inner plan's own kernels, whatever that is."""
+MAX_STEP_SPIKES, MAX_STEP_BITS = 4, 32
+"""So many spikes of a block, with so many bits of places, may be one, too."""
 
 
 class BlockNumbers:
@@ -41,11 +46,26 @@ class BlockNumbers:
         self.lows, self.highs = pow2(max(1, *bytes_[:2])), pow2(max(1, *bytes_[2:]))
         self.marks = pow2(max(8 * bytes_[2], 8 * bytes_[3], full[0]))
         self.options = Tuning(0, min(16, max(1, self.width // WARP_VALUES))).options()
-        self.forward_options = Tuning(0, 1).options() if transform.name == "top" else self.options
+        self.forward_options = (
+            Tuning(0, min(2, max(1, self.width // WARP_VALUES))).options() if transform.name == "top" else self.options
+        )
+
+
+def is_step(plan: TransformPlan) -> bool:
+    """Whether launch.py does all of a plan, in the kernels of the inner one."""
+    if plan.transform.name in STEPS:
+        return True
+    inner = plan.inner
+    if plan.transform.name != "spike" or not isinstance(inner, Plan) or inner.method is not Method.SCALED:
+        return False
+    spikes, bits = plan.transform.written(plan.block)[:2]
+    return plan.block <= MAX_IN_TILE and spikes <= MAX_STEP_SPIKES and spikes * bits <= MAX_STEP_BITS
 
 
 def why_not(plan: TransformPlan) -> str | None:
     """What speaks against the transform; its inner plan is another matter."""
+    if is_step(plan):
+        return None
     if plan.transform.name not in KERNELS:
         return f"+{plan.transform.name} is on the CPU only"
     if plan.block > MAX_SIZE:
