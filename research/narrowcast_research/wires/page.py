@@ -11,7 +11,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -192,16 +192,17 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--convergence", type=Path, nargs="+", help="Files or folders of lines.")
-    which.add_argument("--gradients", type=Path, help="What narrowcast_research.wires.gradients wrote.")
+    which.add_argument("--gradients", type=Path, nargs="+", help="What narrowcast_research.wires.gradients wrote.")
     parser.add_argument("--page", type=Path, help="Markdown with two marks.")
     arguments = parser.parse_args(words)
-    make: Callable[[], str] = lambda: gradients_text(json.loads(arguments.gradients.read_text()))  # noqa: E731
     if arguments.convergence:
-        make = lambda: convergence_text(convergence.read(runs.files_in(arguments.convergence)))  # noqa: E731
-    if arguments.page is None:
-        sys.stdout.write(make() + "\n")
+        text = convergence_text(convergence.read(runs.files_in(arguments.convergence)))
     else:
-        arguments.page.write_text(figure.put_into(arguments.page.read_text(), make()))
+        text = "\n\n".join(gradients_text(json.loads(file.read_text())) for file in arguments.gradients)
+    if arguments.page is None:
+        sys.stdout.write(text + "\n")
+    else:
+        arguments.page.write_text(figure.put_into(arguments.page.read_text(), text))
 
 
 if __name__ == "__main__":
