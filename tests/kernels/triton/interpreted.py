@@ -78,6 +78,11 @@ def poisoned(plan: Plan | CastPlan, n: int) -> Tensor:
     return torch.full((plan.layout(n).nbytes,), 0xA5, dtype=torch.uint8)
 
 
+def few(plan: Plan | CastPlan | TransformPlan, n: int) -> int:
+    """At most two blocks and a half where a program takes one: each is slow in the interpreter."""
+    return min(n, 5 * plan.block // 2 + 3) if isinstance(plan, TransformPlan) else n
+
+
 def inputs(plan: Plan | CastPlan, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Hard values, the last third of the blocks with NaN and Inf here and there."""
     block = getattr(plan, "block", 0)
@@ -136,7 +141,7 @@ def codecs(specs: list[str]) -> None:
         plan = nc.codec(spec).plan_for(torch.float32)
         if triton_loader.why_not(plan) is not None:
             continue
-        n = SIZES[number % len(SIZES)]
+        n = few(plan, SIZES[number % len(SIZES)])
         noise = Noise(2**64 - 1, 2**63 + 1, 16 * number) if number % 2 else Noise(5, 6)
         wire = check_encode(plan, inputs(plan, n), noise, f"{spec}, {n} values")
         dtype = DTYPES[number % 3]
@@ -197,7 +202,8 @@ def sums(specs: list[str]) -> None:
         plan = nc.codec(spec).plan_for(torch.float32)
         if triton_loader.why_not(plan) is not None:
             continue
-        n, world = (4099, 1001, 300, 17, 1)[number % 5], (2, 3, 17)[number % 3]
+        n, world = few(plan, (4099, 1001, 300, 17, 1)[number % 5]), (2, 3, 17)[number % 3]
+        world = min(world, 3) if isinstance(plan, TransformPlan) else world
         rows = ops.aligned_rows(world, plan.layout(n).nbytes)
         for rank, row in enumerate(rows):
             oracle(plan).encode(plan, inputs(plan, n) if rank == 1 else normal(n, rank % 4), row, Noise(rank))

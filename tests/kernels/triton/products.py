@@ -12,7 +12,7 @@ from narrowcast.kernels.arithmetic import Feedback
 from narrowcast.kernels.reference import low_rank as plain
 from narrowcast.kernels.triton import low_rank as kernels
 
-SHAPES = ((1, 1), (5, 300), (70, 130), (200, 17))
+SHAPES = ((1, 1), (5, 300), (40, 17))
 FEEDBACK = ((1.0, 1.0), (3.0, 0.95), (1024.0, 1.0))
 
 
@@ -44,7 +44,7 @@ def check_products(device: str, rank: int, rows: int, columns: int) -> None:
 
 def check_orthonormal(device: str) -> None:
     generator = torch.Generator().manual_seed(0)
-    factors = [torch.randn(4, length, generator=generator) for length in (5, 100, 5000, 4096)]
+    factors = [torch.randn(4, length, generator=generator) for length in (5, 100, 4099, 64)]
     # one vector twice, one that is zero, one that is too small
     factors[1][2], factors[0][1], factors[3][0] = 2 * factors[1][0], 0, factors[3][0] * 2.0**-120
     made = kernels.orthonormal([factor.to(device) for factor in factors], low_rank.TINY, low_rank.DEPENDENT)
@@ -56,6 +56,6 @@ def check_orthonormal(device: str) -> None:
 
 
 def check(device: str) -> None:
-    for rank, (rows, columns) in itertools.product((1, 4, 6), SHAPES):
+    for rank, (rows, columns) in itertools.product((1, 6), SHAPES):
         check_products(device, rank, rows, columns)
     check_orthonormal(device)
