@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import narrowcast as nc
 from narrowcast import data
 from narrowcast.parallel import Wires
+from narrowcast.predict import Cluster, Device, Level, Profile, Setup, Sweep, TensorTime
 
 STEPS, LATE, RANK = 60, 50, 4
 
@@ -99,6 +100,34 @@ def gradients_of(group: dist.ProcessGroup, spec: str) -> bytes:
 @pytest.mark.parametrize("spec", ["bf16+rank4+ef", "int8/256+rank4+ef", "fp32+acp4+ef", "fp32+rank2"])
 def test_ranks_with_other_numbers_of_threads_have_the_same_bits(pool: Pool, spec: str) -> None:
     assert len(set(pool.run(3, gradients_of, spec))) == 1
+
+
+SENT_STEPS = 4
+
+
+def sent_bytes(group: dist.ProcessGroup, spec: str) -> tuple[float, Profile]:
+    """What a rank sends in a step, by its own count, of a model of three buckets; and when gradients were ready."""
+    model = DDP(nn.Sequential(nn.Linear(64, 700), nn.Linear(700, 900), nn.Linear(900, 10)), process_group=group)
+    handle = nc.attach(model, spec, min_values=100)
+    counts = []
+    for _ in range(1 + SENT_STEPS):
+        model.zero_grad()
+        model(torch.randn(4, 64)).square().sum().backward()
+        counts.append(handle.stats()["sent_bytes"])
+    # after the first step DDP builds its buckets anew
+    sent = (counts[-1] - counts[0]) / SENT_STEPS
+    handle.detach()
+    tensors = [(name, p.numel(), tuple(p.shape)) for name, p in reversed(list(model.module.named_parameters()))]
+    times = (TensorTime(name, numel, float(at), shape) for at, (name, numel, shape) in enumerate(tensors))
+    return sent, Profile("net", 4, 1.0, 1.0, 1.0, tuple(times))
+
+
+@pytest.mark.parametrize("spec", ["bf16+rank4+ef", "int8/256+rank4+ef", "fp32+acp4+ef", "fp32+rank2", "int4/64+rank8"])
+def test_the_predicted_bytes_are_those_that_ranks_send(pool: Pool, spec: str) -> None:
+    found = pool.run(2, sent_bytes, spec)
+    place = Cluster("place", (Level("link", 0, 1.0, 1.0),), Device("cpu", memory_gbyte=10.0))
+    predicted = Sweep(found[0][1], place, draws=0).steps.predict(Setup(2, spec, min_values=100))
+    assert sum(sent for sent, _ in found) / 2 == predicted.bytes_sent
 
 
 class Weight(nn.Module):

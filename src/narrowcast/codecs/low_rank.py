@@ -58,8 +58,12 @@ class LowRank(Codec):
 
     def __str__(self) -> str:
         inner = parse(self.inner.spec)
-        options = [*inner.written_options, f"{self.option}{self.vectors}", *self.wishes]
+        options = [*inner.written_options, self.transformed_by, *self.wishes]
         return write(inner.head, inner.block, inner.scale, options)
+
+    @property
+    def transformed_by(self) -> str:
+        return f"{self.option}{self.vectors}"
 
     @property
     def rank(self) -> int:

@@ -68,6 +68,13 @@ class Matrix(NamedTuple):
         return self.rows * self.columns
 
 
+def factor_bytes(codec: Codec, matrices: Sequence[Matrix]) -> int:
+    """Of what a call sends of such matrices, about: all factors go together."""
+    both = [sum(codec.rank * m.length(on_left) for m in matrices) for on_left in (True, False)]
+    sizes = [codec.factors.nbytes(count) for count in both]
+    return sum(sizes) // 2 if codec.sends_one_factor else sum(sizes)
+
+
 @dataclass
 class KeptFactor:
     """Of one matrix: what the next call starts from."""
@@ -235,9 +242,7 @@ class LowRankReduce:
 
     def wire_bytes(self) -> int:
         """Of all factors that a call sends, about."""
-        both = [sum(self.codec.rank * m.length(on_left) for m in self.matrices) for on_left in (True, False)]
-        sizes = [self.codec.factors.nbytes(count) for count in both]
-        return sum(sizes) // 2 if self.codec.sends_one_factor else sum(sizes)
+        return factor_bytes(self.codec, self.matrices)
 
     def text(self, on_left: Sequence[bool], origin: str) -> str:
         """The signature: that of its last sum, and which matrices they are factors of. origin: of kept factors."""
