@@ -119,8 +119,8 @@ class LowRank(Codec):
 
     def refusal(self, what: str) -> ValueError:
         return ValueError(
-            f"{what} with {self}: +{self.option} is for the gradients of DDP, where matrices are summed over ranks; "
-            f"flat values have no rank. Leave out +{self.option}{self.vectors}"
+            f"{what} with {self}: +{self.option} is for the gradients of DDP and LocalSGD, where matrices are summed "
+            f"over ranks; flat values have no rank. Leave out +{self.option}{self.vectors}"
         )
 
     @property
