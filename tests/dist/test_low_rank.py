@@ -1,4 +1,4 @@
-"""Low rank on real processes, in DDP and LocalSGD: the same bits on unlike ranks, and beside torch's own hook."""
+"""Low rank in DDP on real processes: the same bits on unlike ranks, and beside torch's own PowerSGD hook."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ import torch
 import torch.distributed as dist
 from dist.models import error_of
 from dist.pool import Pool
-from dist.shards import mesh_of
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import narrowcast as nc
 from narrowcast import data
-from narrowcast.codecs import low_rank_specs
 from narrowcast.parallel import Wires
 from narrowcast.predict import Cluster, Device, Level, Profile, Setup, Sweep, TensorTime
-from narrowcast.simulate import World
 
 STEPS, LATE, RANK = 60, 50, 4
 
@@ -132,70 +128,6 @@ def test_the_predicted_bytes_are_those_that_ranks_send(pool: Pool, spec: str) ->
     assert sum(sent for sent, _ in found) / 2 == predicted.bytes_sent
 
 
-ROUNDS = 4
-
-
-class Average(torch.optim.SGD):
-    """Keeps what it was given."""
-
-    def __init__(self, anchors: list[Tensor]) -> None:
-        super().__init__(anchors, lr=1.0)
-        self.given: list[list[Tensor]] = []
-
-    def step(self, closure: object = None) -> None:
-        self.given.append([anchor.grad.clone() for group in self.param_groups for anchor in group["params"]])
-        super().step()
-
-
-class Shapes(nn.Module):
-    """A matrix, a convolution that is channels last, a transposed one, and a vector."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        conv = torch.zeros(20, 6, 5, 5).to(memory_format=torch.channels_last)
-        for name, value in (("a", torch.zeros(60, 45)), ("b", conv), ("c", torch.zeros(40, 50).t())):
-            self.register_parameter(name, nn.Parameter(value))
-        self.d = nn.Parameter(torch.zeros(333))
-
-    @torch.no_grad()
-    def walk(self, rank: int, step: int) -> list[Tensor]:
-        """By how much the parameters went down."""
-        draw, before = torch.Generator().manual_seed(10 * step + rank), [p.clone() for p in self.parameters()]
-        for p in self.parameters():
-            p.sub_(torch.randn(p.shape, generator=draw))
-        return [old - p for old, p in zip(before, self.parameters(), strict=True)]
-
-
-def exchanged(group: dist.ProcessGroup, spec: str) -> tuple[list[list[Tensor]], list[list[Tensor]], dict[str, Tensor]]:
-    """What this worker moved by in each round, what all got, and the state of the first three."""
-    model, made, moved = Shapes(), list[Average](), []
-    local = nc.LocalSGD(
-        model, every=1, spec=spec, outer=lambda a: made.append(Average(a)) or made[0], group=group, min_values=1, seed=3
-    )
-    for step in range(ROUNDS):
-        moved.append(model.walk(dist.get_rank(group), step))
-        local.step()
-    local.check_ranks()
-    state = local.state_dict()
-    local.close()
-    kept = {name: value for name, value in state["owed"].items() if name in "abc"}
-    return moved, made[0].given, {**kept, **{key: value for key, value in state["factors"].items() if value.any()}}
-
-
-@pytest.mark.parametrize("spec", low_rank_specs())
-def test_local_updates_by_low_rank_are_those_of_the_simulator(pool: Pool, spec: str) -> None:
-    found, names = pool.run(3, exchanged, spec), ("a", "b", "c")
-    world = World(3, "auto", spec, seed=3)
-    for step in range(ROUNDS):
-        own = [[tensor.contiguous() for tensor in moved[step][:3]] for moved, _, _ in found]
-        expected = world.all_reduce(own, "avg", step=(step, 0), names=names)[0]
-        for _, given, _ in found:
-            assert all(torch.equal(x, y) for x, y in zip(given[step][:3], expected, strict=True))
-    for _, _, state in found:
-        for name, value in world.state_dict().items():
-            assert torch.allclose(state[name].flatten(), value.flatten(), atol=1e-6), name
-
-
 class Weight(nn.Module):
     """A parameter that lies in memory by columns; its gradient is of rank one, the same on every rank."""
 
@@ -302,21 +234,9 @@ def refusals(group: dist.ProcessGroup) -> list[str]:
         error_of(lambda: nc.all_reduce(x, "bf16+rank2", group=group)),
         error_of(lambda: nc.all_gather([x, x], x, "bf16+rank2", group=group)),
         error_of(lambda: Wires("bf16+rank2", group=group)),
-        error_of(lambda: nc.attach(fully_shard(mlp(), mesh=mesh_of(group)), "bf16+rank2+ef")),
     ]
-
-
-def sharded_local(group: dist.ProcessGroup) -> str:
-    model = fully_shard(mlp(), mesh=mesh_of(group))
-    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
-    return error_of(lambda: nc.LocalSGD(model, every=1, spec="bf16+rank2+ef", group=alone).exchange())
-
-
-def test_local_updates_of_shards_have_no_whole_matrices(pool: Pool) -> None:
-    for text in pool.run(8, sharded_local):
-        assert "is sharded, and low rank sums whole matrices; take bf16" in text
 
 
 def test_who_has_no_matrices_to_sum_again_and_again_says_so(pool: Pool) -> None:
     for text in pool.run(2, refusals)[0]:
-        assert "low rank is for the gradients of DDP" in text
+        assert "low rank is for gradients (`attach`, `LocalSGD`)" in text

@@ -118,7 +118,7 @@ def test_a_profile_without_shapes_still_loads_and_says_what_to_do() -> None:
 def test_other_ways_to_share_the_work_refuse_it(mode: str) -> None:
     place, made = cluster.load("8xH100"), zoo.gpt2()
     sweep = Sweep(made.profile_of(0.1), place, draws=0, mode=mode, description=made)
-    with pytest.raises(ValueError, match="low rank is for"):
+    with pytest.raises(ValueError, match="low rank is predicted for --parallel data alone"):
         sweep.cell(Setup(2, "bf16+rank4+ef"))
 
 

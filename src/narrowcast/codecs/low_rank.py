@@ -119,7 +119,7 @@ class LowRank(Codec):
 
     def refusal(self, what: str) -> ValueError:
         return ValueError(
-            f"{what} with {self}: +{self.option} is for the gradients of DDP and LocalSGD, where matrices are summed "
+            f"{what} with {self}: +{self.option} is for gradients (`attach`, `LocalSGD`), where matrices are summed "
             f"over ranks; flat values have no rank. Leave out +{self.option}{self.vectors}"
         )
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.codecs import refuse_low_rank
 from narrowcast.collectives import Cost
 from narrowcast.parallel import BUCKET_BYTES, overlap
 from narrowcast.predict import costs
@@ -43,7 +42,10 @@ class _Scheme(StepPredictor):
             compute_D = self.profile.compute * factor_D
             nothing = torch.zeros(len(compute_D), 0, dtype=torch.float64)
             return timeline(compute_D, compute_D, nothing.sum(1), compute_D, compute_D), nothing, nothing
-        refuse_low_rank(f"--parallel {self.name}", codec_named(setup.wire))
+        if codec_named(setup.wire).rank:
+            raise ValueError(
+                f"--parallel {self.name} with {setup.wire}: low rank is predicted for --parallel data alone; measure it"
+            )
         return self._span(setup, factor_D)
 
     def _span(self, setup: Setup, factor_D: Tensor) -> tuple[Timeline, Tensor, Tensor]:
