@@ -228,6 +228,24 @@ def test_what_goes_another_way_is_listed_with_its_reason(pool: Pool) -> None:
     assert stats["ratio"] > 20
 
 
+def probed(group: dist.ProcessGroup) -> tuple[float, float, str]:
+    """Seconds a value as it is and by low rank, and what is said of it."""
+    model = DDP(mlp(), process_group=group)
+    handle = nc.attach(model, "int8/256+rank4+sr+ef", min_values=100)
+    (found,), text = [p for p in [handle._state.probe] if p is not None], handle.explain()
+    codec = nc.codec("int8/256+rank4+sr+ef")
+    handle.detach()
+    assert (codec in found.codecs) == (len(found.codecs) > 0)
+    return found.plain, found.ours(codec), text
+
+
+def test_attach_measures_a_sum_of_matrices_with_its_products(pool: Pool) -> None:
+    for plain, ours, text in pool.run(2, probed):
+        assert 0 < ours < 1
+        said = [line for line in text.splitlines() if "likely to lose" in line and "with int8/256+rank4" in line]
+        assert bool(said) == (ours >= 0.95 * plain)
+
+
 def refusals(group: dist.ProcessGroup) -> list[str]:
     x = torch.randn(8, 8)
     return [

@@ -69,24 +69,27 @@ class MatrixSum:
         self._feedback = None if residuals is None else residuals.of(0, (0, side * side))
         self._factors = KeptFactors(0)
 
-    def products(self, add: Callable[[Tensor], object] = lambda factor: None) -> Callable[[], None]:
+    def products(self, add: Callable[[Tensor, int], object] = lambda factor, number: None) -> Callable[[], None]:
         """All products of a call; what is returned makes the result of them. add: sums a factor, in place."""
         parts = parts_of([self._x], [self._matrix], ("",), self.codec, self._factors, self._feedback)
         steps = exchanged_factors(parts, self.codec, 1.0)
         sent = next(steps).values
         if not self.codec.sends_one_factor:
-            add(sent)
+            add(sent, 0)
             sent = steps.send(sent).values
 
         def finish() -> None:
-            add(sent)
+            add(sent, 1)
             with suppress(StopIteration):
                 steps.send(sent)
 
         return finish
 
-    def __call__(self) -> None:
-        self.products(lambda factor: all_reduce(factor, self.codec.factors, **self.options))()
+    def __call__(self, step: tuple[int, ...] = ()) -> None:
+        def add(factor: Tensor, number: int) -> None:
+            all_reduce(factor, self.codec.factors, step=(*step, number), **self.options)
+
+        self.products(add)()
 
 
 @dataclass(frozen=True)

@@ -195,11 +195,9 @@ def lossy(rows: Iterable[TensorRow]) -> dict[Codec, int]:
     values: dict[Codec, int] = {}
     for row in rows:
         # what a value costs, whatever it is the difference to
-        whole = codec_named(row.wire.removesuffix("+diff"))
-        codec = whole.factors
+        codec = codec_named(row.wire.removesuffix("+diff"))
         if not codec.lossless:
-            count = int(row.numel * row.bits_per_value / codec.bits_per_value) if whole.rank else row.numel
-            values[codec] = values.get(codec, 0) + count
+            values[codec] = values.get(codec, 0) + row.numel
     return values
 
 
