@@ -114,11 +114,21 @@ def test_a_profile_without_shapes_still_loads_and_says_what_to_do() -> None:
     assert model.read_profile(parse_toml(model.dump(NET))) == NET
 
 
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "data"])
-def test_other_ways_to_share_the_work_refuse_it(mode: str) -> None:
+def test_fsdp_sums_the_factors_of_each_unit() -> None:
+    """Parameters in bf16 twice, the rest of the gradients by half, on two ranks; factors once."""
+    steps = Sweep(NET, SLOW, draws=0, mode="fsdp").steps
+    rows, columns, values = 100 + 1024, 4096 + 9216, sum(t.numel for t in NET.tensors)
+    made = steps.predict(Setup(2, "bf16+rank4+ef", min_values=1000))
+    assert made.bytes_sent == 2 * values + 2 * 4 * (rows + columns) + (4 * 100 + 2 * 8_016_384) / 2
+    assert made.max_bound <= made.step <= made.sum_bound
+    assert made.step < steps.predict(Setup(2, "bf16")).step
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode not in ("data", "fsdp")])
+def test_ways_to_share_the_work_that_send_activations_refuse_it(mode: str) -> None:
     place, made = cluster.load("8xH100"), zoo.gpt2()
     sweep = Sweep(made.profile_of(0.1), place, draws=0, mode=mode, description=made)
-    with pytest.raises(ValueError, match="low rank is predicted for --parallel data alone"):
+    with pytest.raises(ValueError, match="low rank is for gradients, and here"):
         sweep.cell(Setup(2, "bf16+rank4+ef"))
 
 
