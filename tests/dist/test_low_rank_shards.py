@@ -141,6 +141,35 @@ def test_gradients_of_shards_are_those_of_the_simulator(pool: Pool, spec: str, t
             assert torch.allclose(state[name].flatten(), value.flatten(), atol=1e-6), name
 
 
+def owed(group: dist.ProcessGroup, op: str, spec: str) -> tuple[float, float]:
+    """What has not arrived after some steps, at its largest; and what of that is not in the residual."""
+    world, rank = dist.get_world_size(group), dist.get_rank(group)
+    model = fully_shard(nn.Linear(48, 40, bias=False), mesh=mesh_of(group))
+    if op == "divided":
+        model.set_gradient_divide_factor(8.0)
+    model.set_force_sum_reduction_for_comms(op == "sum")
+    share = 1 / 8 if op == "divided" else 1 / world
+    handle, missing = nc.attach(model, spec, min_values=1), torch.zeros(40, 48, dtype=torch.double)
+    for step in range(ROUNDS):
+        given = given_gradients(rank, step)["e"]
+        model.zero_grad()
+        model(given).diagonal().sum().backward()
+        total = given.double()
+        dist.all_reduce(total, group=group)
+        missing += total * share - model.weight.grad.full_tensor().double()
+    left = handle.state_dict()["weight"].full_tensor().double() * world * share
+    handle.detach()
+    return float(missing.abs().max()), float((missing - left).abs().max())
+
+
+@pytest.mark.parametrize("op", ["mean", "sum", "divided"])
+@pytest.mark.parametrize("spec", ["fp32+rank2+ef", "int8/64+acp2+ef"])
+def test_nothing_is_lost_whatever_fsdp_asks_for(pool: Pool, op: str, spec: str) -> None:
+    for missing, lost in pool.run(3, owed, op, spec):
+        assert missing > 0.1
+        assert lost < 2e-6
+
+
 def replicas(group: dist.ProcessGroup) -> str:
     return error_of(lambda: nc.attach(fully_shard(Shapes(), mesh=replicated_mesh(2, 4)), "bf16+rank2+ef", min_values=1))
 
