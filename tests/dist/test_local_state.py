@@ -64,8 +64,8 @@ class Few(nn.Module):
             p.add_(0.01 * torch.randn(p.shape, generator=generator).to(p.dtype))
 
 
-def made(group: dist.ProcessGroup, model: Few, outer: Any) -> nc.LocalSGD:
-    return nc.LocalSGD(model, every=2, spec="int8/64", outer=outer_of(*outer), group=group, min_values=1)
+def made(group: dist.ProcessGroup, model: Few, outer: Any, spec: str = "int8/64") -> nc.LocalSGD:
+    return nc.LocalSGD(model, every=2, spec=spec, outer=outer_of(*outer), group=group, min_values=1)
 
 
 def filled(place: Any, value: Any) -> Any:
@@ -78,10 +78,12 @@ def filled(place: Any, value: Any) -> Any:
     return place.copy_(value) if isinstance(place, Tensor) else value
 
 
-def trained(group: dist.ProcessGroup, outer: Any, way: str, dtype: torch.dtype, stops: tuple[int, ...]) -> bytes:
+def trained(
+    group: dist.ProcessGroup, outer: Any, way: str, dtype: torch.dtype, stops: tuple[int, ...], spec: str = "int8/64"
+) -> bytes:
     """Nine steps, four exchanges; at the stops somebody looks at the state, or goes on from it elsewhere."""
     model = Few(dtype)
-    local = made(group, model, outer)
+    local = made(group, model, outer, spec)
     for step in range(9):
         if step in stops and way != "straight":
             state = local.state_dict()
@@ -89,7 +91,7 @@ def trained(group: dist.ProcessGroup, outer: Any, way: str, dtype: torch.dtype, 
         if step in stops and way in ("loaded", "filled"):
             local.close()
             own, model = model.state_dict(), Few(dtype)
-            local = made(group, model, outer)
+            local = made(group, model, outer, spec)
             local.load_state_dict(filled(local.state_dict(), kept) if way == "filled" else kept)
             model.load_state_dict(own)
         model.walk(dist.get_rank(group), step)
@@ -123,6 +125,21 @@ def compared(group: dist.ProcessGroup, outer: Any) -> list[str]:
 @pytest.mark.parametrize("outer", outers(), ids=str)
 def test_looking_at_the_state_or_going_on_from_it_changes_no_bit(pool: Pool, outer: Any) -> None:
     assert pool.run(2, compared, outer) == [[], []]
+
+
+def by_low_rank(group: dist.ProcessGroup, spec: str) -> list[str]:
+    """As `compared`; residuals are loaded as their mean over the workers, so a stop is where nothing is owed yet."""
+    outer, wrong = ("SGD", {"momentum": 0.9}), []
+    for way, stops in {"looked": tuple(range(9)), "loaded": (0, 3), "filled": (0, 3)}.items():
+        kept = stops if "ef" not in spec or way == "looked" else (0,)
+        straight = trained(group, outer, "straight", torch.float32, (), spec)
+        wrong += [way] * (trained(group, outer, way, torch.float32, kept, spec) != straight)
+    return wrong
+
+
+@pytest.mark.parametrize("spec", ["bf16+rank2", "fp32+acp2", "fp32+rank2+ef", "bf16+acp1+ef"])
+def test_going_on_with_low_rank_changes_no_bit(pool: Pool, spec: str) -> None:
+    assert pool.run(2, by_low_rank, spec) == [[], []]
 
 
 def unheard(group: dist.ProcessGroup) -> tuple[int, int, int]:

@@ -9,16 +9,15 @@ import torch
 import torch.distributed as dist
 from dist.models import error_of
 from dist.pool import Pool
-from dist.shards import mesh_of
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import narrowcast as nc
 from narrowcast import data
 from narrowcast.parallel import Wires
+from narrowcast.predict import Cluster, Device, Level, Profile, Setup, Sweep, TensorTime
 
 STEPS, LATE, RANK = 60, 50, 4
 
@@ -99,6 +98,34 @@ def gradients_of(group: dist.ProcessGroup, spec: str) -> bytes:
 @pytest.mark.parametrize("spec", ["bf16+rank4+ef", "int8/256+rank4+ef", "fp32+acp4+ef", "fp32+rank2"])
 def test_ranks_with_other_numbers_of_threads_have_the_same_bits(pool: Pool, spec: str) -> None:
     assert len(set(pool.run(3, gradients_of, spec))) == 1
+
+
+SENT_STEPS = 4
+
+
+def sent_bytes(group: dist.ProcessGroup, spec: str) -> tuple[float, Profile]:
+    """What a rank sends in a step, by its own count, of a model of three buckets; and when gradients were ready."""
+    model = DDP(nn.Sequential(nn.Linear(64, 700), nn.Linear(700, 900), nn.Linear(900, 10)), process_group=group)
+    handle = nc.attach(model, spec, min_values=100)
+    counts = []
+    for _ in range(1 + SENT_STEPS):
+        model.zero_grad()
+        model(torch.randn(4, 64)).square().sum().backward()
+        counts.append(handle.stats()["sent_bytes"])
+    # after the first step DDP builds its buckets anew
+    sent = (counts[-1] - counts[0]) / SENT_STEPS
+    handle.detach()
+    tensors = [(name, p.numel(), tuple(p.shape)) for name, p in reversed(list(model.module.named_parameters()))]
+    times = (TensorTime(name, numel, float(at), shape) for at, (name, numel, shape) in enumerate(tensors))
+    return sent, Profile("net", 4, 1.0, 1.0, 1.0, tuple(times))
+
+
+@pytest.mark.parametrize("spec", ["bf16+rank4+ef", "int8/256+rank4+ef", "fp32+acp4+ef", "fp32+rank2", "int4/64+rank8"])
+def test_the_predicted_bytes_are_those_that_ranks_send(pool: Pool, spec: str) -> None:
+    found = pool.run(2, sent_bytes, spec)
+    place = Cluster("place", (Level("link", 0, 1.0, 1.0),), Device("cpu", memory_gbyte=10.0))
+    predicted = Sweep(found[0][1], place, draws=0).steps.predict(Setup(2, spec, min_values=100))
+    assert sum(sent for sent, _ in found) / 2 == predicted.bytes_sent
 
 
 class Weight(nn.Module):
@@ -201,17 +228,33 @@ def test_what_goes_another_way_is_listed_with_its_reason(pool: Pool) -> None:
     assert stats["ratio"] > 20
 
 
+def probed(group: dist.ProcessGroup) -> tuple[float, float, str]:
+    """Seconds a value as it is and by low rank, and what is said of it."""
+    model = DDP(mlp(), process_group=group)
+    handle = nc.attach(model, "int8/256+rank4+sr+ef", min_values=100)
+    (found,), text = [p for p in [handle._state.probe] if p is not None], handle.explain()
+    codec = nc.codec("int8/256+rank4+sr+ef")
+    handle.detach()
+    assert (codec in found.codecs) == (len(found.codecs) > 0)
+    return found.plain, found.ours(codec), text
+
+
+def test_attach_measures_a_sum_of_matrices_with_its_products(pool: Pool) -> None:
+    for plain, ours, text in pool.run(2, probed):
+        assert 0 < ours < 1
+        said = [line for line in text.splitlines() if "likely to lose" in line and "with int8/256+rank4" in line]
+        assert bool(said) == (ours >= 0.95 * plain)
+
+
 def refusals(group: dist.ProcessGroup) -> list[str]:
     x = torch.randn(8, 8)
     return [
         error_of(lambda: nc.all_reduce(x, "bf16+rank2", group=group)),
         error_of(lambda: nc.all_gather([x, x], x, "bf16+rank2", group=group)),
         error_of(lambda: Wires("bf16+rank2", group=group)),
-        error_of(lambda: nc.LocalSGD(mlp(), every=1, spec="bf16+rank2+ef", group=group).exchange()),
-        error_of(lambda: nc.attach(fully_shard(mlp(), mesh=mesh_of(group)), "bf16+rank2+ef")),
     ]
 
 
 def test_who_has_no_matrices_to_sum_again_and_again_says_so(pool: Pool) -> None:
     for text in pool.run(2, refusals)[0]:
-        assert "low rank is for the gradients of DDP" in text
+        assert "low rank is for gradients (`attach`, `LocalSGD`)" in text

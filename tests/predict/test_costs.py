@@ -13,7 +13,7 @@ import narrowcast as nc
 from narrowcast.collectives.algorithms import record
 from narrowcast.collectives.algorithms.record import ALGORITHMS, Setting
 from narrowcast.collectives.segments import Coder
-from narrowcast.predict import costs
+from narrowcast.predict import costs, speeds
 from narrowcast.predict.cluster import Cluster, CodecSpeed, CollectiveTimings, Device, Level
 from narrowcast.predict.costs import Costs, Curve, plan
 
@@ -232,3 +232,45 @@ def test_error_feedback_costs_a_decoding_and_three_passes_more() -> None:
     made = Costs(FLAT, draws=0)
     plain, owing = (made.codec(wire)[0](sizes(2.0**20)) for wire in ("int4/128", "int4/128+ef"))
     assert float(owing - plain) == pytest.approx(float(made.codec("int4/128")[1](sizes(2.0**20))) + 12 * 2**20 / 10e9)
+
+
+def timed(*wires: tuple[str, float]) -> Cluster:
+    """FLAT, where 2^20 values take so many seconds each way."""
+    return replace(FLAT, codecs=tuple(CodecSpeed(wire, ((2.0**20, t),), ((2.0**20, t),)) for wire, t in wires))
+
+
+def test_a_transform_that_nobody_timed_has_its_share_of_the_copy() -> None:
+    codec = nc.codec("int4/128+rot")
+    encode, decode, _ = Costs(timed(("int4/128", 1e-9)), draws=0).codec("int4/128+rot")
+    copied = 2**20 * (4 + codec.bits_per_value / 8) / 10e9
+    share = speeds.ON_CPU["rot"]
+    assert float(encode(sizes(2.0**20))) == pytest.approx(copied / share.encode)
+    assert float(decode(sizes(2.0**20))) == pytest.approx(copied / share.decode)
+    on_gpu = replace(FLAT, device=replace(FLAT.device, name="H200"))
+    assert float(Costs(on_gpu, draws=0).codec("int4/128+rot")[0](sizes(2.0**20))) == pytest.approx(copied / 0.86)
+
+
+def test_a_transform_is_timed_like_the_same_one_and_a_plain_wire_like_none() -> None:
+    made = Costs(timed(("int8/256", 1e-3), ("int4/128+rot", 2e-3), ("int2/4096+top64", 3e-3)), draws=0)
+    wanted = {"int3/64+rot": 2e-3, "fp32/4096+top41": 3e-3, "int4/128": 1e-3, "ternary/512": 1e-3}
+    assert {wire: float(made.codec(wire)[0](sizes(2.0**20))) for wire in wanted} == wanted
+
+
+def test_a_transform_whose_speed_nobody_knows_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"nobody has measured how fast \+haar is; `narrowcast probe --wires int4/128"):
+        Costs(FLAT, draws=0).codec("int4/128+haar")
+    assert float(Costs(timed(("int4/128+haar", 1.0)), draws=0).codec("int4/128+haar")[0](sizes(2.0**20))) == 1.0
+
+
+@pytest.mark.parametrize("wire, more", [("int4/128+rot+sr+ef", 0.0), ("int4/128+rot", 0.0), ("int4/128+sr", 1.0)])
+def test_what_happens_around_a_plain_codec_does_not_happen_around_a_transform(wire: str, more: float) -> None:
+    """Whole calls with int4/128 took a second longer than their parts."""
+    knots = [2**k for k in range(12, 25)]
+    fp32 = CollectiveTimings("two_shot", 2, tuple((float(n), 2e-4 + n * 1e-9) for n in knots))
+    whole = CollectiveTimings("two_shot", 2, tuple((float(n), 1.0 + n * 1e-9) for n in knots), "int4/128")
+    with_table, without = (
+        Costs(replace(FLAT, levels=(replace(FLAT.levels[0], tables=tables),)), draws=0)
+        for tables in ((fp32, whole), (fp32,))
+    )
+    found = [float(made.seconds("two_shot", wire, sizes(2**16), 2)[0]) for made in (with_table, without)]
+    assert found[0] - found[1] == pytest.approx(more, abs=0.01)

@@ -28,6 +28,9 @@ TOKEN = {
 """A token of what is measured: the numbers do not matter here."""
 
 
+WIRES = ("fp32", "int8/256", "int4/128+ef", "int4/128+rot", "bf16+rank2+ef", "fp32+acp1")
+
+
 def values_of(crew: Crew, world: int) -> list[Any]:
     found = [crew.outcome(rank) for rank in range(world)]
     assert all(outcome is not None and not outcome.error for outcome in found), found
@@ -38,7 +41,7 @@ def probed(group: dist.ProcessGroup, local: int) -> str:
     for name, value in TOKEN.items():
         setattr(probe, name, value)
     os.environ["LOCAL_WORLD_SIZE"] = str(local)
-    return cluster.dump(probe.probe(("fp32", "int8/256", "int4/128+ef"), 10.0, "token"))
+    return cluster.dump(probe.probe(WIRES, 10.0, "token"))
 
 
 @pytest.mark.parametrize("world, local", [(2, 1), (2, 2), (4, 2)])
@@ -54,7 +57,8 @@ def test_all_ranks_hold_the_same_cluster(world: int, local: int) -> None:
         {table.name for table in level.tables} == {"all_reduce", "two_shot", "all_gather", "send"}
         for level in found.levels
     )
-    assert [speed.wire for speed in found.codecs] == ["fp32", "int8/256", "int4/128+ef"]
+    assert [speed.wire for speed in found.codecs] == list(WIRES)
+    assert all(t > 0 for speed in found.codecs for row in (*speed.encode, *speed.decode) for t in row)
     assert found.node == (local if world > local else 1)
     assert all(level.timed_gbit == level.bandwidth_gbit for level in found.levels)
 

@@ -146,7 +146,7 @@ def profile(
     rows = [(part, f"{1e3 * getattr(made, part):.3f}") for part in ("forward", "backward", "update")]
     shown = new_table(f"{made.name}: {made.numel} values, batch {made.batch} -> {out}", "part", "ms", rows=rows)
     shown.caption = f"{len(made.tensors)} tensors; {made.source}; spread of the mean {100 * made.spread:.1f} %"
-    tensors = [{"name": t.name, "numel": t.numel, "ready": t.ready} for t in made.tensors]
+    tensors = [{"name": t.name, "numel": t.numel, "ready": t.ready, "shape": t.shape} for t in made.tensors]
     emit({**{k: v for k, v in vars(made).items() if k != "tensors"}, "tensors": tensors}, shown, json_path)
 
 
@@ -207,7 +207,7 @@ def _setups(counts: list[int], specs: list[str], algorithms: str, queues: str) -
     setups = [Setup(world, spec, way, queues=queues) for world in counts for way in ways for spec in specs]
     for setup in setups:
         if setup.algorithm in ALGORITHMS:
-            ALGORITHMS[setup.algorithm].check_codec(codec_named(setup.wire), setup.world)
+            ALGORITHMS[setup.algorithm].check_codec(codec_named(setup.wire).factors, setup.world)
     return setups
 
 

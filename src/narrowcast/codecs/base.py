@@ -160,6 +160,11 @@ class Codec(abc.ABC):
         return False
 
     @property
+    def transformed_by(self) -> str:
+        """The option that changes what the rest of the spec encodes, as it is written: top64, rot; else empty."""
+        return ""
+
+    @property
     def rank(self) -> int:
         """How many pairs of vectors stand for a matrix (`collectives.low_rank`); 0: values travel themselves."""
         return 0

@@ -24,7 +24,7 @@ def refuse_low_rank(what: str, codec: Codec) -> None:
     """For all that does not sum matrices over ranks again and again. what: who asks."""
     if codec.rank:
         raise ValueError(
-            f"{what} with {codec}: low rank is for the gradients of DDP (`attach`), which are summed step after step "
+            f"{what} with {codec}: low rank is for gradients (`attach`, `LocalSGD`), which are summed step after step "
             f"and keep a factor from one to the next; take {codec.factors}"
         )
 

@@ -58,8 +58,12 @@ class LowRank(Codec):
 
     def __str__(self) -> str:
         inner = parse(self.inner.spec)
-        options = [*inner.written_options, f"{self.option}{self.vectors}", *self.wishes]
+        options = [*inner.written_options, self.transformed_by, *self.wishes]
         return write(inner.head, inner.block, inner.scale, options)
+
+    @property
+    def transformed_by(self) -> str:
+        return f"{self.option}{self.vectors}"
 
     @property
     def rank(self) -> int:
@@ -115,8 +119,8 @@ class LowRank(Codec):
 
     def refusal(self, what: str) -> ValueError:
         return ValueError(
-            f"{what} with {self}: +{self.option} is for the gradients of DDP, where matrices are summed over ranks; "
-            f"flat values have no rank. Leave out +{self.option}{self.vectors}"
+            f"{what} with {self}: +{self.option} is for gradients (`attach`, `LocalSGD`), where matrices are summed "
+            f"over ranks; flat values have no rank. Leave out +{self.option}{self.vectors}"
         )
 
     @property

@@ -81,6 +81,10 @@ class Transformed(Codec):
         return self.plan
 
     @property
+    def transformed_by(self) -> str:
+        return self.option_text
+
+    @property
     def block(self) -> int:
         return self.transform.block
 

@@ -36,6 +36,8 @@ from narrowcast.collectives.low_rank import KeptFactors as KeptFactors
 from narrowcast.collectives.low_rank import LowRankCall as LowRankCall
 from narrowcast.collectives.low_rank import LowRankReduce as LowRankReduce
 from narrowcast.collectives.low_rank import Matrix as Matrix
+from narrowcast.collectives.low_rank import exchanged_factors as exchanged_factors
+from narrowcast.collectives.low_rank import factor_bytes as factor_bytes
 from narrowcast.collectives.low_rank import name_and_side as name_and_side
 from narrowcast.collectives.low_rank import parts_of as parts_of
 from narrowcast.collectives.low_rank import simulate_low_rank as simulate_low_rank

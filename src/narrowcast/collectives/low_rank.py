@@ -68,6 +68,13 @@ class Matrix(NamedTuple):
         return self.rows * self.columns
 
 
+def factor_bytes(codec: Codec, matrices: Sequence[Matrix]) -> int:
+    """Of what a call sends of such matrices, about: all factors go together."""
+    both = [sum(codec.rank * m.length(on_left) for m in matrices) for on_left in (True, False)]
+    sizes = [codec.factors.nbytes(count) for count in both]
+    return sum(sizes) // 2 if codec.sends_one_factor else sum(sizes)
+
+
 @dataclass
 class KeptFactor:
     """Of one matrix: what the next call starts from."""
@@ -132,11 +139,18 @@ class KeptFactors:
         """The factor of each matrix, by its name and side."""
         return {f"{name}{SIDES[kept.on_left]}": kept.vectors.clone() for name, kept in self._kept.items()}
 
+    @staticmethod
+    def places(name: str, matrix: Matrix, codec: Codec, device: torch.device) -> dict[str, Tensor]:
+        """Where a state has the factor of a matrix, for whoever fills it: zeros, which stand for none."""
+        sides = (False, True) if codec.sends_one_factor else (False,)
+        shapes = {f"{name}{SIDES[on_left]}": (codec.rank, matrix.length(on_left)) for on_left in sides}
+        return {key: torch.zeros(shape, dtype=torch.float32, device=device) for key, shape in shapes.items()}
+
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Go on from these, on whatever device the matrices will be."""
         self._kept.clear()
         digest = hashlib.sha256(self.origin.encode())
-        for key, vectors in sorted(state.items()):
+        for key, vectors in sorted((key, vectors) for key, vectors in state.items() if vectors.any()):
             name, on_left = name_and_side(key)
             self._kept[name] = KeptFactor(vectors.float().clone(), on_left)
             digest.update(f"{key} {tuple(vectors.shape)}".encode())
@@ -235,9 +249,7 @@ class LowRankReduce:
 
     def wire_bytes(self) -> int:
         """Of all factors that a call sends, about."""
-        both = [sum(self.codec.rank * m.length(on_left) for m in self.matrices) for on_left in (True, False)]
-        sizes = [self.codec.factors.nbytes(count) for count in both]
-        return sum(sizes) // 2 if self.codec.sends_one_factor else sum(sizes)
+        return factor_bytes(self.codec, self.matrices)
 
     def text(self, on_left: Sequence[bool], origin: str) -> str:
         """The signature: that of its last sum, and which matrices they are factors of. origin: of kept factors."""

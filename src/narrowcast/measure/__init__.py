@@ -9,6 +9,7 @@ from narrowcast.measure.clock import Timing as Timing
 from narrowcast.measure.clock import interleaved as interleaved
 from narrowcast.measure.clock import torch_threads as torch_threads
 from narrowcast.measure.link import InterfaceCount as InterfaceCount
+from narrowcast.measure.link import MatrixSum as MatrixSum
 from narrowcast.measure.link import WireSum as WireSum
 from narrowcast.measure.link import count_interface as count_interface
 from narrowcast.measure.link import link_bytes as link_bytes

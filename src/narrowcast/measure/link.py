@@ -7,6 +7,9 @@ acknowledgements alike. On top comes what Gloo adds to each of our messages.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,15 @@ from torch import Tensor
 
 from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives import Residuals, TorchTransport, all_reduce
+from narrowcast.collectives import (
+    KeptFactors,
+    Matrix,
+    Residuals,
+    TorchTransport,
+    all_reduce,
+    exchanged_factors,
+    parts_of,
+)
 
 HEADER = 14 + 20 + 32
 """Ethernet, IPv4, and TCP with its timestamps."""
@@ -42,6 +53,43 @@ class WireSum:
 
     def __call__(self, step: Any = 0, **options: Any) -> None:
         all_reduce(self.values, self.codec, step=step, residuals=self.residuals, **self.options, **options)
+
+
+class MatrixSum:
+    """A sum of one square matrix by low rank, to be timed: what a rank computes for it, and all of it.
+
+    options: those of `all_reduce`, for the sums of the factors.
+    """
+
+    def __init__(self, values: Tensor, wire: str | Codec, **options: Any) -> None:
+        self.codec, self.options = codec_named(wire), options
+        side = math.isqrt(values.numel())
+        self._x, self._matrix = values[: side * side].clone(), Matrix(side, side)
+        residuals = Residuals.zeros(side * side, device=values.device) if self.codec.feedback else None
+        self._feedback = None if residuals is None else residuals.of(0, (0, side * side))
+        self._factors = KeptFactors(0)
+
+    def products(self, add: Callable[[Tensor, int], object] = lambda factor, number: None) -> Callable[[], None]:
+        """All products of a call; what is returned makes the result of them. add: sums a factor, in place."""
+        parts = parts_of([self._x], [self._matrix], ("",), self.codec, self._factors, self._feedback)
+        steps = exchanged_factors(parts, self.codec, 1.0)
+        sent = next(steps).values
+        if not self.codec.sends_one_factor:
+            add(sent, 0)
+            sent = steps.send(sent).values
+
+        def finish() -> None:
+            add(sent, 1)
+            with suppress(StopIteration):
+                steps.send(sent)
+
+        return finish
+
+    def __call__(self, step: tuple[int, ...] = ()) -> None:
+        def add(factor: Tensor, number: int) -> None:
+            all_reduce(factor, self.codec.factors, step=(*step, number), **self.options)
+
+        self.products(add)()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from narrowcast.codecs import Codec
 from narrowcast.collectives import Channel, Exchange
-from narrowcast.measure import DeviceClock, WireSum
+from narrowcast.measure import DeviceClock, MatrixSum, WireSum
 from narrowcast.parallel.seeds import made_before, seed_of
 
 SMALL_VALUES, LARGE_VALUES = 1 << 18, 1 << 22
@@ -73,7 +73,8 @@ def _sum_seconds(exchange: Exchange, values: int) -> float:
 
 def _through_codec(channel: Channel, codec: Codec, device: torch.device) -> float:
     x = torch.linspace(-1, 1, LARGE_VALUES, dtype=torch.float32, device=device)
-    add = WireSum(x, codec, seed=SEED, algorithm="two_shot", channel=channel)
+    # by low rank: of a matrix of so many values, products included
+    add = (MatrixSum if codec.rank else WireSum)(x, codec, seed=SEED, algorithm="two_shot", channel=channel)
     # nobody uses what comes back, but its noise is nobody else's either
     spent = [DeviceClock(device).timed(lambda: add((made_before("probe"), dist.get_rank()))) for _ in range(ROUNDS)]
     return min(spent) / LARGE_VALUES

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from narrowcast.codecs import codec as codec_named
 from narrowcast.codecs import error_report
 from narrowcast.parallel import MIN_VALUES, overlap
+from narrowcast.predict.low_rank import lost_db
 from narrowcast.predict.profile import ModelError, default_loss
 from narrowcast.predict.step import HIDDEN, PLAIN, Prediction, Setup, Sweep, half_precision
 
@@ -63,14 +64,14 @@ def gradient_error(wire: str, first: dict[str, Tensor], second: dict[str, Tensor
     for name, gradient in first.items():
         if gradient.numel() < MIN_VALUES or codec.lossless:
             continue
-        report = error_report(gradient.float().flatten(), codec)
+        own_db = lost_db(gradient, codec) if codec.rank else error_report(gradient.float().flatten(), codec).snr_db
         energy = float(gradient.double().square().sum())
         signal += energy
-        # both shots round: the errors add up
-        noise += 2 * energy * 10 ** (-report.snr_db / 10)
+        # both shots round, and the errors add up; what low rank leaves out it leaves out once
+        noise += (1 if codec.rank else 2) * energy * 10 ** (-own_db / 10)
         between += float((gradient.double() - second[name].double()).square().sum()) / 2
-        if report.snr_db < worst_db:
-            worst, worst_db = name, report.snr_db
+        if own_db < worst_db:
+            worst, worst_db = name, own_db
     if noise == 0.0:
         return GradientError(wire, math.inf, 0.0, worst, worst_db)
     snr_db, share = 10 * math.log10(max(signal, 1e-300) / noise), noise / max(between, 1e-300)

@@ -128,7 +128,7 @@ class Cluster:
     def slowdowns(self, wire: str) -> Overlap:
         """What compute and calls with this wire do to one another."""
         by_wire = {speed.wire: speed for speed in self.codecs}
-        own = by_wire.get(wire) or by_wire.get(wire.partition("+")[0])
+        own = by_wire.get(wire) or by_wire.get(without_wishes(wire))
         if wire == "fp32" or own is None or not own.compute:
             return self.overlap
         return replace(self.overlap, compute=own.compute, collective=own.collective or self.overlap.collective)
@@ -143,6 +143,12 @@ class Cluster:
     def as_timed(self) -> Cluster:
         """The same at the bandwidths at which its tables were timed."""
         return replace(self, levels=tuple(replace(one, bandwidth_gbit=one.measured_gbit) for one in self.levels))
+
+
+def without_wishes(wire: str) -> str:
+    """A spec without what leaves its codec what it is: `int4/128+rot` of `int4/128+rot+sr+ef`."""
+    head, option = wire.partition("+")[0], codec_named(wire).transformed_by
+    return f"{head}+{option}" if option else head
 
 
 def presets() -> list[str]:

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives import ALGORITHMS, CHUNK_BYTES, MAX_CHUNKS, Cost, Placement, Stage, direct_steps
-from narrowcast.predict.cluster import Cluster, CodecSpeed, CollectiveTimings, Level
+from narrowcast.predict import speeds
+from narrowcast.predict.cluster import Cluster, CodecSpeed, CollectiveTimings, Level, without_wishes
 from narrowcast.predict.model import wire_sizes
 
 DRAWS = 40
@@ -148,11 +149,6 @@ def ring_stage(kind: str, cluster: Cluster, world: int) -> Stage:
 
 def resolve(algorithm: str, wire: str, cluster: Cluster, world: int) -> str:
     """What "auto" means: the backend's own sum for float32, as `attach` chooses otherwise."""
-    if codec_named(wire).rank:
-        raise ValueError(
-            f"predict with {wire}: the bytes of low rank follow from shapes, which a profile does not have; measure it "
-            f"with `narrowcast bench ddp {wire}`"
-        )
     if algorithm != "auto":
         return algorithm
     if wire in ("fp32", "as-is"):
@@ -256,12 +252,13 @@ class Costs:
     def codec(self, wire: str) -> tuple[Curve, Curve, float]:
         """Encode and decode times by values, and how much slower they are beside a collective."""
         if wire not in self._codecs:
-            speeds = {speed.wire: speed for speed in self.cluster.codecs}
-            timed = self._timed(speeds.get(wire) or _nearest(wire, speeds)) if speeds else self._from_memory(wire)
+            speed = speeds.timed_like(wire, self.cluster)
+            timed = self._from_memory(wire) if speed is None else self.timed(speed)
             self._codecs[wire] = self._with_feedback(wire, *timed)
         return self._codecs[wire]
 
-    def _timed(self, speed: CodecSpeed) -> tuple[Curve, Curve, float]:
+    def timed(self, speed: CodecSpeed) -> tuple[Curve, Curve, float]:
+        """As `codec`, of what was measured."""
         encode, decode = (self._curve(f"{speed.wire}.{way}", getattr(speed, way)) for way in ("encode", "decode"))
         return encode, decode, speed.busy
 
@@ -275,17 +272,18 @@ class Costs:
         return Curve(encode.bytes_K, longer), decode, busy
 
     def _from_memory(self, wire: str) -> tuple[Curve, Curve, float]:
-        """Nobody measured: a codec reads and writes at the speed of memory, after a launch."""
+        """Nobody measured: a codec reads and writes at its share of the speed of memory, after a launch."""
         device = self.cluster.device
         if device.memory_gbyte <= 0:
             problem = f"neither [[codec]] nor device.memory_gbyte says how fast {wire} is"
             raise ValueError(f"cluster {self.cluster.name}: {problem}")
-        values = torch.tensor([1.0, 2.0**30], dtype=torch.float64)
-        seconds = device.launch_us / 1e6 + values * (4 + _bits(wire) / 8) / (device.memory_gbyte * 1e9)
         knots = torch.tensor([2.0**k for k in range(10, 31, 2)], dtype=torch.float64)
-        times = device.launch_us / 1e6 + knots * (seconds[1] - seconds[0]) / (values[1] - values[0])
-        both = Curve(knots, times.expand(self.draws + 1, -1))
-        return both, both, 1.0
+        copied = knots * (4 + speeds.bits_of(wire) / 8) / (device.memory_gbyte * 1e9)
+        encode, decode = (
+            Curve(knots, (device.launch_us / 1e6 + copied / share).expand(self.draws + 1, -1))
+            for share in speeds.share_of(wire, self.cluster)
+        )
+        return encode, decode, 1.0
 
     def seconds(self, algorithm: str, wire: str, values_N: Tensor, world: int) -> tuple[Tensor, Tensor]:
         """The duration of each call, and the codec's part in it, [D, N] each; one call after the other."""
@@ -314,8 +312,8 @@ class Costs:
         """
         stage = cost.stages[-1]
         tables = [t for t in self.cluster.levels[stage.level].tables if t.name == stage.kind]
-        # +ef and +sr change the codec's time, not what happens around it
-        timed = [t for t in tables if t.wire == wire] or [t for t in tables if t.wire == wire.partition("+")[0]]
+        # options such as +ef and +sr change the codec's time, not what happens around it
+        timed = [t for t in tables if t.wire == wire] or [t for t in tables if t.wire == without_wishes(wire)]
         if wire == "fp32" or not cost.encodes or len(cost.stages) > 1 or not timed:
             return torch.zeros(1, 1, dtype=torch.float64)
         key = ("excess", timed[0], tuple(values_N.tolist()))
@@ -344,13 +342,3 @@ class Costs:
 
 def _sizes(wire: str, values_N: Tensor) -> Tensor:
     return torch.tensor(wire_sizes(wire, tuple(map(int, values_N.tolist()))), dtype=torch.float64)
-
-
-def _nearest(wire: str, speeds: dict[str, CodecSpeed]) -> CodecSpeed:
-    """A wire that was not measured runs like the measured one with the nearest number of bits."""
-    plain = [speed for name, speed in speeds.items() if not codec_named(name).feedback and name != "fp32"]
-    return min(plain or speeds.values(), key=lambda speed: abs(_bits(speed.wire) - _bits(wire)))
-
-
-def _bits(wire: str) -> float:
-    return codec_named(wire).bits_per_value if wire != "as-is" else 32.0

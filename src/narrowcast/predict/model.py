@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from narrowcast.codecs import codec as codec_named
+from narrowcast.collectives import Matrix
 from narrowcast.parallel import BUCKET_BYTES, FIRST_BYTES, MIN_VALUES, assign_buckets
 from narrowcast.toml_file import Document, Section, brief, parse_toml, read_text, toml_lines
 
@@ -27,6 +29,8 @@ class TensorTime:
     name: str
     numel: int
     ready: float
+    shape: tuple[int, ...] = ()
+    """Where somebody knows it: low rank follows from it."""
 
 
 UPDATE_BYTES = 20
@@ -75,6 +79,8 @@ class Layer:
     macs: float
     output: int = 0
     """Values that the layer hands on, for each sample."""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """Of the tensors, where they are known."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,9 @@ class Description:
         at, tensors = 0.0, []
         for layer in reversed(self.layers):
             at += layer.macs * seconds_per_mac
-            tensors += [TensorTime(f"{layer.name}.{i}", n, at) for i, n in reversed(list(enumerate(layer.tensors)))]
+            shapes = layer.shapes or ((),) * len(layer.tensors)
+            both = list(enumerate(zip(layer.tensors, shapes, strict=True)))
+            tensors += [TensorTime(f"{layer.name}.{i}", n, at, shape) for i, (n, shape) in reversed(both)]
         return tuple(tensors)
 
 
@@ -134,6 +142,7 @@ class Bucket:
     ready: float
     small: int
     """How many of the values are in tensors too small to be compressed."""
+    tensors: tuple[TensorTime, ...] = ()
 
 
 @lru_cache(maxsize=256)
@@ -150,17 +159,37 @@ def ddp_buckets(
     buckets = []
     for held in ([tensors[number] for number in bucket] for bucket in assigned):
         small = sum(t.numel for t in held if t.numel < min_values)
-        buckets.append(Bucket(sum(t.numel for t in held), max(t.ready for t in held), small))
+        buckets.append(Bucket(sum(t.numel for t in held), max(t.ready for t in held), small, tuple(held)))
     return tuple(buckets)
+
+
+class PlannedSum(NamedTuple):
+    """A sum of a call: so many values with one codec, and how often a step has it."""
+
+    values: int
+    wire: str
+    often: float = 1.0
 
 
 @dataclass(frozen=True)
 class CallPlan:
-    """One collective: so many values with one codec, no earlier than `ready`."""
+    """One call: so many values with one codec, no earlier than `ready`."""
 
     values: int
     ready: float
     wire: str
+    matrices: tuple[Matrix, ...] = ()
+    """By low rank: those whose factors travel."""
+
+    @property
+    def sums(self) -> list[PlannedSum]:
+        """What travels: the values themselves; or both factors, or each of them at every other step."""
+        if not self.matrices:
+            return [PlannedSum(self.values, self.wire)]
+        codec = codec_named(self.wire)
+        lengths = [codec.rank * sum(m.length(on_left) for m in self.matrices) for on_left in (True, False)]
+        often = 0.5 if codec.sends_one_factor else 1.0
+        return [PlannedSum(length, str(codec.factors), often) for length in lengths]
 
 
 def attach_calls(buckets: tuple[Bucket, ...], wire: str, split: bool = True) -> tuple[CallPlan, ...]:
@@ -180,6 +209,7 @@ def wire_sizes(wire: str, values: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(4 * n for n in values) if wire == "as-is" else tuple(map(codec_named(wire).nbytes, values))
 
 
+ROW = '["name", values, seconds] or ["name", values, seconds, [rows, ...]]'
 OPTIONAL = {"spread": 0.0, "activations": 0, "ranks": 1}
 NUMBERS = ("batch", "forward", "backward", "update", *OPTIONAL)
 
@@ -187,10 +217,8 @@ NUMBERS = ("batch", "forward", "backward", "update", *OPTIONAL)
 def dump(profile: Profile) -> str:
     head: dict[str, object] = {"format": FORMAT, "name": profile.name, "source": profile.source}
     head |= {key: getattr(profile, key) for key in NUMBERS}
-    head["tensors"] = [[t.name, t.numel, t.ready] for t in profile.tensors]
-    title = (
-        "# A training step of one rank. Times in seconds; tensors: name, values, ready after the backward pass began."
-    )
+    head["tensors"] = [[t.name, t.numel, t.ready, *([list(t.shape)] if t.shape else [])] for t in profile.tensors]
+    title = "# A training step of one rank. Times in seconds; tensors: name, values, ready in the backward pass, shape."
     return "\n".join([title, *toml_lines(head)]) + "\n"
 
 
@@ -209,12 +237,14 @@ def read_profile(document: Document) -> Profile:
             top.fail(key, "is missing; give a number" if value is None else got)
     rows = document.values.get("tensors")
     if not isinstance(rows, list) or not rows:
-        top.fail("tensors", 'give a list of ["name", values, seconds]')
+        top.fail("tensors", f"give a list of {ROW}")
     for number, row in enumerate(rows):
-        is_a_row = isinstance(row, list) and len(row) == 3 and isinstance(row[0], str)
-        if not is_a_row or not all(_is_number(v) for v in row[1:]):
-            top.fail(f"tensors.{number}", f'must be ["name", values, seconds], got {brief(row)}')
-    tensors = tuple(TensorTime(n, int(v), float(s)) for n, v, s in rows)
+        is_a_row = isinstance(row, list) and len(row) in (3, 4) and isinstance(row[0], str)
+        if not is_a_row or not all(_is_number(v) for v in row[1:3]):
+            top.fail(f"tensors.{number}", f"must be {ROW}, got {brief(row)}")
+        if len(row) == 4 and not (_is_shape(row[3]) and math.prod(row[3]) == row[1]):
+            top.fail(f"tensors.{number}", f"must be {ROW}, of a shape with so many values, got {brief(row)}")
+    tensors = tuple(TensorTime(n, int(v), float(s), *map(tuple, shape)) for n, v, s, *shape in rows)
     return Profile(name=top.text("name"), source=top.text("source", ""), tensors=tensors, **numbers)
 
 
@@ -235,10 +265,19 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= LARGEST
 
 
+def _is_shape(value: object) -> bool:
+    sizes = value if isinstance(value, list) else []
+    return bool(sizes) and all(isinstance(n, int) and _is_number(n) for n in sizes) and math.prod(sizes) <= LARGEST
+
+
 def _layer(table: Section) -> Layer:
     table.check_keys("name", "tensors", "macs", "output")
     tensors = table.values.get("tensors", [])
-    if not isinstance(tensors, list) or not all(isinstance(n, int) and _is_number(n) and n > 0 for n in tensors):
-        table.fail("tensors", f"must be a list of numbers of values, got {brief(tensors)}")
+    given: list[Any] = [[n] if isinstance(n, int) else n for n in tensors] if isinstance(tensors, list) else [0]
+    if not all(_is_shape(shape) and math.prod(shape) > 0 for shape in given):
+        table.fail("tensors", f"must be a list of numbers of values or of shapes, got {brief(tensors)}")
     macs, output = float(table.number("macs", most=LARGEST)), table.whole("output", 0, most=LARGEST)
-    return Layer(str(table.values.get("name", table.path)), tuple(tensors), macs, output)
+    shapes = tuple(tuple(t) if isinstance(t, list) else () for t in tensors)
+    return Layer(
+        str(table.values.get("name", table.path)), tuple(math.prod(one) for one in given), macs, output, shapes
+    )

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives import Cost
+from narrowcast.collectives import Cost, choose
 from narrowcast.parallel import BUCKET_BYTES, overlap
-from narrowcast.predict import costs
+from narrowcast.predict import costs, low_rank
 from narrowcast.predict.costs import Costs
-from narrowcast.predict.model import Bucket, Description, Layer, Profile, ddp_buckets, wire_sizes
+from narrowcast.predict.model import Bucket, CallPlan, Description, Layer, PlannedSum, Profile, ddp_buckets, wire_sizes
 from narrowcast.predict.step import Setup, StepPredictor, Timeline, timeline
 
 MODES = ("data", "fsdp", "pipeline", "model", "hybrid")
@@ -29,6 +29,8 @@ class _Scheme(StepPredictor):
     """A way to share the work whose collectives go from rank to rank, each value encoded once."""
 
     name: ClassVar[str]
+    sums_gradients: ClassVar[bool] = False
+    """Whether the wire is that of gradients alone."""
 
     def algorithm(self, setup: Setup) -> str:
         return self.name
@@ -42,6 +44,11 @@ class _Scheme(StepPredictor):
             compute_D = self.profile.compute * factor_D
             nothing = torch.zeros(len(compute_D), 0, dtype=torch.float64)
             return timeline(compute_D, compute_D, nothing.sum(1), compute_D, compute_D), nothing, nothing
+        if codec_named(setup.wire).rank and not self.sums_gradients:
+            raise ValueError(
+                f"--parallel {self.name} with {setup.wire}: low rank is for gradients, and here the wire is that of "
+                "activations; take --parallel data or fsdp, or another wire"
+            )
         return self._span(setup, factor_D)
 
     def _span(self, setup: Setup, factor_D: Tensor) -> tuple[Timeline, Tensor, Tensor]:
@@ -72,6 +79,7 @@ class Fsdp(_Scheme):
     """
 
     name = "fsdp"
+    sums_gradients = True
 
     def __init__(self, profile: Profile, made: Costs, parameters: str = "bf16") -> None:
         super().__init__(profile, made)
@@ -89,7 +97,7 @@ class Fsdp(_Scheme):
         forward_DU = (slices.flip(0) / ends[-1] * profile.forward) * factor[:, None]
         values = [unit.values for unit in units]
         gather, coding = self._collective("all_gather", self.parameters, world, values)
-        scatter, more = self._collective("reduce_scatter", setup.wire, world, values)
+        scatter, more = self._reduced(setup, units)
         # forward: the next unit is gathered while this one computes
         start = torch.zeros_like(gather)
         forward = overlap.queue(overlap.queue(start, gather.flip(-1)), forward_DU)[:, -1:]
@@ -106,11 +114,50 @@ class Fsdp(_Scheme):
         least_D, most_D = torch.maximum(work_D, total_D) + update_D, work_D + total_D + update_D
         return timeline(end + update_D, profile.compute * factor, total_D, least_D, most_D), seconds, codec
 
+    def _reduced(self, setup: Setup, units: Sequence[Bucket]) -> tuple[Tensor, Tensor]:
+        """Seconds of each unit's gradients, and of the codec in them, [D, U]."""
+        if not codec_named(setup.wire).rank:
+            return self._collective("reduce_scatter", setup.wire, setup.world, [unit.values for unit in units])
+        seconds, coding = torch.zeros(2, self.costs.draws + 1, len(units), dtype=torch.float64)
+        for place, unit in enumerate(units):
+            for call in low_rank.low_rank_calls([unit], setup.wire, setup.min_values):
+                took, coded = self._low_rank_call(setup, call)
+                seconds[:, place] += took
+                coding[:, place] += coded
+        return seconds, coding
+
+    def _low_rank_call(self, setup: Setup, call: CallPlan) -> tuple[Tensor, Tensor]:
+        """All matrices of a unit together, or a reduce-scatter of the rest."""
+        if not call.matrices:
+            seconds, coding = self._collective("reduce_scatter", call.wire, setup.world, [call.values])
+            return seconds[:, 0], coding[:, 0]
+        total = low_rank.product_seconds(self.costs, call.wire, call.matrices)
+        coded = total
+        for one in call.sums:
+            size = torch.tensor([float(one.values)], dtype=torch.float64)
+            seconds, coding = self.costs.seconds(self._way(setup, one), one.wire, size, setup.world)
+            total, coded = total + one.often * seconds[:, 0], coded + one.often * coding[:, 0]
+        return total, coded
+
+    def _way(self, setup: Setup, one: PlannedSum) -> str:
+        return choose("auto", codec_named(one.wire), one.values, setup.world, False)
+
     def _sent_bytes(self, setup: Setup) -> float:
-        share = costs.volume("all_gather", setup.world)
-        values = tuple(unit.values for unit in self._units())
-        weights, gradients = (sum(wire_sizes(wire, values)) for wire in (self.parameters, setup.wire))
-        return share * (2 * weights + gradients)
+        share, units = costs.volume("all_gather", setup.world), self._units()
+        values = tuple(unit.values for unit in units)
+        weights = 2 * share * sum(wire_sizes(self.parameters, values))
+        if not codec_named(setup.wire).rank:
+            return weights + share * sum(wire_sizes(setup.wire, values))
+        calls = [call for unit in units for call in low_rank.low_rank_calls([unit], setup.wire, setup.min_values)]
+        return weights + sum(self._sum_bytes(setup, call, one) for call in calls for one in call.sums)
+
+    def _sum_bytes(self, setup: Setup, call: CallPlan, one: PlannedSum) -> float:
+        """Of factors, which all ranks get, or of what is scattered."""
+        share = costs.volume("reduce_scatter", setup.world)
+        if call.matrices:
+            stages = self.costs.plan(self._way(setup, one), setup.world).stages
+            share = sum(stage.sent if stage.own is None else stage.own for stage in stages)
+        return share * one.often * wire_sizes(one.wire, (one.values,))[0]
 
 
 class Pipeline(_Scheme):

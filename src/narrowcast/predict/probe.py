@@ -23,9 +23,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
 from narrowcast.measure import (
     DeviceClock,
+    MatrixSum,
     WireSum,
     first_decides,
     from_barrier,
@@ -45,6 +47,8 @@ WIRE_SIZES = (1 << 16, 1 << 20, 1 << 22, 1 << 24)
 FEW_SIZES, ENOUGH = WIRE_SIZES[:3], 3
 """For what gradients hardly use; and how many sizes are timed even when time is up."""
 CODEC_VALUES = (1 << 14, 1 << 18, 1 << 21)
+MATRICES = 16
+"""Of small ones, timed together: their vectors are made orthonormal one by one, which takes a hundred kernels."""
 ROUNDS, FEW_ROUNDS = 7, 3
 LONG = 1.0
 """After a collective that takes so many seconds the next size is left out."""
@@ -90,7 +94,9 @@ class Prober:
         """Latency, bandwidth and tables of the links between the members of a group; others only wait."""
         jobs = [("all_reduce", "fp32", _plain, SIZES), ("two_shot", "fp32", _two_shot("fp32"), SIZES)]
         jobs += [("all_gather", "fp32", _gather, FEW_SIZES), ("send", "fp32", _swap, FEW_SIZES)]
-        jobs += [("two_shot", wire, _two_shot(wire), WIRE_SIZES) for wire in self.wires if wire != "fp32"]
+        # a call by low rank is two sums of few values, which the others tell the time of
+        whole = [wire for wire in self.wires if wire != "fp32" and not codec_named(wire).rank]
+        jobs += [("two_shot", wire, _two_shot(wire), WIRE_SIZES) for wire in whole]
         tables = []
         for kind, wire, run, sizes in jobs:
             self.tell(f"{name}: {kind}" if wire == "fp32" else f"{name}: {kind} of {wire}")
@@ -152,8 +158,13 @@ class Prober:
 
     def codec_row(self, wire: str, values: int, way: str) -> tuple[float, ...]:
         codec, x = codec_named(wire), torch.randn(values, device=self.device)
-        bytes_ = codec.encode(x)
         calls = max(1, (1 << 18) // values)
+        if codec.rank:
+            add = MatrixSum(x, codec)
+            add.products()()
+            few = min(calls, MATRICES)
+            return (float(values), *mean([self._matrix_seconds(add, way, few) for _ in range(ROUNDS)]))
+        bytes_ = codec.encode(x)
 
         def work() -> None:
             for _ in range(calls):
@@ -162,6 +173,14 @@ class Prober:
         self.clock.timed(work)
         times = [self.clock.timed(work) / calls for _ in range(ROUNDS)]
         return (float(values), *mean(times))
+
+    def _matrix_seconds(self, add: MatrixSum, way: str, calls: int) -> float:
+        """By low rank: encoding is the products, decoding what is made of the factors."""
+        begun: list[Callable[[], None]] = []
+        took = self.clock.timed(lambda: begun.append(add.products()), calls)
+        if way == "encode":
+            return took
+        return self.clock.timed(lambda: [finish() for finish in begun]) / calls
 
     def overlap(self) -> Overlap:
         """Compute alone, with all ranks at once, and beside collectives; collectives beside compute."""
@@ -224,11 +243,24 @@ def _swap(x: Tensor, group: dist.ProcessGroup | None) -> object:
 
 def _two_shot(wire: str) -> _Run:
     codec = codec_named(wire)
+    if codec.rank:
+        return _matrix_sums(codec)
     # as `attach` does where small tensors of a bucket travel apart: a list, which is gathered and written back
     parts = 1 if codec.lossless else 2
 
     def run(x: Tensor, group: dist.ProcessGroup | None) -> None:
         WireSum(x, codec, parts=parts, op=dist.ReduceOp.AVG, algorithm="two_shot", group=group)()
+
+    return run
+
+
+def _matrix_sums(codec: Codec) -> _Run:
+    made: dict[object, MatrixSum] = {}
+
+    def run(x: Tensor, group: dist.ProcessGroup | None) -> None:
+        if group not in made:
+            made[group] = MatrixSum(x, codec, op=dist.ReduceOp.AVG, algorithm="two_shot", group=group)
+        made[group]()
 
     return run
 

@@ -140,7 +140,7 @@ class Profiler:
 
     def result(self, name: str, warm_up: int = WARM_UP) -> Profile:
         """The mean of the middle half of the steps after the first ones."""
-        runs, sizes = self._runs[warm_up:], {key: p.numel() for key, p in self._module.named_parameters()}
+        runs, shapes = self._runs[warm_up:], {key: tuple(p.shape) for key, p in self._module.named_parameters()}
         got = [key for key in runs[0][3] if all(key in run[3] for run in runs)]
         if not got:
             raise ModelError("model: no parameter got a gradient in a training step")
@@ -149,7 +149,10 @@ class Profiler:
         totals = [sum(run[:3]) for run in runs]
         return Profile(
             *(name, len(self._batch), forward, backward, update),
-            tensors=tuple(TensorTime(key, sizes[key], ready[key]) for key in sorted(got, key=lambda k: ready[k])),
+            tensors=tuple(
+                TensorTime(key, math.prod(shapes[key]), ready[key], shapes[key])
+                for key in sorted(got, key=lambda k: ready[k])
+            ),
             spread=min(0.5, statistics.pstdev(totals) / statistics.fmean(totals) / len(totals) ** 0.5),
             source=f"{len(runs)} steps, torch {torch.__version__}, {torch.get_num_threads()} thread(s)",
         )

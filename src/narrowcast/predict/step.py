@@ -17,10 +17,10 @@ from torch import Tensor
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives import choose
 from narrowcast.parallel import BUCKET_BYTES, MIN_VALUES, overlap
-from narrowcast.predict import costs
+from narrowcast.predict import costs, low_rank
 from narrowcast.predict.cluster import Cluster
 from narrowcast.predict.costs import DRAWS, Costs
-from narrowcast.predict.model import CallPlan, Description, Profile, attach_calls, ddp_buckets, wire_sizes
+from narrowcast.predict.model import CallPlan, Description, PlannedSum, Profile, wire_sizes
 
 MODEL_SPREAD, WIRE_SPREAD = 0.05, 0.03
 """What remains where all inputs are exact: the timeline's own error, common to all wires and of each wire. About what
@@ -108,8 +108,8 @@ def timeline(whole_D: Tensor, compute_D: Tensor, communication_D: Tensor, least_
     return Timeline(whole_D, whole_D, communication_D, (whole_D - compute_D).clamp_min(0), least_D, most_D)
 
 
-Kinds = dict[tuple[str, str], list[int]]
-"""Which calls go which way: their places by wire and algorithm."""
+Kinds = dict[tuple[str, str], list[tuple[int, PlannedSum]]]
+"""Which sums go which way: by wire and algorithm, each with the place of its call."""
 
 
 class StepPredictor:
@@ -156,15 +156,15 @@ class StepPredictor:
         if setup not in self._plans:
             whole = self.algorithm(setup)
             # the backend's own sum takes a bucket as it is; `attach` sends small tensors apart
-            sizes = {"bucket_bytes": setup.bucket_bytes, "min_values": setup.min_values}
-            calls = attach_calls(ddp_buckets(self.profile.tensors, **sizes), setup.wire, split=whole != "native")
+            how: dict[str, Any] = {"split": whole != "native", "min_values": setup.min_values}
+            calls = low_rank.planned_calls(self.profile.tensors, setup.wire, setup.bucket_bytes, **how)
             kinds: Kinds = {}
-            codecs = {wire: codec_named(wire) for wire in {call.wire for call in calls}}
             for place, call in enumerate(calls):
-                algorithm = whole
-                if setup.algorithm == "auto" and whole not in ("native", "hierarchical"):
-                    algorithm = choose("auto", codecs[call.wire], call.values, setup.world, False)
-                kinds.setdefault((call.wire, algorithm), []).append(place)
+                for one in call.sums:
+                    algorithm = whole
+                    if setup.algorithm == "auto" and whole not in ("native", "hierarchical"):
+                        algorithm = choose("auto", codec_named(one.wire), one.values, setup.world, False)
+                    kinds.setdefault((one.wire, algorithm), []).append((place, one))
             self._plans[setup] = calls, kinds
         return self._plans[setup]
 
@@ -172,11 +172,19 @@ class StepPredictor:
         """Seconds of each call, of the codec in it and, where levels have queues, of its part inside nodes, [D, C]."""
         calls, kinds = self.plan(setup)
         seconds, coding, inner = torch.zeros(3, self.costs.draws + 1, len(calls), dtype=torch.float64)
-        for (wire, algorithm), places in kinds.items():
-            values = torch.tensor([float(calls[c].values) for c in places], dtype=torch.float64)
-            seconds[:, places], coding[:, places] = self.costs.seconds(algorithm, wire, values, setup.world)
+        for (wire, algorithm), sums in kinds.items():
+            values, often = (torch.tensor([float(one[at]) for _, one in sums], dtype=torch.float64) for at in (0, 2))
+            took = [*self.costs.seconds(algorithm, wire, values, setup.world)]
             if setup.queues == "levels":
-                inner[:, places] = self.costs.inner_seconds(algorithm, wire, values, setup.world)
+                took.append(self.costs.inner_seconds(algorithm, wire, values, setup.world))
+            for total, more in zip((seconds, coding, inner), took, strict=False):
+                # a call may have two sums of one kind
+                total.index_add_(1, torch.tensor([place for place, _ in sums]), (often * more).expand(len(total), -1))
+        for place, call in enumerate(calls):
+            if call.matrices:
+                products_D = low_rank.product_seconds(self.costs, call.wire, call.matrices)
+                seconds[:, place] += products_D
+                coding[:, place] += products_D
         return seconds, coding, inner if setup.queues == "levels" else None
 
     def bubble(self, setup: Setup) -> Tensor:
@@ -260,12 +268,11 @@ class StepPredictor:
 
     def _bytes(self, setup: Setup) -> float:
         total = 0.0
-        calls, kinds = self.plan(setup)
-        for (wire, algorithm), places in kinds.items():
+        for (wire, algorithm), sums in self.plan(setup)[1].items():
             for stage in self.costs.plan(algorithm, setup.world).stages:
-                name = "fp32" if stage.as_is else wire
+                sizes = wire_sizes("fp32" if stage.as_is else wire, tuple(one.values for _, one in sums))
                 own = stage.sent if stage.own is None else stage.own
-                total += own * sum(wire_sizes(name, tuple(calls[c].values for c in places)))
+                total += own * sum(size * one.often for size, (_, one) in zip(sizes, sums, strict=True))
         return total
 
 

@@ -5,6 +5,7 @@ Sizes follow the papers and their reference implementations; tests compare the n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -21,8 +22,8 @@ class _Net:
         self.channels, self.size = channels, size
         self.layers: list[Layer] = []
 
-    def add(self, name: str, tensors: tuple[int, ...], macs: float, output: int = 0) -> None:
-        self.layers.append(Layer(name, tensors, macs, output))
+    def add(self, name: str, shapes: tuple[tuple[int, ...], ...], macs: float, output: int = 0) -> None:
+        self.layers.append(Layer(name, tuple(map(math.prod, shapes)), macs, output, shapes))
 
     def conv(
         self,
@@ -36,22 +37,24 @@ class _Net:
     ) -> None:
         """A convolution with "same" padding, its bias, and a batch norm behind it."""
         high, wide = kernel if isinstance(kernel, tuple) else (kernel, kernel)
-        fan = (into or self.channels) * high * wide
+        shape = (out, into or self.channels, high, wide)
+        fan = math.prod(shape[1:])
         self.size = -(-self.size // stride)
         place, values = f"conv{len(self.layers)}", out * self.size * self.size
-        self.add(place, (fan * out, *([out] if bias else [])), fan * values, values)
+        self.add(place, (shape, *([(out,)] if bias else [])), fan * values, values)
         if norm:
-            self.add(f"{place}.norm", (out, out), 2.0 * values, values)
+            self.add(f"{place}.norm", ((out,), (out,)), 2.0 * values, values)
         self.channels = out
 
     def pool(self) -> None:
         self.size = -(-self.size // 2)
 
     def linear(self, into: int, out: int, tokens: int = 1, bias: bool = True) -> None:
-        self.add(f"linear{len(self.layers)}", (into * out, *([out] if bias else [])), into * out * tokens, out * tokens)
+        shapes = ((out, into), *([(out,)] if bias else []))
+        self.add(f"linear{len(self.layers)}", shapes, into * out * tokens, out * tokens)
 
     def norm(self, width: int, tokens: int) -> None:
-        self.add(f"norm{len(self.layers)}", (width, width), 2.0 * width * tokens, width * tokens)
+        self.add(f"norm{len(self.layers)}", ((width,), (width,)), 2.0 * width * tokens, width * tokens)
 
 
 def alexnet() -> Description:
@@ -164,8 +167,8 @@ def lstm() -> Description:
     """About the 13 million parameters of the speech model in the QSGD paper, whose exact sizes are not published."""
     net, width, frames = _Net(0, 0), 1024, 100
     for into in (120, width):
-        tensors = (4 * width * into, 4 * width * width, 4 * width, 4 * width)
-        net.add(f"lstm{len(net.layers)}", tensors, 4 * width * (into + width) * frames, width * frames)
+        shapes = (4 * width, into), (4 * width, width), (4 * width,), (4 * width,)
+        net.add(f"lstm{len(net.layers)}", shapes, 4 * width * (into + width) * frames, width * frames)
     net.linear(width, 132, frames)
     return Description("lstm", tuple(net.layers), 16, 948, "two layers of 1024 cells, 120 inputs, 132 outputs; AN4")
 
@@ -189,13 +192,13 @@ def _transformer(net: _Net, blocks: int, width: int, tokens: int, fused: bool) -
 def _bert(name: str, blocks: int, width: int, tokens: int, batch: int) -> Description:
     """With both heads of pre-training; the output's weights are those of the embedding."""
     net, words = _Net(0, 0), 30_522
-    net.add("embeddings", (words * width, 512 * width, 2 * width), 0.0, width * tokens)
+    net.add("embeddings", ((words, width), (512, width), (2, width)), 0.0, width * tokens)
     net.norm(width, tokens)
     _transformer(net, blocks, width, tokens, fused=False)
     net.linear(width, width)
     net.linear(width, width, tokens)
     net.norm(width, tokens)
-    net.add("words", (words,), float(words * width * tokens), words * tokens)
+    net.add("words", ((words,),), float(words * width * tokens), words * tokens)
     net.linear(width, 2)
     return Description(name, tuple(net.layers), batch, 2_500_000, f"Devlin et al. 2018; {tokens} tokens a sample")
 
@@ -207,7 +210,7 @@ bert_large: Build = partial(_bert, "bert-large", 24, 1024, 128, 8)
 def gpt2() -> Description:
     """The small one, 124 million parameters; the output's weights are those of the embedding."""
     net, width, tokens, words = _Net(0, 0), 768, 1024, 50_257
-    net.add("embeddings", (words * width, 1024 * width), 0.0, width * tokens)
+    net.add("embeddings", ((words, width), (1024, width)), 0.0, width * tokens)
     _transformer(net, 12, width, tokens, fused=True)
     net.norm(width, tokens)
     net.add("words", (), float(words * width * tokens), words * tokens)

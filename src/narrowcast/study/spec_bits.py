@@ -68,9 +68,9 @@ def profile_share(profile: Profile, wire: str, min_values: int) -> Share:
     """As `attach` would send a model's gradients."""
     rows = []
     for tensor in profile.tensors:
-        info = policy.TensorInfo(tensor.name, (tensor.numel,), torch.float32)
+        info = policy.TensorInfo(tensor.name, tensor.shape or (tensor.numel,), torch.float32)
         choice = policy.choose(wire, info, 0, min_values)
-        bits = FLOAT32_BITS if choice.codec is policy.AS_IS else choice.codec.bits_per_value
+        bits = FLOAT32_BITS if choice.codec is policy.AS_IS else choice.codec.bits_for(info.shape)
         rows.append(TensorRow(tensor.name, tensor.numel, str(choice.codec), bits, choice.why))
     return compressed_share(rows)
 

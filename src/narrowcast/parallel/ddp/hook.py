@@ -196,9 +196,9 @@ class DDPState:
         """The codecs of this step that round, and how many values each takes."""
         values: dict[Codec, int] = {}
         for name, parameter in self.parameters.items():
-            _, count, choice = self._sent(name, parameter)
-            if not choice.codec.lossless:
-                values[choice.codec] = values.get(choice.codec, 0) + count
+            codec = self.choice(name, parameter).codec
+            if not codec.lossless:
+                values[codec] = values.get(codec, 0) + parameter.numel()
         return values
 
     def reduce(self, bucket: Bucket) -> Done:

@@ -13,6 +13,7 @@ from torch import Tensor
 from narrowcast.codecs import Codec
 from narrowcast.collectives import (
     Exchange,
+    Reduction,
     Times,
     Work,
     agreement,
@@ -26,6 +27,7 @@ from narrowcast.kernels import FLOATS, Noise
 from narrowcast.parallel.fsdp import sharded_rows
 from narrowcast.parallel.fsdp.last_gathered import LastGathered, without_differences
 from narrowcast.parallel.fsdp.layout import Sharded, Unit
+from narrowcast.parallel.fsdp.matrices import Member, start_matrices
 from narrowcast.parallel.fsdp.torch_parts import AllGather, ReduceScatter
 from narrowcast.parallel.policy import GRADIENT, PARAMETER
 from narrowcast.parallel.ranks import propagate_errors
@@ -140,13 +142,37 @@ class Gradients(_Comm, ReduceScatter):
 
     def _reduce(self, total: Tensor, x: Tensor, op: Any) -> None:
         state, world = self.state, self.state.channel.world
-        codecs = self._codecs(self.last, GRADIENT)
-        lengths, names = [t.part(world) for t in self.last], [t.name for t in self.last]
-        plan, reduction = self._rows(GRADIENT, lengths, codecs, x.dtype), reduction_of(op, world)
+        codecs, reduction = self._codecs(self.last, GRADIENT), reduction_of(op, world)
         self.unit.gain = world * reduction.multiply / reduction.divide
+        state.show(self.unit, self.last, x)
+        ranges = segment_ranges([t.part(world) for t in self.last])
+        members = [Member(*one) for one in zip(self.last, codecs, ranges, strict=True)]
+        matrices = [member for member in members if member.codec.rank]
+        if not matrices:
+            self._reduce_rows(total, x, members, reduction)
+            return
+        finish = start_matrices(state, self._seed(GRADIENT), matrices, x, reduction, self._count_factors)
+        rest = [member for member in members if not member.codec.rank]
+        if rest:
+            x_WL, parts = x.view(world, -1), [slice(*member.part) for member in rest]
+            rows = torch.cat([x_WL[:, part] for part in parts], dim=1)
+            own = total.new_empty(rows.shape[1])
+            self._reduce_rows(own, rows.view(-1), rest, reduction)
+            for part, values in zip(parts, own.split([part.stop - part.start for part in parts]), strict=True):
+                total[part] = values
+        finish(total)
+
+    def _count_factors(self, values: int, plain: int, times: Times, compressed: int) -> Callable[[Work], None]:
+        return self._count(GRADIENT, "all_reduce of factors", values, plain, times, compressed)
+
+    def _reduce_rows(self, total: Tensor, x: Tensor, members: Sequence[Member], reduction: Reduction) -> None:
+        """All that does not go by low rank."""
+        state, world = self.state, self.state.channel.world
+        codecs, names = [member.codec for member in members], [member.tensor.name for member in members]
+        lengths = [member.tensor.part(world) for member in members]
+        plan = self._rows(GRADIENT, lengths, codecs, x.dtype)
         residuals = state.residuals(names, lengths, x) if any(codec.feedback for codec in codecs) else None
         state.sample(names, x, plan)
-        state.show(self.unit, self.last, x)
 
         def job(exchange: Exchange) -> None:
             exact = sharded_rows.reduce_scatter(plan, exchange, x, reduction, residuals)

@@ -11,12 +11,21 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.codecs import refuse_low_rank
-from narrowcast.collectives import Channel, Exchange, Reduction, Residuals, TorchTransport, all_reduce, segment_ranges
+from narrowcast.collectives import (
+    Channel,
+    Exchange,
+    KeptFactors,
+    Reduction,
+    Residuals,
+    TorchTransport,
+    all_reduce,
+    segment_ranges,
+)
 from narrowcast.parallel import policy, scaling
 from narrowcast.parallel.fsdp import layout, optimizer_check
 from narrowcast.parallel.fsdp.comm import BETWEEN, Between, Gradients, Parameters, check_kept
 from narrowcast.parallel.fsdp.layout import Sharded, Unit
+from narrowcast.parallel.fsdp.matrices import factors_of, load_factors, refuse_replicas
 from narrowcast.parallel.fsdp.sharded_rows import Rows, reduce_scatter
 from narrowcast.parallel.fsdp.torch_parts import (
     DefaultAllGather,
@@ -55,6 +64,8 @@ class FSDPState:
             self.policies[PARAMETER] = parameters
         self.min_values, self.sample_every = min_values, sample_every
         self.seed = own_seed("FSDP", seed, self.units[0].mesh.mesh.mesh.flatten().tolist())
+        # of the seed as it is given: a checkpoint goes on with the same factors in another object
+        self.factors = KeptFactors(seed)
         self.stats = {role: Stats() for role in (GRADIENT, PARAMETER, BETWEEN)}
         self.notes: dict[tuple[int, str], str] = {}
         self.compares = False
@@ -128,7 +139,7 @@ class FSDPState:
         dtype = _dtype_in(role, unit, tensor)
         info = policy.TensorInfo(tensor.name, tensor.shape, dtype, "parameter" if role == PARAMETER else "gradient")
         choice = policy.choose(self.policies[role], info, self.step, self.min_values)
-        refuse_low_rank("attach with FSDP2", choice.codec)
+        refuse_replicas(self, tensor.name, choice.codec)
         return choice
 
     def rows(self) -> list[TensorRow]:
@@ -140,7 +151,7 @@ class FSDPState:
 
     def _row(self, unit: Unit, tensor: Sharded, role: str) -> TensorRow:
         choice, numel = self.choice(unit, tensor, role), int(torch.Size(tensor.shape).numel())
-        return TensorRow.of(tensor.name, numel, choice, _dtype_in(role, unit, tensor), role)
+        return TensorRow.of(tensor.name, numel, choice, _dtype_in(role, unit, tensor), role, tensor.shape)
 
     def warnings(self) -> list[str]:
         """What else travels, what the policies miss, and where compression is likely to lose."""
@@ -275,9 +286,10 @@ class FSDPState:
         return [(unit, tensor) for unit, tensor in every if tensor.trainable or tensor.name in self._trained]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The mean of all ranks' residuals, sharded as the parameters are (collective)."""
+        """The mean of all ranks' residuals, sharded as the parameters are, and the factors of low rank (collective)."""
         rows, between = self.row_residuals.by_parameter(), self.replica_residuals.by_parameter()
-        return {t.name: _as_shard(t, self._mean(unit, t, rows, between)) for unit, t in self.with_residuals()}
+        residuals = {t.name: _as_shard(t, self._mean(unit, t, rows, between)) for unit, t in self.with_residuals()}
+        return residuals | factors_of(self)
 
     def _mean(self, unit: Unit, tensor: Sharded, rows: Mapping[str, Tensor], between: Mapping[str, Tensor]) -> Tensor:
         """This rank's part, in units of a rank's gradient. A residual between replicas was reduced already."""
@@ -301,7 +313,9 @@ class FSDPState:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Start from the mean, on every rank, whatever the world size was."""
         known = {t.name: t for _, t in self.with_residuals()}
+        state, factors = KeptFactors.split(state)
         check_saved(state, {name: tensor.shape for name, tensor in known.items()})
+        load_factors(self, factors)
         rows: dict[str, Tensor] = {}
         for name, value in state.items():
             whole = value.full_tensor() if isinstance(value, DTensor) else value

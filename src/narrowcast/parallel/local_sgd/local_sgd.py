@@ -16,8 +16,21 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from narrowcast.codecs import Codec, refuse_low_rank
-from narrowcast.collectives import Channel, Times, TorchTransport, Work, all_reduce
+from narrowcast.codecs import Codec
+from narrowcast.collectives import (
+    Channel,
+    KeptFactors,
+    LowRankCall,
+    LowRankReduce,
+    Matrix,
+    Reduction,
+    Residuals,
+    Times,
+    TorchTransport,
+    Work,
+    all_reduce,
+    start_low_rank,
+)
 from narrowcast.kernels import FLOATS
 from narrowcast.parallel import policy
 from narrowcast.parallel.fsdp.optimizer_check import parameters_of
@@ -29,7 +42,7 @@ from narrowcast.parallel.seeds import default_group, own_seed
 from narrowcast.parallel.stats import CallEvent, Stats, TensorRow, all_reduce_bytes, compressed_values, render
 
 Outer = Callable[[list[Tensor]], Optimizer]
-ROLE = "outer gradient"
+ROLE, CALL = "outer gradient", "all_reduce of outer gradients"
 
 
 def nesterov(anchors: list[Tensor]) -> Optimizer:
@@ -81,6 +94,8 @@ class LocalSGD:
         self._channel = Channel(TorchTransport(group))
         self._seed = own_seed("LocalSGD", seed, group or default_group())
         self._residuals, self._stats = ModelResiduals(self._channel.world), Stats()
+        # of the seed as it is given: a checkpoint goes on with the same factors in another object
+        self._factors = KeptFactors(seed)
         self._agree_on_the_start()
         # last: what fails above leaves the optimizer alone
         self._unhook = _call_after_steps(optimizer, self.step)
@@ -127,10 +142,27 @@ class LocalSGD:
         own = local_part(self._parameters[name])
         return start_of(own, self._anchors[name]) - own.float()
 
-    def _start(self, number: int, codec: Codec, names: tuple[str, ...], moved: Mapping[str, Tensor]) -> Work:
+    def _start(self, number: int, codec: Codec, names: tuple[str, ...], moved: dict[str, Tensor]) -> Work:
+        if codec.rank:
+            moved |= {name: moved[name].contiguous() for name in names}
         tensors = [moved[name] for name in names]
         residuals = self._residuals.residuals(names, tensors) if codec.feedback else None
-        return self._all_reduce("all_reduce of outer gradients", tensors, codec, number, residuals=residuals)
+        if codec.rank:
+            return self._start_matrices(number, codec, names, tensors, residuals)
+        return self._all_reduce(CALL, tensors, codec, number, residuals=residuals)
+
+    def _start_matrices(
+        self, number: int, codec: Codec, names: tuple[str, ...], tensors: list[Tensor], residuals: Residuals | None
+    ) -> Work:
+        """All matrices of a wire travel together, as their factors."""
+        matrices, mean = tuple(Matrix.of(tensor.shape) for tensor in tensors), Reduction(divide=self._channel.world)
+        kind = LowRankReduce(codec, matrices, self._channel.world, mean, seed=self._seed)
+        xs, step = [tensor.view(-1) for tensor in tensors], (self.exchanges, number)
+        call = LowRankCall(kind, xs, step, names, self._factors, residuals)
+        count = self._counter(CALL, tensors, codec, call.times)
+        work = start_low_rank(self._channel, [call])
+        work.then(count)
+        return work
 
     def _start_buffers(self) -> list[Work]:
         """Running statistics are averaged as they are; counters stay each worker's own."""
@@ -139,21 +171,28 @@ class LocalSGD:
         return [self._all_reduce("all_reduce of buffers", same, policy.AS_IS) for same in by_type]
 
     def _all_reduce(self, name: str, tensors: Sequence[Tensor], codec: Codec, number: int = 0, **more: Any) -> Work:
-        times, world = Times(), self._channel.world
-        values = sum(tensor.numel() for tensor in tensors)
-        plain = all_reduce_bytes(values, tensors[0].element_size(), world)
-        compressed = compressed_values(codec, tensors[0].dtype, values, world)
-        count = self._stats.counter(name, values, plain, times, compressed=compressed)
+        times = Times()
+        count = self._counter(name, tensors, codec, times)
         more |= {"step": (self.exchanges, number), "seed": self._seed, "times": times, "channel": self._channel}
         work = all_reduce(tensors, codec, dist.ReduceOp.AVG, async_op=True, **more)
         assert work is not None
         work.then(count)
         return work
 
+    def _counter(self, name: str, tensors: Sequence[Tensor], codec: Codec, times: Times) -> Callable[[Work], None]:
+        values, world = sum(tensor.numel() for tensor in tensors), self._channel.world
+        plain = all_reduce_bytes(values, tensors[0].element_size(), world)
+        compressed = compressed_values(codec, tensors[0].dtype, values, world)
+        return self._stats.counter(name, values, plain, times, compressed=compressed)
+
     def _choice(self, name: str, parameter: Tensor) -> policy.CodecChoice:
         info = policy.TensorInfo(name, tuple(parameter.shape), torch.float32, ROLE)
         choice = policy.choose(self._policy, info, self.exchanges, self._min_values)
-        refuse_low_rank("LocalSGD", choice.codec)
+        if choice.codec.rank and local_part(parameter).shape != parameter.shape:
+            raise ValueError(
+                f"LocalSGD with {choice.codec}: {name} is sharded, and low rank sums whole matrices; take "
+                f"{choice.codec.factors}, or shard nothing"
+            )
         return choice
 
     def _by_codec(self) -> dict[Codec, tuple[str, ...]]:
@@ -166,7 +205,7 @@ class LocalSGD:
     def rows(self) -> list[TensorRow]:
         """Every parameter: its wire, or why it stays as it is."""
         return [
-            TensorRow.of(name, parameter.numel(), self._choice(name, parameter), torch.float32, ROLE)
+            TensorRow.of(name, parameter.numel(), self._choice(name, parameter), torch.float32, ROLE, parameter.shape)
             for name, parameter in self._parameters.items()
         ]
 
@@ -191,13 +230,14 @@ class LocalSGD:
         state = [
             v for a in self._anchors.values() for v in self._outer.state.get(a, {}).values() if isinstance(v, Tensor)
         ]
-        different = ranks_that_differ(self._channel, digest([*self._anchors.values(), *state]))
+        factors = [vectors for _, vectors in sorted(self._factors.state_dict().items())]
+        different = ranks_that_differ(self._channel, digest([*self._anchors.values(), *state, *factors]))
         if different:
             raise RuntimeError(f"check_ranks: the outer state of workers {different} differs from that of worker 0")
 
     @torch.no_grad()
     def state_dict(self) -> State:
-        """Where the workers started, the outer optimizer, the counters, and the mean residuals (collective).
+        """Where the workers started, the outer optimizer, counters, mean residuals, and factors (collective).
 
         Valid for any number of workers. The model's own state is the caller's: best saved right after an exchange, when
         it is the same everywhere.
@@ -209,12 +249,23 @@ class LocalSGD:
         }
         all_reduce(list(mean.values()), "fp32", dist.ReduceOp.AVG, channel=self._channel.called("state_dict"))
         counters = {"steps": self.steps, "exchanges": self.exchanges}
-        return local_state.to_save(self._parameters, self._anchors, mean, self._outer, counters)
+        factors = self._factor_places() | self._factors.state_dict()
+        return local_state.to_save(self._parameters, self._anchors, mean, factors, self._outer, counters)
+
+    def _factor_places(self) -> dict[str, Tensor]:
+        """Of all matrices that would travel by low rank now."""
+        places: dict[str, Tensor] = {}
+        for codec, names in self._by_codec().items():
+            for name in names if codec.rank else ():
+                matrix = Matrix.of(self._parameters[name].shape)
+                places |= KeptFactors.places(name, matrix, codec, self._anchors[name].device)
+        return places
 
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
         """Go on from a checkpoint, with whatever number of workers; load the model's state as well."""
         self._residuals.load(local_state.load(self._parameters, self._anchors, self._outer, self._fresh, state))
+        self._factors.load(state.get(local_state.FACTORS, {}))
         self.steps, self.exchanges = int(state["counters"]["steps"]), int(state["counters"]["exchanges"])
         self._stats.steps = self.exchanges
 

@@ -11,14 +11,18 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from narrowcast.collectives import Matrix
 from narrowcast.parallel.fsdp.optimizer_check import parameters_of
 from narrowcast.parallel.ranks import local_part
+from narrowcast.parallel.residuals import check_factors
 
 State = dict[str, Any]
 Tensors = Mapping[str, Tensor]
 Keys = Mapping[Tensor, set[str]]
 RESIDUALS = "owed"
 """The key of the residuals in a checkpoint, as it is in those that exist."""
+FACTORS = "factors"
+"""Of low rank: the same on all workers. Checkpoints of older versions have none."""
 
 
 def like(parameter: Tensor, part: Tensor) -> Tensor:
@@ -57,7 +61,12 @@ def own_keys(outer: Optimizer) -> dict[Tensor, set[str]]:
 
 
 def to_save(
-    parameters: Tensors, anchors: Tensors, residuals: Tensors, outer: Optimizer, counters: dict[str, int]
+    parameters: Tensors,
+    anchors: Tensors,
+    residuals: Tensors,
+    factors: Mapping[str, Tensor],
+    outer: Optimizer,
+    counters: dict[str, int],
 ) -> State:
     """A checkpoint. Before the first exchange it has places for the state to come, for whoever fills it."""
     places = {} if counters["exchanges"] else blank(outer)
@@ -69,6 +78,7 @@ def to_save(
     return {
         "anchors": {name: like(parameters[name], anchor) for name, anchor in anchors.items()},
         RESIDUALS: {name: like(parameters[name], part) for name, part in residuals.items()},
+        FACTORS: dict(factors),
         "outer": {name: state for name, state in kept.items() if state},
         "groups": copy.deepcopy(groups),
         "counters": counters,
@@ -140,3 +150,9 @@ def check(parameters: Tensors, state: State) -> None:
         theirs = tuple(state["anchors"][name].shape)
         if theirs != tuple(parameter.shape):
             raise ValueError(f"load_state_dict: {name} has shape {tuple(parameter.shape)}, the state for it {theirs}")
+    check_factors(state.get(FACTORS, {}), matrices_of(parameters))
+
+
+def matrices_of(parameters: Tensors) -> dict[str, Matrix]:
+    """The parameters that are matrices, by name."""
+    return {name: Matrix.of(p.shape) for name, p in parameters.items() if p.dim() > 1 and p.numel()}

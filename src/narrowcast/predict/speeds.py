@@ -1,0 +1,59 @@
+"""How fast codecs are where a cluster was not probed: shares of a copy's bytes a second, by what is done to values.
+
+Of one thread of an EPYC with AVX-512, and of an H200: `narrowcast bench codecs` counts so, a codec's bytes read and
+written. Where a file has a timing of the wire itself, or of another with the same transform, that is taken.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from narrowcast.codecs import codec as codec_named
+from narrowcast.predict.cluster import Cluster, CodecSpeed
+
+
+class CopyShare(NamedTuple):
+    """Of the copy's bytes a second."""
+
+    encode: float
+    decode: float
+
+
+WHOLE = CopyShare(1.0, 1.0)
+"""A codec without a transform reads and writes at the speed of memory, about."""
+ON_CPU = {"top": CopyShare(0.23, 0.63), "rot": CopyShare(0.42, 0.59), "spike": CopyShare(0.34, 0.52)}
+# measured for rot; top and spike are estimates
+ON_GPU = {"top": CopyShare(0.40, 0.85), "rot": CopyShare(0.86, 0.78), "spike": CopyShare(0.70, 0.75)}
+
+
+def share_of(wire: str, cluster: Cluster) -> CopyShare:
+    """What a codec reaches of the copy on the cluster's devices; ValueError where nobody knows."""
+    option = option_of(wire)
+    if not option:
+        return WHOLE
+    shares = ON_CPU if cluster.device.name.startswith("cpu") else ON_GPU
+    if option not in shares:
+        raise ValueError(
+            f"cluster {cluster.name}: nobody has measured how fast +{option} is; `narrowcast probe --wires {wire}` does"
+        )
+    return shares[option]
+
+
+def option_of(wire: str) -> str:
+    """The name of what is done to values before they are encoded, without its number; empty where nothing is."""
+    return codec_named(wire).transformed_by.rstrip("0123456789")
+
+
+def timed_like(wire: str, cluster: Cluster) -> CodecSpeed | None:
+    """The timings of a wire; else of one with the same transform and about as many bits; None where there is none."""
+    own = next((speed for speed in cluster.codecs if speed.wire == wire), None)
+    if own is not None:
+        return own
+    alike = [speed for speed in cluster.codecs if option_of(speed.wire) == option_of(wire)]
+    plain = [speed for speed in alike if not codec_named(speed.wire).feedback and speed.wire != "fp32"]
+    return min(plain or alike, key=lambda speed: abs(bits_of(speed.wire) - bits_of(wire)), default=None)
+
+
+def bits_of(wire: str) -> float:
+    """Bits on the wire for a value."""
+    return codec_named(wire).bits_per_value if wire != "as-is" else 32.0
