@@ -78,6 +78,7 @@ def test_without_a_compiler_the_build_succeeds_and_says_what_is_missing(tmp_path
     assert not (tmp_path / "installed").exists()
 
 
+@pytest.mark.slow
 @needs_cross_compiler
 def test_the_library_compiles_for_aarch64(tmp_path: Path) -> None:
     cmake("-S", ROOT, "-B", tmp_path, "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", *cross_options())

@@ -120,7 +120,7 @@ def test_who_cannot_says_so() -> None:
     codec, x = nc.codec("bf16+rank4+ef"), torch.randn(8, 8)
     calls = {
         "nbytes with bf16": lambda: codec.nbytes(4),
-        "+rank is for the gradients of DDP": lambda: codec.encode(x),
+        "+rank is for gradients": lambda: codec.encode(x),
         "World.all_gather with bf16": lambda: World(2, spec=codec).all_gather([x, x]),
         "two dimensions": lambda: World(2, spec=codec).all_reduce(torch.randn(2, 8), "avg"),
         "give matrices=": lambda: World(2, spec=codec).sent_bytes([64]),
