@@ -1,6 +1,6 @@
 # Everything here works in a bare clone with python3 (3.11 or newer) and make, as root or as a plain user.
 PYTHON ?= python3
-WORKERS ?= 3
+WORKERS ?= 2
 # Their versions are in constraints-oldest.txt and so on; `make test` takes constraints.txt.
 TORCHES ?= oldest newest
 TORCH_TESTS := tests/dist tests/kernels tests/codecs

@@ -67,8 +67,7 @@ def dropped(group: dist.ProcessGroup, replicas: int, steps: int) -> list[str]:
     return [error_of(kept[0][1].explain), error_of(kept[0][1].state_dict)]
 
 
-@pytest.mark.parametrize("steps", [0, 2])
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas, steps", [(1, 2), (2, 0), pytest.param(2, 2, marks=pytest.mark.slow)])
 def test_a_model_that_is_dropped_without_detach_is_freed_with_its_channels(
     pool: Pool, replicas: int, steps: int
 ) -> None:

@@ -154,7 +154,7 @@ def fed_back(name: str, spec: str, sizes: list[int]) -> list[Case]:
     return [*cases, Case(name, spec, "shorter than the world", node=sizes[-2], inner="int4/16+ef")]
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", [pytest.param(w, marks=pytest.mark.slow if w > 4 else ()) for w in WORLDS])
 def test_a_world_holds_the_bits_of_real_processes(pool: Pool, world: int) -> None:
     check(pool, world, cases_of(world))
 

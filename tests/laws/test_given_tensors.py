@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize("options", [[], ["-O"]], ids=["plain", "optimised"])
+@pytest.mark.parametrize(
+    "options", [pytest.param([], id="plain"), pytest.param(["-O"], id="optimised", marks=pytest.mark.slow)]
+)
 def test_every_tensor_is_served_right_or_refused_with_advice(options: list[str]) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, *options, str(Path(__file__).with_name("given.py"))]

@@ -37,6 +37,10 @@ def on_two_ranks(*commands: list[str]) -> None:
             rank.wait()
 
 
+# one worker makes the runs, once
+pytestmark = pytest.mark.xdist_group("text")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Whole runs, one that was cut after 10 steps and went on, another seed, and one without time."""

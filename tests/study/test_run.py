@@ -37,6 +37,7 @@ def each_once(folder: Path) -> bool:
     return max(counts.values()) == 1
 
 
+@pytest.mark.slow
 def test_a_study_of_ones_own_network_and_data_on_the_loopback(tmp_path: Path) -> None:
     study = parse(OWN + 'workers = [2]\nrates = ["10mbit"]\nprobe_seconds = 1\n', "own.toml")
     outcome = run(study, Options(tmp_path, launcher="local", quiet=True))
@@ -75,6 +76,7 @@ def test_a_study_of_ones_own_network_and_data_on_the_loopback(tmp_path: Path) ->
     assert (session["kind"], session["launcher"], session["text"]) == ("session", "local", study.text)
 
 
+@pytest.mark.slow
 def test_a_wire_that_fails_is_recorded_and_takes_no_other_down(tmp_path: Path) -> None:
     text = OWN + 'workers = [3]\nalgorithms = ["tree"]\nprobe_seconds = 0\nkinds = "time"\n'
     outcome = run(parse(text), Options(tmp_path, launcher="local", quiet=True))
@@ -232,6 +234,7 @@ def test_a_process_that_waits_for_its_next_job_hears_signals(tmp_path: Path) -> 
         assert waiting.wait(20) not in (0, None)
 
 
+@pytest.mark.slow
 def test_under_torchrun_rank_0_writes_what_other_ranks_need_is_left_out_and_a_failing_rank_stops_nobody(
     tmp_path: Path,
 ) -> None:

@@ -381,7 +381,8 @@ def groups() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "words", by_words
     yield "sums-0", lambda: sums(specs[0::2])
     yield "sums-1", lambda: sums(specs[1::2])
-    yield "rows", lambda: rows(specs)
+    yield "rows-0", lambda: rows(specs[0::2])
+    yield "rows-1", lambda: rows(specs[1::2])
     yield "rounding", rounding
     yield "cpd", cpd
     yield "finite", finite
