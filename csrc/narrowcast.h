@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-#define NC_ABI 5
+#define NC_ABI 6
 
 enum nc_dtype { NC_FLOAT32 = 0, NC_BFLOAT16 = 1, NC_FLOAT16 = 2 };
 enum nc_method { NC_SCALED = 0, NC_AFFINE = 1, NC_MEANS = 2, NC_SIGN = 3, NC_NVFP4 = 4 };

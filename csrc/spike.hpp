@@ -44,11 +44,28 @@ static inline int32_t kth_lane(VI lanes, int k) {
   return largest_lane(lanes);
 }
 
+// The places of exactly k bits of two words, in order, without a branch that depends on where they are.
+static inline void places_of(uint64_t low, uint64_t high, int k, int32_t* place) {
+  for (int s = 0; s < k; s++) {
+    const bool is_low = low != 0;
+    place[s] = __builtin_ctzll(is_low ? low : high) + (is_low ? 0 : 64);
+    low &= low - 1;
+    high = is_low ? high : high & (high - 1);
+  }
+}
+
 // The same where exactly k values reach the k-th of the lanes' largest ones, which is most often so where k is small;
 // else false, and `place` holds anything. Nothing in it depends on the values but that.
 static inline bool find_few_spikes(const float* x, int vectors, int k, VI top, int32_t* place) {
+  const VI least = all<VI>(kth_lane(top, k));
+  if (vectors == 2 * PER_WORD) {
+    const uint64_t low = reached_bits(x, PER_WORD, least), high = reached_bits(x + 64, PER_WORD, least);
+    if (__builtin_popcountll(low) + __builtin_popcountll(high) != k) return false;
+    places_of(low, high, k, place);
+    return true;
+  }
   int found = 0;
-  return each_reached(x, vectors, all<VI>(kth_lane(top, k)), [&](int here) {
+  return each_reached(x, vectors, least, [&](int here) {
     if (found == k) return false;
     place[found++] = here;
     return true;

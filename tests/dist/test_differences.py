@@ -272,6 +272,23 @@ def test_differences_begin_anew_after_another_wire(pool: Pool) -> None:
     assert pool.run(2, changing) == [[True, True, False, False, True, False]] * 2
 
 
+def refused_later(group: dist.ProcessGroup) -> list[str]:
+    """What parameters cannot have is no better at a later step."""
+    found = []
+    for spec in ("int2/64+top16", "int4/64+ef"):
+        model = sharded(mesh_of(group), eye(), nested=False)
+        handle = nc.attach(model, "as-is", parameters=nc.schedule({0: "as-is", 1: spec}), min_values=500)
+        found.append(error_of(lambda model=model: trained(model, dist.get_rank(group), 2)))
+        handle.detach()
+    return found
+
+
+def test_parameters_are_refused_at_whatever_step(pool: Pool) -> None:
+    for sparse, feedback in pool.run(2, refused_later):
+        assert "most of them would be zero" in sparse
+        assert "there is no residual" in feedback
+
+
 def refused(group: dist.ProcessGroup) -> list[str]:
     x, out = torch.zeros(8), torch.zeros(8 * dist.get_world_size(group))
 

@@ -11,7 +11,7 @@ from dist.pool import Pool
 
 import narrowcast as nc
 
-CASES, JOBS = 90, 3
+CASES, JOBS = 120, 4
 
 
 @pytest.mark.parametrize("part", range(JOBS))

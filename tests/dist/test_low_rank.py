@@ -206,6 +206,51 @@ def test_torchs_default_type_changes_no_number(pool: Pool) -> None:
     assert len(set(found)) == 1
 
 
+class Permuted(nn.Module):
+    """Memory has two rows, the indices 300."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(2, 300, 300).permute(1, 0, 2))
+
+    def forward(self) -> Tensor:
+        return self.w.square().sum()
+
+
+def strided(group: dist.ProcessGroup) -> tuple[str, float]:
+    model = DDP(Permuted(), process_group=group)
+    handle = nc.attach(model, "bf16+rank4+ef", min_values=100)
+    model().backward()
+    text, ratio = handle.explain(), handle.stats()["ratio"]
+    handle.detach()
+    return text, float(ratio)
+
+
+def test_low_rank_is_chosen_by_the_matrix_that_the_memory_is(pool: Pool) -> None:
+    for text, ratio in pool.run(2, strided):
+        assert "is 2 x 90000, where rank 4 saves too little" in text
+        assert ratio > 1.9
+
+
+def loaded_twice(group: dist.ProcessGroup) -> bool:
+    """One rank loads its state twice, and one vector of it is lost."""
+    model = DDP(mlp(), process_group=group, bucket_cap_mb=64)
+    handle = nc.attach(model, "bf16+rank4+ef", min_values=100)
+    model(torch.randn(4, 64)).sum().backward()
+    state = handle.state_dict()
+    state["2.weight:right factor"][1] = torch.nan
+    for _ in range(1 + dist.get_rank(group)):
+        handle.load_state_dict(state)
+    model.zero_grad()
+    model(torch.randn(4, 64)).sum().backward()
+    handle.detach()
+    return all(bool(p.grad.isfinite().all()) for p in model.parameters())
+
+
+def test_who_loads_twice_agrees_and_lost_factors_are_drawn(pool: Pool) -> None:
+    assert pool.run(2, loaded_twice) == [True, True]
+
+
 def explained(group: dist.ProcessGroup) -> tuple[str, str, str, dict[str, float]]:
     model = DDP(mlp(), process_group=group)
     handle = nc.attach(model, "bf16+rank4+ef", min_values=100)

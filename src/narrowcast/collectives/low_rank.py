@@ -149,8 +149,10 @@ class KeptFactors:
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Go on from these, on whatever device the matrices will be."""
         self._kept.clear()
-        digest = hashlib.sha256(self.origin.encode())
-        for key, vectors in sorted((key, vectors) for key, vectors in state.items() if vectors.any()):
+        digest = hashlib.sha256(str(self._noise.seed).encode())
+        # one of zeros, or that is not finite, is no start for anything: it is drawn, as one that is missing is
+        sound = {key: vectors for key, vectors in state.items() if vectors.any() and vectors.isfinite().all()}
+        for key, vectors in sorted(sound.items()):
             name, on_left = name_and_side(key)
             self._kept[name] = KeptFactor(vectors.float().clone(), on_left)
             digest.update(f"{key} {tuple(vectors.shape)}".encode())

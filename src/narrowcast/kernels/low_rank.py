@@ -58,7 +58,7 @@ def _floats(x_nm: Tensor) -> Tensor:
 def left(x_nm: Tensor, feedback: Feedback | None, right_rm: Tensor) -> Tensor:
     """The products of the rows of `x + residual * unit` with each vector of `right`: r x n, float32."""
     if (kernels := _triton(x_nm, len(right_rm))) is not None:
-        return kernels.left(x_nm, feedback, right_rm)
+        return kernels.left(x_nm, feedback, right_rm.contiguous())
     smaller_rm = right_rm * SMALLER
     if _is_native(x_nm):
         return _larger(native_low_rank.left(_floats(x_nm), feedback, smaller_rm))
@@ -70,7 +70,7 @@ def left(x_nm: Tensor, feedback: Feedback | None, right_rm: Tensor) -> Tensor:
 def right(x_nm: Tensor, feedback: Feedback | None, left_rn: Tensor) -> Tensor:
     """The products of the columns of `x + residual * unit` with each vector of `left`: r x m, float32."""
     if (kernels := _triton(x_nm, len(left_rn))) is not None:
-        return kernels.right(x_nm, feedback, left_rn)
+        return kernels.right(x_nm, feedback, left_rn.contiguous())
     smaller_rn = left_rn * SMALLER
     if _is_native(x_nm):
         return _larger(native_low_rank.right(_floats(x_nm), feedback, smaller_rn))
@@ -127,7 +127,7 @@ def orthonormal(factors: Sequence[Tensor]) -> list[Tensor]:
     left becomes zero. Sums of products are halving trees, except on a GPU.
     """
     done: dict[int, Tensor] = {}
-    if factors and _triton(factors[0], len(factors[0])) is not None:
+    if factors and all(_triton(factor, len(factor)) is not None for factor in factors):
         return _by_rank(factors)
     for members in _by_size(factors):
         size = 1 << max(factors[number].shape[1] - 1 for number in members).bit_length()

@@ -40,6 +40,7 @@ class ProductWork:
 # counted in kernels/low_rank.py; the products of one core of an EPYC make 20 Gflop/s where its copy moves 16 GB/s
 ON_CPU = ProductWork((4, 8), (4, 16), (4, 8), 1.25)
 ON_GPU = ProductWork((4, 8), (4, 16), (2, 10), 0.0)
+VECTORS_A_READING = 4
 GRAM_SCHMIDT = 8
 """Calls for a vector of it, and as many before, and two halving trees more; on a GPU it is one kernel after a copy."""
 
@@ -79,7 +80,7 @@ def low_rank_calls(made: Sequence[Bucket], wire: str, min_values: int) -> tuple[
 
 
 def _choice(tensor: TensorTime, codec: Codec, min_values: int) -> Codec:
-    if not tensor.shape and tensor.numel >= min_values:
+    if not tensor.shape and tensor.numel > 1 and tensor.numel >= min_values:
         raise ValueError(
             f"predict with {codec}: the bytes of low rank follow from shapes, and this model has none of "
             f"{tensor.name}; profile it again with `narrowcast profile`, or write shapes into its description, as in "
@@ -116,9 +117,11 @@ def computed_seconds(made: Costs, codec: Codec, matrices: Sequence[Matrix]) -> f
     work = ON_CPU if on_cpu else ON_GPU
     products = 1 if codec.sends_one_factor else 2
     values, flops = sum(matrix.numel for matrix in matrices), work.flops_a_byte * memory or device.flops
-    moved = values * (products * work.product[codec.feedback] + work.finish[codec.feedback]) / memory
+    # on a GPU some vectors share a reading of the matrix, on the CPU all do
+    readings = 1 if on_cpu else -(-codec.rank // VECTORS_A_READING)
+    moved = values * (products * readings * work.product[codec.feedback] + work.finish[codec.feedback]) / memory
     multiplied = values * 2 * codec.rank * (products + 1) / flops if flops else 0.0
-    launches = len(matrices) * (products * work.launches[0] + work.launches[1])
+    launches = len(matrices) * (products * readings * work.launches[0] + work.launches[1])
     launches += sum(_gram_schmidt(codec, matrices, on_left, on_cpu) for on_left in (False, True)) * products // 2
     return moved + multiplied + launches * device.launch_us / 1e6
 

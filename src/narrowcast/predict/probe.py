@@ -113,7 +113,7 @@ class Prober:
     ) -> Points:
         rows: list[tuple[float, ...]] = []
         for size in sizes:
-            x = torch.linspace(-1, 1, size // 4, device=self.device)
+            x = torch.linspace(-1, 1, size // 4, dtype=torch.float32, device=self.device)
             call = functools.partial(run, x, group)
             once = functools.partial(self._round, call, group, member)
             once(1)
@@ -143,7 +143,7 @@ class Prober:
 
     def beside(self, run: _Run) -> tuple[float, float]:
         """How many times slower compute is beside collectives that run on and on, and these beside compute."""
-        x = torch.linspace(-1, 1, BACKGROUND, device=self.device)
+        x = torch.linspace(-1, 1, BACKGROUND, dtype=torch.float32, device=self.device)
         together = self.mean_seconds(self._work)
         quiet = self.mean_seconds(lambda: run(x, None), 3 * ROUNDS)
         with self.background(run) as moved:
@@ -157,7 +157,7 @@ class Prober:
         return _background(self.device, self._side[0], run or _plain)
 
     def codec_row(self, wire: str, values: int, way: str) -> tuple[float, ...]:
-        codec, x = codec_named(wire), torch.randn(values, device=self.device)
+        codec, x = codec_named(wire), torch.randn(values, dtype=torch.float32, device=self.device)
         calls = max(1, (1 << 18) // values)
         if codec.rank:
             add = MatrixSum(x, codec)
@@ -201,15 +201,15 @@ class Prober:
     def _work(self) -> None:
         """Products that fit the cache, and one with a matrix that does not: training has both."""
         if not self._weights:
-            self._weights = [torch.ones(n, n, device=self.device) for n in (WORK, 4 * WORK)]
+            self._weights = [torch.ones(n, n, dtype=torch.float32, device=self.device) for n in (WORK, 4 * WORK)]
         x = self._weights[0]
         for _ in range(4):
             x = x @ self._weights[0] * 1e-3
-        torch.ones(16, 4 * WORK, device=self.device) @ self._weights[1]
+        torch.ones(16, 4 * WORK, dtype=torch.float32, device=self.device) @ self._weights[1]
 
     def copy_speed(self) -> float:
         """GB/s read and written by a large copy."""
-        x = torch.ones(1 << 22, device=self.device)
+        x = torch.ones(1 << 22, dtype=torch.float32, device=self.device)
         y = torch.empty_like(x)
         return 8 * x.numel() / self.mean_seconds(lambda: y.copy_(x)) / 1e9
 
@@ -288,7 +288,7 @@ class _background:
             self._sum(own.synchronize)
 
     def _sum(self, wait: Callable[[], object]) -> None:
-        x, stop = torch.linspace(-1, 1, BACKGROUND, device=self._device), torch.zeros(1)
+        x, stop = torch.linspace(-1, 1, BACKGROUND, dtype=torch.float32, device=self._device), torch.zeros(1)
         count, began = 0, time.perf_counter()
         while True:
             self._call(x, self._group)

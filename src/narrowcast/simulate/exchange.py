@@ -76,7 +76,8 @@ class GradientExchange:
             world.algorithm_for(self.choice(name, 0).codec, parameter.numel())
 
     def choice(self, name: str, step: int) -> policy.CodecChoice:
-        return policy.choose(self.policy, self._info(name), step, self.min_values)
+        choice = policy.choose(self.policy, self._info(name), step, self.min_values)
+        return buckets.by_memory(choice, self.parameters[name])
 
     def _info(self, name: str) -> policy.TensorInfo:
         parameter = self.parameters[name]

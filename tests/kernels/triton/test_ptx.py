@@ -67,9 +67,9 @@ for what, kernel, args, options in seen:
 
 EXACT = {"reduce:mxfp4": ["fma.rn.f32"], "sum:mxfp4": ["fma.rn.f32"]}
 """Products by powers of two are exact: to fuse one with a sum changes nothing."""
-SPECS = ("int8/256+sr", "nvfp4")
-"""Noise and two scales."""
-OTHERS = ("qsgd4/512+l2", "mxfp4", "e4m3fn/256", "uint8/512", "onebit/64", "int3/64", "int4/128+rot")
+SPECS = ("int8/256+sr", "qsgd4/512+l2", "nvfp4")
+"""Noise, norms and two scales: between them most kinds of arithmetic."""
+OTHERS = ("mxfp4", "e4m3fn/256", "uint8/512", "onebit/64", "int3/64", "int4/128+rot")
 SPIKES = ("int4/128+spike2",)
 
 

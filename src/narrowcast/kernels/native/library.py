@@ -33,7 +33,7 @@ from narrowcast.kernels import search_table
 from narrowcast.kernels.plan import NVFP4_BLOCK_SCALE, Method, Plan, Rule, Store, TransformPlan, inner_of
 from narrowcast.kernels.reference import rotation
 
-ABI = 5
+ABI = 6
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 METHODS = {Method.SCALED: 0, Method.AFFINE: 1, Method.MEANS: 2, Method.SIGN: 3, Method.NVFP4: 4}
 KINDS = {Kind.FLOAT: 0, Kind.UNIFORM: 1, Kind.TABLE: 2}

@@ -1,4 +1,4 @@
-"""The products of low rank on a GPU: each reads a matrix and its residual once.
+"""The products of low rank on a GPU: each reads a matrix and its residual once for every four vectors.
 
 Sums have an order that the shapes alone decide, so a GPU gives the same bits from run to run; it is not the CPU's
 order. `finish`, which only multiplies and adds pair after pair, has the CPU's bits.
@@ -119,8 +119,9 @@ def parts_kernel(parts, out, count, size, COLS: tl.constexpr):
 def finish_kernel(x, residual, left, right, n, m, vectors, weight, unit, share, OWED: tl.constexpr, UNIT: tl.constexpr,
                   SHARE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
     """The matrix of two factors over what was there, and what it leaves unsent."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    col = tl.program_id(1) * COLS + tl.arange(0, COLS)
+    tiles = tl.cdiv(m, COLS)
+    row = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
+    col = tl.program_id(0) % tiles * COLS + tl.arange(0, COLS)
     at = row.to(tl.int64)[:, None] * m + col[None, :]
     mask = (row < n)[:, None] & (col < m)[None, :]
     total = tl.load(left + row, mask=row < n)[:, None] * tl.load(right + col, mask=col < m)[None, :]
@@ -186,7 +187,7 @@ def finish(x_nm: Tensor, feedback: Feedback | None, left_rn: Tensor, right_rm: T
     n, m = x_nm.shape
     residual, weight, unit, kind = _factors(feedback, x_nm)
     with launch.on_device_of(x_nm):
-        finish_kernel[(triton.cdiv(n, ROWS), triton.cdiv(m, COLS))](
+        finish_kernel[(triton.cdiv(n, ROWS) * triton.cdiv(m, COLS),)](
             x_nm, residual, left_rn, right_rm, n, m, len(left_rn), weight, unit, share, feedback is not None, kind,
             share != 1.0, ROWS, COLS, **TILE,
         )  # fmt: skip

@@ -131,6 +131,8 @@ def find_largest(x, residual, wanted, kept, places, m, k, factors, FULL: tl.cons
         floor, ceiling, enough, fewer = narrowed(0 - tl.sum(counts), guess, floor, ceiling, enough, fewer, k)
         step += 1
         guess = next_guess(floor, ceiling, enough, fewer, few + 0.6, step)
+        # after two misses: perhaps too few are not zero at all
+        guess = tl.where((step == 2) & (floor == 0), 1, guess)
     # more candidates than there is room for are equal to the smallest: the first of them are taken at once
     count = tl.where(enough > ROOM, k, enough)
     done, equals = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)

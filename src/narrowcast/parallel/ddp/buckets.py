@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from narrowcast.collectives import Matrix
 from narrowcast.parallel import private
 from narrowcast.parallel.ddp import torch_parts
+from narrowcast.parallel.policy import CodecChoice
 
 FIRST_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 """DDP's caps: a small first bucket, so that communication starts early, then 25 MiB."""
@@ -93,6 +94,14 @@ def matrix_of(parameter: Tensor) -> Matrix:
         return Matrix.of(parameter.shape)
     rows = max(zip(parameter.stride(), parameter.shape, strict=True), default=(0, 0))[1]
     return Matrix(rows, parameter.numel() // rows)
+
+
+def by_memory(choice: CodecChoice, parameter: Tensor) -> CodecChoice:
+    """A choice of low rank, if it is one for the matrix that the memory is, too."""
+    if not choice.codec.rank:
+        return choice
+    fit, why = choice.codec.for_shape(tuple(matrix_of(parameter)))
+    return choice if fit == choice.codec else CodecChoice(fit, why)
 
 
 def in_memory(x: Tensor) -> Tensor:

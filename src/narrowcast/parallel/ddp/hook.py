@@ -155,7 +155,7 @@ class DDPState:
             return policy.CodecChoice(policy.AS_IS, "has sparse gradients, which DDP's own all-reduce adds")
         if parameter.dtype not in FLOATS:
             return policy.CodecChoice(policy.AS_IS, f"is {parameter.dtype}; codecs take 16- and 32-bit floats")
-        return policy.choose(self.policy, self._info(name), self.step, self.min_values)
+        return buckets.by_memory(policy.choose(self.policy, self._info(name), self.step, self.min_values), parameter)
 
     def _info(self, name: str) -> policy.TensorInfo:
         parameter = self.reduced[name]
@@ -166,7 +166,8 @@ class DDPState:
         rows: list[TensorRow] = []
         for name, p in self.parameters.items():
             choice = self.choice(name, p)
-            row = TensorRow.of(name, p.numel(), choice, p.dtype, shape=p.shape)
+            shape = tuple(buckets.matrix_of(p)) if choice.codec.rank else p.shape
+            row = TensorRow.of(name, p.numel(), choice, p.dtype, shape=shape)
             rows += self.levels.rows(row, choice, p.dtype)
         return rows
 

@@ -192,8 +192,19 @@ class Gradients(_Comm, ReduceScatter):
         count(work)
 
 
-def check_kept(unit: Unit, tensor: Sharded, codec: Codec) -> None:
-    """Differences need parameters that are gathered once a step: a second gather would bring others for backward."""
+def check_parameters(unit: Unit, tensor: Sharded, codec: Codec) -> None:
+    """Whether parameters can travel so. Asked at every gather: a policy may choose another wire at any step."""
+    if not codec.sends_all and not codec.differences:
+        raise ValueError(
+            f"attach: parameters of {tensor.name} have {codec}, with which most of them would be zero: write +diff, or "
+            "take a wire that sends every value"
+        )
+    if codec.feedback:
+        raise ValueError(
+            f"attach: parameters of {tensor.name} have {codec}; parameters travel anew from the shard at every step, "
+            "so there is no residual: leave out +ef, or write +diff"
+        )
+    # a second gather would bring others for backward
     if codec.differences and unit.private.reshards_after_forward:
         raise ValueError(
             f"attach: parameters of {tensor.name} have {codec}, and {unit.name or 'the root module'} is gathered again "
@@ -224,7 +235,7 @@ class Parameters(_Comm, AllGather):
         world = self.state.channel.world
         codecs, names = self._codecs(self.unit.tensors, PARAMETER), [t.name for t in self.unit.tensors]
         for tensor, codec in zip(self.unit.tensors, codecs, strict=True):
-            check_kept(self.unit, tensor, codec)
+            check_parameters(self.unit, tensor, codec)
         plan, job = self._plan(lengths, codecs, own, out)
 
         plain = (world - 1) * own.numel() * own.element_size()

@@ -23,7 +23,7 @@ from narrowcast.collectives import (
 )
 from narrowcast.parallel import policy, scaling
 from narrowcast.parallel.fsdp import layout, optimizer_check
-from narrowcast.parallel.fsdp.comm import BETWEEN, Between, Gradients, Parameters, check_kept
+from narrowcast.parallel.fsdp.comm import BETWEEN, Between, Gradients, Parameters, check_parameters
 from narrowcast.parallel.fsdp.layout import Sharded, Unit
 from narrowcast.parallel.fsdp.matrices import factors_of, load_factors, refuse_replicas
 from narrowcast.parallel.fsdp.sharded_rows import Rows, reduce_scatter
@@ -119,18 +119,7 @@ class FSDPState:
                 "shard it over a 2-D mesh (replicas, shards), or leave between= out"
             )
         for unit, tensor in ((u, t) for u in self.units for t in u.tensors):
-            codec = self.choice(unit, tensor, PARAMETER).codec
-            check_kept(unit, tensor, codec)
-            if not codec.sends_all and not codec.differences:
-                raise ValueError(
-                    f"attach: parameters of {tensor.name} have {codec}, with which most of them would be zero: write "
-                    "+diff, or take a wire that sends every value"
-                )
-            if codec.feedback:
-                raise ValueError(
-                    f"attach: parameters of {tensor.name} have {codec}; parameters travel anew from the shard at every "
-                    "step, so there is no residual: leave out +ef, or write +diff"
-                )
+            check_parameters(unit, tensor, self.choice(unit, tensor, PARAMETER).codec)
 
     def choice(self, unit: Unit, tensor: Sharded, role: str) -> policy.CodecChoice:
         """The codec of one tensor in one role at this step."""

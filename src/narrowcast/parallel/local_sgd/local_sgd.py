@@ -97,6 +97,9 @@ class LocalSGD:
         # of the seed as it is given: a checkpoint goes on with the same factors in another object
         self._factors = KeptFactors(seed)
         self._agree_on_the_start()
+        # what the first exchange would stumble over, hundreds of steps later
+        with propagate_errors(self._channel):
+            self._by_codec()
         # last: what fails above leaves the optimizer alone
         self._unhook = _call_after_steps(optimizer, self.step)
 

@@ -226,7 +226,7 @@ def _bus_facts(case: Case, seconds: list[float]) -> dict[str, Any]:
 
 def _call(case: Case, channel: Any, device: torch.device) -> Callable[[], None]:
     assert case.bytes is not None
-    x = torch.linspace(-1, 1, case.bytes // 4, device=device)
+    x = torch.linspace(-1, 1, case.bytes // 4, dtype=torch.float32, device=device)
     if case.wire == PLAIN and channel is None:
         return lambda: _plain_mean(x)
     algorithm = "native" if case.wire == PLAIN else case.algorithm
