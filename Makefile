@@ -38,7 +38,6 @@ study: $(VENV)/installed  ## does it help, and does it cost accuracy? A study in
 	@$(BIN)/narrowcast study run quick
 
 test: $(VENV)/installed $(VENV)/dev lint docs  ## every check: ruff, mypy, the docs site, pytest
-	$(call system,[ "$$(uname -m)" != x86_64 ] || command -v aarch64-linux-gnu-g++,g++-aarch64-linux-gnu,the test that compiles for ARM is skipped)
 	$(call system,command -v chromium,chromium,the tests that open a report in a browser are skipped)
 	@echo "== pytest"
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
@@ -75,6 +74,7 @@ test-large: $(VENV)/installed $(VENV)/dev  ## tensors of more than 2^31 elements
 	@$(BIN)/python -m pytest -q -m large $(PYTEST_ARGS)
 
 test-slow: $(VENV)/installed $(VENV)/dev  ## the long forms of tests that have a short one
+	$(call system,[ "$$(uname -m)" != x86_64 ] || command -v aarch64-linux-gnu-g++,g++-aarch64-linux-gnu,the test that compiles for ARM is skipped)
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m slow $(PYTEST_ARGS)
 
 test-extras: $(VENV)/installed $(VENV)/dev  ## the examples for Lightning, Accelerate and TensorBoard, which it installs

@@ -9,7 +9,8 @@ from torch import Tensor
 from narrowcast.predict import cluster, zoo
 from narrowcast.predict.advice import advise, choose
 from narrowcast.predict.cluster import Cluster, Device, Level
-from narrowcast.predict.step import Setup, Sweep, half_precision
+from narrowcast.predict.step import Setup
+from narrowcast.predict.sweep import Sweep, half_precision
 
 MANY = 40
 

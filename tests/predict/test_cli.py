@@ -145,6 +145,7 @@ def test_a_bad_cluster_file_is_one_line_and_exit_code_2(tmp_path: Path, case: st
         ("predict --model resnet50 --cluster pcie3 --wires int9", "int9"),
         ("predict --model resnet50 --cluster pcie3 --algorithms rings", "unknown 'rings'"),
         ("predict --model resnet50 --cluster pcie3 --algorithms shared_scale --wires int4/128", "takes int8/BLOCK"),
+        ("advise --model resnet50 --cluster pcie3 --workers 8 --wires int4/128+diff", "+diff"),
         ("predict --model no_such_module:net --cluster pcie3", "importing no_such_module failed: ModuleNotFoundError"),
         ("predict --cluster pcie3", "give --model and --cluster"),
         ("advise --model resnet50 --cluster pcie3", "--workers: must be 2 or more"),

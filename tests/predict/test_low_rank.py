@@ -15,7 +15,8 @@ from narrowcast.predict.cluster import Cluster, CodecSpeed, Device, Level
 from narrowcast.predict.costs import Costs
 from narrowcast.predict.model import Profile, TensorTime
 from narrowcast.predict.parallelism import MODES
-from narrowcast.predict.step import Setup, Sweep
+from narrowcast.predict.step import Setup
+from narrowcast.predict.sweep import Sweep
 from narrowcast.toml_file import parse_toml
 
 SLOW = Cluster("slow", (Level("link", 0, 0.1, 100.0),), Device("cpu", memory_gbyte=10.0, launch_us=0.0))

@@ -21,7 +21,8 @@ from narrowcast.predict.cluster import Cluster, CodecSpeed, Device, Level, Overl
 from narrowcast.predict.costs import Costs
 from narrowcast.predict.model import Profile, TensorTime
 from narrowcast.predict.parallelism import MODES
-from narrowcast.predict.step import BANDWIDTHS, Prediction, Setup, StepPredictor, Sweep
+from narrowcast.predict.step import BANDWIDTHS, Prediction, Setup, StepPredictor
+from narrowcast.predict.sweep import Sweep
 
 SLOW = Cluster("slow", (Level("link", 0, 0.1, 100.0),), Device("cpu", memory_gbyte=10.0, launch_us=0.0))
 FAST = Cluster("fast", (Level("link", 0, 1000.0, 1.0),), Device("cpu", memory_gbyte=10.0, launch_us=0.0))

@@ -151,10 +151,24 @@ def test_of_a_loss_more_is_worse_and_lost_runs_are_counted() -> None:
     lines += [line("coarse", seed, 4.1 + 0.001 * seed, "lm") for seed in range(3)]
     lines += [line("broken", seed, None if seed else 4.0, "lm") for seed in range(3)]
     rows = page.convergence_text(lines).splitlines()
-    assert "+0.101 (+0.099 to +0.103) | loses more than 0.02 |" in rows[-2]
+    assert "+0.101 (+0.099 to +0.103) | 1.000 | 1.000 | loses more than 0.02 |" in rows[-2]
     assert rows[-1].endswith("| 2 of 3 runs lost their numbers |")
     with pytest.raises(ValueError, match="no run with fp32"):
         page.convergence_text(lines[3:])
+
+
+def test_tests_of_several_wires_are_corrected() -> None:
+    """Differences of mean 0 and deviation 0.3, five seeds: t = 0.5 / 0.134 = 3.727, one-sided p at 4 degrees 0.0102."""
+    spread = [0.3 * math.sqrt(2) * one for one in (1, -1, 0, 0, 0)]
+    lines = [line("fp32", seed, 90.0) for seed in range(5)]
+    lines += [line(wire, seed, 90.0 + spread[seed]) for wire in ("one", "other") for seed in range(5)]
+    assert all("| 0.010 | 0.020 | equal" in row for row in page.convergence_text(lines).splitlines()[-2:])
+
+
+def test_runs_of_several_settings_are_no_twins() -> None:
+    lines = [line("fp32", 0, 90.0), line("int8/256", 0, 90.0), line("int8/256", 1, 10.0) | {"steps": 60}]
+    with pytest.raises(ValueError, match=r"several settings are no twins .*steps 60, .*; steps 970"):
+        page.convergence_text(lines)
 
 
 def test_errors_are_those_of_the_mean_by_kind() -> None:

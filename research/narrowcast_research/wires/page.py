@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from narrowcast.study import Conclusion, Equivalence, equivalence
+from narrowcast.study import Conclusion, Equivalence, equivalence, holm
 from narrowcast_research.text import figure, runs
 from narrowcast_research.wires import convergence
 from narrowcast_research.wires.gradients import ALL, FAMILIES, MOMENTS
@@ -40,6 +40,10 @@ SHOWN = ("int4/128", "int4/128+rot", "int4/128+spike2", "sign/4096+top64", "int2
 """Wires whose errors are shown by kind of layer."""
 
 
+SETTING = ("steps", "workers", "parameters", "tiny")
+"""What runs that are compared have in common."""
+
+
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Markdown; the first row is the head."""
     lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
@@ -53,9 +57,13 @@ def title(model: str, tiny: bool) -> str:
 def scores(lines: Sequence[Line], model: str) -> dict[str, dict[int, float | None]]:
     """By wire and seed; None where a run lost its numbers. A later line of the same run replaces an earlier one."""
     found: dict[str, dict[int, float | None]] = {}
-    for line in lines:
-        if line["model"] == model:
-            found.setdefault(line["wire"], {})[line["seed"]] = line["score"]
+    own = [line for line in lines if line["model"] == model]
+    settings = {tuple(f"{key} {line[key]}" for key in SETTING) for line in own}
+    if len(settings) > 1:
+        several = "; ".join(", ".join(one) for one in sorted(settings))
+        raise ValueError(f"{model}: runs of several settings are no twins ({several}); give the files of one")
+    for line in own:
+        found.setdefault(line["wire"], {})[line["seed"]] = line["score"]
     return found
 
 
@@ -102,6 +110,14 @@ def convergence_row(wire: str, own: Mapping[int, float | None], first: Mapping[i
     return row
 
 
+def equal_after_all(found: Mapping[str, Mapping[int, float | None]], model: str) -> dict[str, tuple[str, str]]:
+    """By wire the probability of its test for equality, alone and corrected for all wires of the model."""
+    pairs = {wire: differences(own, found[FIRST], 1) for wire, own in found.items() if wire != FIRST}
+    alone = {wire: equivalence(some, MARGINS[model]).p for wire, some in pairs.items() if len(some) > 1}
+    both = zip(alone.values(), holm(list(alone.values())), strict=True)
+    return {wire: (f"{p:.3f}", f"{all_:.3f}") for wire, (p, all_) in zip(alone, both, strict=True)}
+
+
 def convergence_text(lines: Sequence[Line]) -> str:
     """A table for each model that has lines, wires in the order of their first one."""
     parts = []
@@ -110,11 +126,12 @@ def convergence_text(lines: Sequence[Line]) -> str:
         if FIRST not in found:
             raise ValueError(f"{model}: no run with {FIRST}, which others are compared with; let convergence make some")
         bits = {line["wire"]: line["bits"] for line in lines if line["model"] == model}
-        head = ["wire", "bytes a value", "seeds", SCORES[model], f"less that of `{FIRST}` (95 %)", "verdict"]
-        rows = [head]
+        score, less = SCORES[model], f"less that of `{FIRST}` (95 %)"
+        rows = [["wire", "bytes a value", "seeds", score, less, "p (equal)", "p (Holm)", "verdict"]]
+        corrected = equal_after_all(found, model)
         for wire in sorted(found, key=lambda name: (name != FIRST, -bits[name])):
             row = convergence_row(wire, found[wire], found[FIRST], model)
-            shown = [row["seeds"], row["score"], row["difference"], row["verdict"]]
+            shown = [row["seeds"], row["score"], row["difference"], *corrected.get(wire, ("", "")), row["verdict"]]
             rows.append([f"`{wire}`", f"{bits[wire] / 8:.3g}", *shown])
         one = next(line for line in lines if line["model"] == model)
         where = ", ".join(sorted({line["where"] for line in lines if line["model"] == model}))

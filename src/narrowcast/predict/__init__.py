@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from narrowcast.predict.step import Prediction as Prediction
     from narrowcast.predict.step import Setup as Setup
     from narrowcast.predict.step import StepPredictor as StepPredictor
-    from narrowcast.predict.step import Sweep as Sweep
+    from narrowcast.predict.sweep import Sweep as Sweep
     from narrowcast.predict.zoo import MODELS as MODELS
 
     dump_cluster = cluster.dump
@@ -64,7 +64,8 @@ HOMES = homes_of(
         "probe": "measure_cluster:probe local_device",
         "profile": "ModelError ModelSource Profiler build_model:build check_numbers default_loss example_batch"
         " find_object:find mean_over_ranks measure_model:profile profile_together find_model:resolve",
-        "step": "Prediction Setup StepPredictor Sweep",
+        "step": "Prediction Setup StepPredictor",
+        "sweep": "Sweep",
         "zoo": "MODELS",
     }
 )

@@ -14,7 +14,8 @@ from narrowcast.codecs import error_report
 from narrowcast.parallel import MIN_VALUES, overlap
 from narrowcast.predict.low_rank import lost_db
 from narrowcast.predict.profile import ModelError, default_loss
-from narrowcast.predict.step import HIDDEN, PLAIN, Prediction, Setup, Sweep, half_precision
+from narrowcast.predict.step import HIDDEN, PLAIN, Prediction, Setup
+from narrowcast.predict.sweep import Sweep, half_precision
 
 WIRES = ("int8/256", "int4/128+ef")
 HALF = "bf16"

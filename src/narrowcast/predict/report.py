@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from narrowcast.figures import Markup, Series, charts, join, lone, tag
-from narrowcast.predict.step import BANDWIDTHS, Prediction, Setup, Sweep, half_precision
+from narrowcast.predict.step import BANDWIDTHS, Prediction, Setup
+from narrowcast.predict.sweep import Sweep, half_precision
 
 STYLE = """
 :root { color-scheme: light dark; }

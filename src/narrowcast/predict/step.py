@@ -1,25 +1,21 @@
-"""A training step of one model on one cluster with one wire: when it ends, and what it waits for; and many of them.
-
-A `Sweep` has every world, wire and algorithm, each beside float32 and 16 bits, with break-even bandwidths.
-"""
+"""A training step of one model on one cluster with one wire: when it ends, and what it waits for."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives import choose
+from narrowcast.codecs import refuse_differences
+from narrowcast.collectives import ALGORITHMS, choose
 from narrowcast.parallel import BUCKET_BYTES, MIN_VALUES, overlap
 from narrowcast.predict import costs, low_rank
-from narrowcast.predict.cluster import Cluster
-from narrowcast.predict.costs import DRAWS, Costs
+from narrowcast.predict.costs import Costs
 from narrowcast.predict.model import CallPlan, Description, PlannedSum, Profile, wire_sizes
 
 MODEL_SPREAD, WIRE_SPREAD = 0.05, 0.03
@@ -43,6 +39,13 @@ class Setup:
     """False: everything is sent after the backward pass."""
     queues: str = "one"
     """"one": a call after the other, as `attach` and NCCL do; "levels": one queue for each level of links."""
+
+    def __post_init__(self) -> None:
+        """Nothing is predicted that `attach` refuses."""
+        codec = codec_named(self.wire)
+        refuse_differences("predict: gradients", codec)
+        if self.algorithm in ALGORITHMS:
+            ALGORITHMS[self.algorithm].check_codec(codec.factors, self.world)
 
 
 @dataclass(frozen=True)
@@ -290,9 +293,6 @@ PLAIN = "fp32"
 BANDWIDTHS = torch.logspace(-2, 4, 121, dtype=torch.float64)
 """Gb/s, 10 Mb/s to 10 Tb/s: where the break-even of a wire is looked for."""
 
-PAYS = 0.01
-"""A wire pays where it makes the step at least so much shorter."""
-
 
 def steps_for(mode: str, profile: Profile, made: Costs, description: Description | None = None) -> StepPredictor:
     """The timeline of a way to share the work."""
@@ -301,98 +301,3 @@ def steps_for(mode: str, profile: Profile, made: Costs, description: Description
     from narrowcast.predict.parallelism import shared_otherwise
 
     return shared_otherwise(mode, profile, made, description)
-
-
-def half_precision(cluster: Cluster) -> Setup:
-    """The 16-bit baseline: the backend's own sum on accelerators, `attach(model, "bf16")` on CPUs."""
-    return Setup(1, "bf16", "auto" if cluster.device.name.startswith("cpu") else "native")
-
-
-class Sweep:
-    """All predictions of one model on one cluster."""
-
-    def __init__(
-        self,
-        profile: Profile,
-        cluster: Cluster,
-        draws: int = DRAWS,
-        seed: int = 0,
-        samples: int = 0,
-        mode: str = "data",
-        description: Description | None = None,
-    ) -> None:
-        self.profile, self.cluster, self.samples = profile, cluster, samples
-        self.steps = steps_for(mode, profile, Costs(cluster, draws, seed), description)
-        self._baselines: dict[int, tuple[Tensor, Tensor]] = {}
-        self._tuned: dict[Setup, Tensor] = {}
-        self._levels: dict[int, StepPredictor] = {}
-
-    def cells(
-        self,
-        workers: Sequence[int],
-        wires: Sequence[str],
-        algorithms: Sequence[str] = ("auto",),
-        queues: str = "one",
-    ) -> Iterator[Prediction]:
-        for world in workers:
-            for algorithm in algorithms:
-                for wire in wires:
-                    yield self.cell(Setup(world, wire, algorithm, queues=queues))
-
-    def cell(self, setup: Setup) -> Prediction:
-        """One prediction with its comparisons."""
-        made, steps_D = self.steps.predict_versions(setup)
-        fp32_D, half_D = self._baseline(setup.world)
-        gains = half_D / steps_D
-        low, high = overlap.interval(gains)
-        return replace(
-            made,
-            over_fp32=float(fp32_D[0] / steps_D[0]),
-            over_16bit=float(gains[0]),
-            over_16bit_low=low,
-            over_16bit_high=high,
-            hide_gbit=self._hides(setup),
-            break_even_gbit=self._break_even(setup),
-            dollars_per_epoch=self._dollars(setup.world, made.step),
-        )
-
-    def _baseline(self, world: int) -> tuple[Tensor, Tensor]:
-        """Steps in float32 and in 16 bits, [D] each: what a wire is compared with."""
-        if world not in self._baselines:
-            half = replace(half_precision(self.cluster), world=world)
-            self._baselines[world] = self.steps.steps(Setup(world, PLAIN)), self.steps.steps(half)
-        return self._baselines[world]
-
-    def tuned_steps(self, setup: Setup) -> Tensor:
-        """The step at each of BANDWIDTHS."""
-        level = self.cluster.level_of(setup.world)
-        if level not in self._levels:
-            self._levels[level] = self.steps.with_costs(Costs(self.cluster, bandwidths=BANDWIDTHS, level=level))
-        if setup not in self._tuned:
-            self._tuned[setup] = self._levels[level].steps(setup)
-        return self._tuned[setup]
-
-    def _hides(self, setup: Setup) -> float | None:
-        if setup.world == 1:
-            return None
-        compute = self.profile.compute * self.steps.together(setup.world)
-        hidden = self.tuned_steps(setup) <= (1 + HIDDEN) * compute + float(self.steps.bubble(setup)[0])
-        return float(BANDWIDTHS[hidden][0]) if bool(hidden.any()) else None
-
-    def _break_even(self, setup: Setup) -> float | None:
-        """The largest bandwidth at which the wire still beats 16 bits."""
-        if setup.world == 1 or codec_named(setup.wire).bits_per_value >= 16:
-            return None
-        half = self.tuned_steps(replace(half_precision(self.cluster), world=setup.world))
-        wins = self.tuned_steps(setup) < half * (1 - PAYS)
-        if not bool(wins.any()):
-            return None
-        last = float(BANDWIDTHS[wins][-1])
-        return float("inf") if last == float(BANDWIDTHS[-1]) else last
-
-    def _dollars(self, world: int, step: float) -> float | None:
-        if not self.cluster.price_per_hour or not self.samples:
-            return None
-        nodes = -(-world // self.cluster.node)
-        steps = self.samples / (self.profile.batch * world)
-        return self.cluster.price_per_hour * nodes * steps * step / 3600

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from narrowcast.study.analysis.statistics import Equivalence as Equivalence
     from narrowcast.study.analysis.statistics import Interval as Interval
     from narrowcast.study.analysis.statistics import equivalence as equivalence
+    from narrowcast.study.analysis.statistics import holm as holm
     from narrowcast.study.analysis.verdict import judge as judge
     from narrowcast.study.analysis.verdict import verdict_lines as verdict_lines
     from narrowcast.study.analysis.verdict import verdict_text as verdict_text
@@ -74,7 +75,7 @@ if TYPE_CHECKING:
 MODULES = {
     "analysis.finding": "Finding grouped",
     "analysis.findings": "Accuracy Findings Step Uncompared",
-    "analysis.statistics": "Conclusion Equivalence Interval equivalence",
+    "analysis.statistics": "Conclusion Equivalence Interval equivalence holm",
     "analysis.verdict": "judge verdict_lines verdict_text",
     "cases": "PLAIN Case expand",
     "datasets": "Examples",

@@ -7,6 +7,7 @@ order. `finish`, which only multiplies and adds pair after pair, has the CPU's b
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 import triton
@@ -262,14 +263,9 @@ def orthonormal(factors: Sequence[Tensor], tiny: float, dependent: float) -> lis
     return [part.view(rank, -1) for part in values.split(sizes)]
 
 
-_TABLES: dict[tuple[tuple[int, ...], int, torch.device], tuple[Tensor, Tensor]] = {}
-
-
+@lru_cache(maxsize=64)
 def _table(sizes: tuple[int, ...], rank: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Where each factor begins, and the length of its vectors, on the device; kept, since every step asks."""
-    kept = _TABLES.get((sizes, rank, device))
-    if kept is None:
-        ends = torch.tensor([0, *sizes], dtype=torch.int64).cumsum(0)
-        lengths = torch.tensor([size // rank for size in sizes], dtype=torch.int32)
-        kept = _TABLES[sizes, rank, device] = ends[:-1].to(device), lengths.to(device)
-    return kept
+    ends = torch.tensor([0, *sizes], dtype=torch.int64).cumsum(0)
+    lengths = torch.tensor([size // rank for size in sizes], dtype=torch.int32)
+    return ends[:-1].to(device), lengths.to(device)

@@ -97,9 +97,7 @@ class LocalSGD:
         # of the seed as it is given: a checkpoint goes on with the same factors in another object
         self._factors = KeptFactors(seed)
         self._agree_on_the_start()
-        # what the first exchange would stumble over, hundreds of steps later
-        with propagate_errors(self._channel):
-            self._by_codec()
+        self._check_wires()
         # last: what fails above leaves the optimizer alone
         self._unhook = _call_after_steps(optimizer, self.step)
 
@@ -112,6 +110,15 @@ class LocalSGD:
                 f"LocalSGD: the parameters of workers {different} differ from those of worker 0; make it while all "
                 "have the same values (one seed, or a broadcast), and load a worker's own checkpoint afterwards"
             )
+
+    def _check_wires(self) -> None:
+        """What the first exchange would stumble over, hundreds of steps later."""
+        try:
+            with propagate_errors(self._channel):
+                self._by_codec()
+        except BaseException:
+            self.close()
+            raise
 
     def step(self) -> bool:
         """Count an inner step, and exchange if it is time. Returns whether it did."""
