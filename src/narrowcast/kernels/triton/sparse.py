@@ -75,11 +75,14 @@ def write_codes(side, places, k, bits, count, BYTES: tl.constexpr):
     """The lower bits of k places as codes, in `count` bytes."""
     byte = tl.arange(0, BYTES)
     value = tl.zeros((BYTES,), tl.int32)
+    bits = tl.maximum(bits, 1)
+    j = 8 * byte // bits
+    begin = 8 * byte - j * bits
     for bit in tl.static_range(8):
-        string = 8 * byte + bit
-        j = string // tl.maximum(bits, 1)
         place = tl.load(places + j, mask=(j < k) & (byte < count), other=0).to(tl.int32)
-        value |= ((place >> (string - j * bits)) & 1) << bit
+        value |= ((place >> begin) & 1) << bit
+        end = begin + 1 == bits
+        j, begin = tl.where(end, j + 1, j), tl.where(end, 0, begin + 1)
     tl.store(side + byte, value.to(tl.uint8), mask=byte < count)
 
 

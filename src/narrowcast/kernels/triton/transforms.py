@@ -41,14 +41,12 @@ class BlockNumbers:
         self.numbers = [one for pair in zip(full, last, strict=True) for one in pair]
         self.most, bytes_ = full[0], (full[3], last[3], full[4], last[4])
         self.width = pow2(self.size)
-        self.room = min(self.width, 2 << self.most.bit_length())
-        """For the places of a block while the largest are looked for."""
+        self.room = min(self.width, 2 << self.most.bit_length()) + self.width // min(self.width, 16)
+        """For places and bits of a block while the largest are looked for."""
         self.lows, self.highs = pow2(max(1, *bytes_[:2])), pow2(max(1, *bytes_[2:]))
         self.marks = pow2(max(8 * bytes_[2], 8 * bytes_[3], full[0]))
         self.options = Tuning(0, min(16, max(1, self.width // WARP_VALUES))).options()
-        self.forward_options = (
-            Tuning(0, min(2, max(1, self.width // WARP_VALUES))).options() if transform.name == "top" else self.options
-        )
+        self.forward_options = Tuning(0, 1, 96).options() if transform.name == "top" else self.options
 
 
 def is_step(plan: TransformPlan) -> bool:
