@@ -259,7 +259,7 @@ def failures() -> Iterable[Line]:
         yield {**line, "status": "failed", "error": error}
 
 
-def study(truth: Truth = Truth(), seed: int = 7, **asked: Any) -> list[Line]:  # noqa: B008
+def study(truth: Truth = Truth(), seed: int = 7, **asked: Any) -> list[Line]:
     """All kinds of lines."""
     source = random.Random(seed)
     lines: list[Line] = [session(**asked), *times(truth, source), session(**asked), *accuracies(truth, source)]
