@@ -14,7 +14,7 @@ from narrowcast.console import JsonPath, emit, make_console, new_table, progress
 from narrowcast.measure import need_cuda
 from narrowcast_research.validation import lab as lab_validation
 from narrowcast_research.validation import registry, table
-from narrowcast_research.validation.lab_models import MODELS
+from narrowcast_research.validation.lab_models import MODELS, SMALL
 from narrowcast_research.validation.metrics import Result
 
 SHOWN = 60
@@ -32,7 +32,7 @@ def validate(
     ] = "",
     hosts: Annotated[str, typer.Option(help="Of the lab runs.")] = ",".join(map(str, lab_validation.HOSTS)),
     rates: Annotated[str, typer.Option(help="Of the lab runs.")] = ",".join(lab_validation.RATES),
-    models: Annotated[str, typer.Option(help="Of the lab runs.")] = ",".join(MODELS),
+    models: Annotated[str, typer.Option(help="Of the lab runs.")] = ",".join(SMALL),
     gpu: Annotated[bool, typer.Option("--gpu", help="Lab runs with NCCL; their ranks share the GPU.")] = False,
     within: Annotated[float, typer.Option(help="Start no further lab run after so many seconds; 0: run all.")] = 0.0,
     cells: Annotated[bool, typer.Option(help="Print every cell of long tables, too.")] = False,

@@ -7,27 +7,33 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from narrowcast.lab import Lab, LabError, check_machine
+from narrowcast.bench import ddp
+from narrowcast.lab import Lab, LabError, Line, check_machine
+from narrowcast.measure import PROGRESS
 from narrowcast.predict import Cluster, Profile, Setup, StepPredictor, costs, probe
 from narrowcast.predict import cluster as cluster_file
 from narrowcast.predict import model as model_file
 from narrowcast.toml_file import FileError, parse_toml, read_text
-from narrowcast_research.validation.lab_models import MODELS
+from narrowcast_research.validation import lab_worker
+from narrowcast_research.validation.lab_models import SMALL
 from narrowcast_research.validation.metrics import Cell, Result, figures
 
 SHIPPED = Path(__file__).with_name("data") / "lab"
 HOSTS, RATES = (2, 4), ("100mbit", "1gbit", "10gbit")
 WIRES = ("fp32", "bf16", "int8/256", "int4/128")
+GPU_WIRES = ("fp32", "int8/256", "int4/128", "bf16-hook", "int4/128+ef", "bf16+rank4+ef", "bf16")
 ROUNDS = {"100mbit": 5, "1gbit": 9, "10gbit": 15}
-PROBE_SECONDS = 40
-RUNS = "runs.jsonl"
+PROBE_SECONDS, PROBE_LIMIT, TRAIN_LIMIT = 40, 300.0, 900.0
+"""What the tables may take about; and when a job in the lab is ended."""
+RUNS, PART = "runs.jsonl", "part.json"
 ROW: dict[str, type] = {"hosts": int, "rate": str, "model": str, "profile": str, "seconds": dict}
-GLOO = "gloo"
+GLOO, BF16_HOOK = "gloo", "bf16-hook"
 NOT_COUNTED = (4, "10gbit", GLOO)
 """Four hosts at 10 Gb/s: two processors are the limit there, not the link."""
 
@@ -41,9 +47,7 @@ class Place:
     model: str
 
 
-def grid(
-    hosts: Sequence[int] = HOSTS, rates: Sequence[str] = RATES, models: Sequence[str] = tuple(MODELS)
-) -> list[Place]:
+def grid(hosts: Sequence[int] = HOSTS, rates: Sequence[str] = RATES, models: Sequence[str] = SMALL) -> list[Place]:
     return [Place(h, rate, model) for rate in rates for h in hosts for model in models]
 
 
@@ -77,21 +81,19 @@ def missing(folder: Path, places: Sequence[Place]) -> list[Place]:
     return [place for place in places if place not in have]
 
 
-def measure(folder: Path, places: Sequence[Place], wires: Sequence[str] = WIRES, gpu: bool = False) -> Iterator[Place]:
+def measure(folder: Path, places: Sequence[Place], wires: Sequence[str] = (), gpu: bool = False) -> Iterator[Place]:
     """Measure what is missing, one line a place; a lab is probed when its first model is measured. gpu: with NCCL."""
     check_machine()
+    wires = wires or (GPU_WIRES if gpu else WIRES)
     backend = "nccl" if gpu else GLOO
     if others := {row.get("backend", GLOO) for row in read(folder)} - {backend}:
         raise ValueError(f"{folder}: has runs over {others.pop()}; give another folder for those over {backend}")
     folder.mkdir(parents=True, exist_ok=True)
     for place in missing(folder, places):
         with Lab(place.hosts, place.rate, gpu=gpu) as lab:
-            known = folder / f"cluster-{place.hosts}-{place.rate}.toml"
-            if not known.exists():
-                known.write_text(_probe(lab, place, backend, wires))
-            row = _train(lab, place, backend, wires)
-        with (folder / RUNS).open("a") as file:
-            file.write(json.dumps(row) + "\n")
+            if not cluster_path(folder, place).exists():
+                probe_lab(lab, place, backend, wires, folder)
+            train(lab, place, backend, wires, folder)
         yield place
 
 
@@ -99,27 +101,62 @@ def _python(module: str, *words: object) -> list[str]:
     return [sys.executable, "-m", module, *map(str, words)]
 
 
-def _probe(lab: Lab, place: Place, backend: str, wires: Sequence[str]) -> str:
-    name = f"lab of {place.hosts} hosts at {place.rate}"
-    words = _python(probe.__name__, backend, PROBE_SECONDS, name, *wires)
-    done = lab.run(words, capture=True, timeout=300).check()
-    return done.text(0).partition(probe.MARK + "\n")[2]
+def cluster_path(folder: Path, place: Place) -> Path:
+    return folder / f"cluster-{place.hosts}-{place.rate}.toml"
 
 
-def _train(lab: Lab, place: Place, backend: str, wires: Sequence[str]) -> dict[str, Any]:
-    rounds = ROUNDS.get(place.rate, 7)
-    words = _python("narrowcast_research.validation.lab_worker", backend, place.model, rounds, *wires)
-    done = lab.run(words, capture=True, timeout=900).check()
-    results = done.json_lines()
-    if not results:
-        raise LabError(f"{place}: rank 0 ended without a result; run the same command again")
-    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    where = {"hosts": place.hosts, "rate": place.rate, "backend": backend}
-    return {**where, "model": place.model, "date": when, **results[-1]}
+def probe_lab(
+    lab: Lab, place: Place, backend: str, wires: Sequence[str], folder: Path, limit: float = PROBE_LIMIT
+) -> None:
+    """Write the cluster's file, each part as it comes."""
+    codecs = [wire for wire in wires if not ddp.is_torchs(wire)]
+    words = _python(probe.__name__, backend, PROBE_SECONDS, f"lab of {place.hosts} hosts at {place.rate}", *codecs)
+    path = cluster_path(folder, place)
+    _run(lab, words, limit, lambda part: path.write_text(part["cluster"]))
+
+
+def train(lab: Lab, place: Place, backend: str, wires: Sequence[str], folder: Path, limit: float = TRAIN_LIMIT) -> None:
+    """Append the place's row; what is measured so far is in the file PART until all is."""
+    words = _python(lab_worker.__name__, backend, place.model, ROUNDS.get(place.rate, 7), *wires)
+    where = {"hosts": place.hosts, "rate": place.rate, "backend": backend, "model": place.model}
+    where["date"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    part = folder / PART
+    _run(lab, words, limit, lambda row: part.write_text(json.dumps({**where, **row}) + "\n"))
+    keep_part(folder)
+
+
+def keep_part(folder: Path) -> None:
+    """What was measured of a place becomes its row."""
+    part = folder / PART
+    with (folder / RUNS).open("a") as file:
+        file.write(part.read_text())
+    part.unlink()
+
+
+def _run(lab: Lab, words: list[str], limit: float, keep: Callable[[dict[str, Any]], object]) -> None:
+    """Rank 0's JSON as it comes; its progress to our own standard error."""
+    others: deque[Line] = deque(maxlen=40)
+
+    def hear(line: Line) -> None:
+        if line.rank == 0 and line.stream == "stdout" and line.text.startswith("{"):
+            keep(json.loads(line.text))
+        elif line.text.startswith(PROGRESS):
+            sys.stderr.write(f"{line.text}\n")
+        else:
+            others.append(line)
+
+    done = lab.run(words, output=hear, timeout=limit)
+    if not done.ok:
+        raise LabError("\n".join([done.summary(), *map(str, others)]))
 
 
 def _profile(row: dict[str, Any], folder: Path) -> Profile:
     return model_file.read_profile(parse_toml(row["profile"], f"{folder / RUNS}: {row['model']}"))
+
+
+def _setup(hosts: int, wire: str) -> Setup:
+    """torch's hook casts and lets the backend add."""
+    return Setup(hosts, "bf16", "native") if wire == BF16_HOOK else Setup(hosts, wire)
 
 
 def cells(folder: Path) -> Iterator[Cell]:
@@ -130,7 +167,7 @@ def cells(folder: Path) -> Iterator[Cell]:
             clusters[name] = cluster_file.load(folder / name)
         steps = StepPredictor(_profile(row, folder), costs.Costs(clusters[name]))
         for wire, seconds in row["seconds"].items():
-            made = steps.predict(Setup(row["hosts"], wire))
+            made = steps.predict(_setup(row["hosts"], wire))
             key = (row["model"], row["rate"], str(row["hosts"]), wire)
             counted = (row["hosts"], row["rate"], row.get("backend", GLOO)) != NOT_COUNTED
             yield Cell(key, statistics.median(seconds), made.step, counted, made.low, made.high)

@@ -1,12 +1,15 @@
-"""Three small models that train in the lab: one of matrices, one of convolutions, one of attention."""
+"""What trains in the lab: small models of matrices, of convolutions and of attention, and a GPT-2 for GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+
+from narrowcast.bench import tasks
+from narrowcast.predict import profile
 
 BATCH = 16
 
@@ -38,21 +41,31 @@ class Transformer(nn.Module):
         return self.head(self.blocks(self.words(x)))
 
 
-@dataclass(frozen=True)
-class LabModel:
-    build: Callable[[], nn.Module]
-    shape: str
-    """As `narrowcast profile --input` takes it."""
+class WithLoss(nn.Module):
+    """A model whose forward pass ends with a loss."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return profile.default_loss(self.model(x))
+
+
+def _small(build: Callable[[], nn.Module], shape: str) -> tasks.Task:
+    """shape: as `narrowcast profile --input` takes it."""
+
+    def batch(rank: int) -> tasks.Batch:
+        return (profile.example_batch(nn.Identity(), shape, BATCH),)
+
+    return tasks.Task(build.__name__, lambda: WithLoss(build()), batch, partial(torch.optim.SGD, lr=0.0))
 
 
 MODELS = {
-    "mlp": LabModel(mlp, "784"),
-    "cnn": LabModel(cnn, "3x32x32"),
-    "transformer": LabModel(Transformer, "int:2000:32"),
+    "mlp": _small(mlp, "784"),
+    "cnn": _small(cnn, "3x32x32"),
+    "transformer": _small(Transformer, "int:2000:32"),
+    "gpt2": tasks.GPT2,
 }
-
-
-def build(name: str) -> nn.Module:
-    """The model, the same on every rank."""
-    torch.manual_seed(0)
-    return MODELS[name].build()
+SMALL = ("mlp", "cnn", "transformer")
+"""Those that processors train."""

@@ -1,7 +1,8 @@
 """One rank of `narrowcast validate --lab`: real DDP steps of one model with each wire in turn; rank 0 prints JSON.
 
 python -m narrowcast_research.validation.lab_worker gloo|nccl MODEL ROUNDS WIRE...
-fp32 is DDP as it is, without a hook.
+fp32 is DDP as it is, without a hook; bf16-hook and powersgd-4 are torch's. After each round there is a line with all
+that was measured so far.
 """
 
 from __future__ import annotations
@@ -11,64 +12,74 @@ from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
-from narrowcast.measure import DeviceClock, rank_device, run_rank, until_all_done
-from narrowcast.parallel import attach
+from narrowcast.bench import ddp, training
+from narrowcast.measure import DeviceClock, rank_device, run_rank, tell_progress, until_all_done
 from narrowcast.predict import model as model_file
 from narrowcast.predict import profile as profiling
-from narrowcast_research.validation.lab_models import BATCH, MODELS, build
+from narrowcast_research.validation.lab_models import MODELS
 
-WARM_UP = 3
-"""DDP makes its buckets anew after the first step, and signatures are agreed at the first call of each size."""
-
-
-class Trainer:
-    """DDP with one wire."""
-
-    def __init__(self, name: str, wire: str, device: torch.device) -> None:
-        module, self.batch = _on(device, name)
-        self.model = DistributedDataParallel(module, device_ids=[device] if device.type == "cuda" else None)
-        self.clock = DeviceClock(device)
-        self.handle = None if wire == "fp32" else attach(self.model, wire)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
-
-    def step(self) -> float:
-        """The slowest rank's seconds."""
-        return until_all_done(self._train, self.clock)
-
-    def _train(self) -> None:
-        self.optimizer.zero_grad()
-        profiling.default_loss(self.model(self.batch)).backward()
-        self.optimizer.step()
+PLAIN = "fp32"
+PROFILED = 2
+"""Steps without communication in a round."""
 
 
-def _on(device: torch.device, name: str) -> tuple[torch.nn.Module, torch.Tensor]:
-    """A model and its batch."""
-    module = build(name)
-    return module.to(device), profiling.example_batch(module, MODELS[name].shape, BATCH).to(device)
+class LabSteps:
+    """Wires that join one by one; each round has a step of all that are there, and some without communication."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.name, self.task, self.device = name, MODELS[name], device
+        module, (batch,) = self.task.model_on(device), self.task.batch_on(dist.get_rank(), device)
+        optimizer = self.task.optimizer(module.parameters())
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        self.profiler = profiling.Profiler(module, batch, lambda loss: loss, optimizer, self.task.bf16)
+        self.trainers: dict[str, training.WireTrainer] = {}
+        self.seconds: dict[str, list[float]] = {}
+
+    def warm_up(self) -> None:
+        for _ in range(profiling.WARM_UP):
+            self._profile()
+
+    def join(self, wire: str) -> None:
+        """Buckets are made anew after the first step, and signatures are agreed at the first call of each size."""
+        tell_progress(f"{wire}: {training.WARM_UP} steps that do not count")
+        first = next(iter(self.trainers.values()), None)
+        named = ddp.PLAIN if wire == PLAIN else wire
+        trainer = ddp.make_trainer(self.task, named, self.device, first, bucket_views=False)
+        for _ in range(training.WARM_UP):
+            trainer.step()
+        self.trainers[wire], self.seconds[wire] = trainer, []
+
+    def round(self) -> dict[str, object]:
+        """The seconds of the slowest rank."""
+        # steps without communication in every round, so that they see the same machine
+        for _ in range(PROFILED):
+            self._profile()
+        for wire, trainer in self.trainers.items():
+            self.seconds[wire].append(until_all_done(trainer.step, DeviceClock(self.device)))
+        alone = profiling.mean_over_ranks(self.profiler.result(self.name))
+        return {"profile": model_file.dump(alone), "seconds": self.seconds}
+
+    def _profile(self) -> None:
+        dist.barrier()
+        self.profiler.step()
+
+    def close(self) -> None:
+        self.profiler.close()
+        for trainer in self.trainers.values():
+            trainer.close()
 
 
 def measure(gpu: bool, name: str, rounds: int, wires: list[str]) -> Iterator[dict[str, object]]:
-    device = rank_device(gpu)
-    profiler = profiling.Profiler(*_on(device, name))
-    trainers = {wire: Trainer(name, wire, device) for wire in wires}
-    seconds: dict[str, list[float]] = {wire: [] for wire in wires}
-    for number in range(WARM_UP + rounds):
-        # steps without communication in every round, so that they see the same machine
-        for _ in range(2):
-            dist.barrier()
-            profiler.step()
-        for wire, trainer in trainers.items():
-            spent = trainer.step()
-            if number >= WARM_UP:
-                seconds[wire].append(spent)
-    profiler.close()
-    alone = model_file.dump(profiling.mean_over_ranks(profiler.result(name)))
-    for trainer in trainers.values():
-        if trainer.handle is not None:
-            trainer.handle.detach()
-    yield {"profile": alone, "seconds": seconds}
+    steps = LabSteps(name, rank_device(gpu))
+    steps.warm_up()
+    for wire in wires:
+        steps.join(wire)
+        yield steps.round()
+    for _ in range(rounds - 1):
+        yield steps.round()
+    steps.close()
 
 
 if __name__ == "__main__":

@@ -74,7 +74,9 @@ def attach_wire(model: DistributedDataParallel, wire: str) -> Handle | None:
     return None
 
 
-def make_trainer(task: tasks.Task, wire: str, device: torch.device, first: WireTrainer | None) -> WireTrainer:
+def make_trainer(
+    task: tasks.Task, wire: str, device: torch.device, first: WireTrainer | None, bucket_views: bool = True
+) -> WireTrainer:
     """A wire's trainer; its weights and the optimizer's state are the first one's, so that many fit into memory."""
     module = task.model_on(device)
     if first is not None:
@@ -87,7 +89,7 @@ def make_trainer(task: tasks.Task, wire: str, device: torch.device, first: WireT
         module,
         device_ids=[device] if gpu else None,
         bucket_cap_mb=1024 if one_bucket else None,
-        gradient_as_bucket_view=True,
+        gradient_as_bucket_view=bucket_views,
     )
     trainer = WireTrainer(task, model, attach_wire(model, wire), device, autocast=task.bf16)
     if first is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
@@ -65,7 +66,7 @@ def probe(
 def _probe_lab(words: list[str], rate: str, hosts: int, gpu: bool, seconds: float) -> str:
     with Lab(hosts, None if rate == "none" else rate, gpu=gpu) as made:
         done = made.run(words, capture=True, timeout=10 * seconds + 60).check()
-    return done.text(0).partition(probing.MARK + "\n")[2]
+    return str(done.json_lines()[-1]["cluster"])
 
 
 def _probe_local(words: list[str], ranks: int, seconds: float) -> str:
@@ -76,7 +77,8 @@ def _probe_local(words: list[str], ranks: int, seconds: float) -> str:
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=10 * seconds + 60)
     if done.returncode:
         raise ValueError(f"probe --local: the ranks failed: {done.stderr.strip().splitlines()[-1:]}")
-    return done.stdout.partition(probing.MARK + "\n")[2]
+    *_, whole = (line for line in done.stdout.splitlines() if line.startswith("{"))
+    return str(json.loads(whole)["cluster"])
 
 
 def _probe_rank(file: Path, seconds: float, name: str, specs: list[str]) -> None:

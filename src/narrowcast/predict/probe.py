@@ -4,7 +4,7 @@ Runs on every rank of a process group. Each timing is the slowest rank's, exchan
 same numbers to the last bit.
 
 A rank, as the lab or torchrun starts it: python -m narrowcast.predict.probe gloo|nccl SECONDS NAME WIRE...
-Rank 0 prints the file after a line with MARK.
+Rank 0 prints {"cluster": the file's text} as lines of JSON: what is known after each part, the last one complete.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -32,18 +32,20 @@ from narrowcast.measure import (
     first_decides,
     from_barrier,
     mean,
-    process_group,
     rank_device,
+    run_rank,
     slowest,
+    tell_progress,
 )
 from narrowcast.predict import cluster as cluster_file
 from narrowcast.predict.cluster import Cluster, CodecSpeed, CollectiveTimings, Device, Level, Overlap, Points
 
-MARK = "# narrowcast cluster"
 WIRES = ("fp32", "bf16", "int8/256", "int4/128", "int4/128+ef")
 SIZES = (*tuple(1 << power for power in range(12, 26, 2)), 24 << 20)
 """Bytes of the tensors: 4 KiB to 16 MiB in steps of four, and about a bucket of DDP."""
 WIRE_SIZES = (1 << 16, 1 << 20, 1 << 22, 1 << 24)
+LARGEST_ON_GPU = 96 << 20
+"""Models of GPUs have embeddings, each a bucket of DDP that is larger than its cap."""
 FEW_SIZES, ENOUGH = WIRE_SIZES[:3], 3
 """For what gradients hardly use; and how many sizes are timed even when time is up."""
 CODEC_VALUES = (1 << 14, 1 << 18, 1 << 21)
@@ -54,10 +56,13 @@ LONG = 1.0
 """After a collective that takes so many seconds the next size is left out."""
 STRETCH, MOST_CALLS = 0.02, 2
 """Quick calls are timed in twos, as `attach` makes them: for a bucket's large tensors, and for its small ones."""
-BACKGROUND = 1 << 18
-"""Values of the sums that run beside compute and codecs."""
-WORK = 384
-"""Side of the matrices whose products stand for compute."""
+BACKGROUND, GPU_BACKGROUND = 1 << 18, 1 << 22
+"""Values of the sums that run beside compute and codecs. On a GPU as many as a bucket has: a small one's time is its
+launches, which wait for the host and for products under way, a bucket's is the link's."""
+WORK, GPU_WORK = 384, 4096
+"""Side of the matrices whose products stand for compute. A GPU's must keep it busy for longer than launching takes."""
+WORK_ROUNDS, GPU_WORK_ROUNDS = 5 * ROUNDS, 100
+"""How often; beside sums for longer than several of them take."""
 
 
 @dataclass
@@ -79,6 +84,10 @@ class Prober:
     def clock(self) -> DeviceClock:
         return DeviceClock(self.device)
 
+    @property
+    def is_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
     def mean_seconds(self, call: Callable[[], object], rounds: int = 5 * ROUNDS) -> float:
         """Seconds a call over a stretch that is long beside a processor's time slices; the mean over the ranks."""
         self.clock.timed(call)
@@ -92,11 +101,13 @@ class Prober:
         self, name: str, group: dist.ProcessGroup | None, ranks: int, most: int, member: bool, until: float
     ) -> Level:
         """Latency, bandwidth and tables of the links between the members of a group; others only wait."""
-        jobs = [("all_reduce", "fp32", _plain, SIZES), ("two_shot", "fp32", _two_shot("fp32"), SIZES)]
+        larger = (LARGEST_ON_GPU,) if self.is_gpu else ()
+        sizes, wire_sizes = (*SIZES, *larger), (*WIRE_SIZES, *larger)
+        jobs = [("all_reduce", "fp32", _plain, sizes), ("two_shot", "fp32", _two_shot("fp32"), sizes)]
         jobs += [("all_gather", "fp32", _gather, FEW_SIZES), ("send", "fp32", _swap, FEW_SIZES)]
         # a call by low rank is two sums of few values, which the others tell the time of
         whole = [wire for wire in self.wires if wire != "fp32" and not codec_named(wire).rank]
-        jobs += [("two_shot", wire, _two_shot(wire), WIRE_SIZES) for wire in whole]
+        jobs += [("two_shot", wire, _two_shot(wire), wire_sizes) for wire in whole]
         tables = []
         for kind, wire, run, sizes in jobs:
             self.tell(f"{name}: {kind}" if wire == "fp32" else f"{name}: {kind} of {wire}")
@@ -143,18 +154,19 @@ class Prober:
 
     def beside(self, run: _Run) -> tuple[float, float]:
         """How many times slower compute is beside collectives that run on and on, and these beside compute."""
-        x = torch.linspace(-1, 1, BACKGROUND, dtype=torch.float32, device=self.device)
-        together = self.mean_seconds(self._work)
+        values, rounds = (GPU_BACKGROUND, GPU_WORK_ROUNDS) if self.is_gpu else (BACKGROUND, WORK_ROUNDS)
+        x = torch.linspace(-1, 1, values, dtype=torch.float32, device=self.device)
+        together = self.mean_seconds(self._work, rounds)
         quiet = self.mean_seconds(lambda: run(x, None), 3 * ROUNDS)
-        with self.background(run) as moved:
-            busy = self.mean_seconds(self._work)
+        with self.background(run, values) as moved:
+            busy = self.mean_seconds(self._work, rounds)
         slow = mean([moved.seconds_each])[0]
         return max(1.0, busy / together), max(1.0, slow / quiet)
 
-    def background(self, run: _Run | None = None) -> _background:
+    def background(self, run: _Run | None = None, values: int = 0) -> _background:
         if not self._side:
             self._side = [dist.new_group()]
-        return _background(self.device, self._side[0], run or _plain)
+        return _background(self.device, self._side[0], run or _plain, values or BACKGROUND)
 
     def codec_row(self, wire: str, values: int, way: str) -> tuple[float, ...]:
         codec, x = codec_named(wire), torch.randn(values, dtype=torch.float32, device=self.device)
@@ -200,12 +212,14 @@ class Prober:
 
     def _work(self) -> None:
         """Products that fit the cache, and one with a matrix that does not: training has both."""
+        # GPUs train in 16 bits, mostly
+        side, dtype = (GPU_WORK, torch.bfloat16) if self.is_gpu else (WORK, torch.float32)
         if not self._weights:
-            self._weights = [torch.ones(n, n, dtype=torch.float32, device=self.device) for n in (WORK, 4 * WORK)]
+            self._weights = [torch.ones(n, n, dtype=dtype, device=self.device) for n in (side, 4 * side)]
         x = self._weights[0]
         for _ in range(4):
             x = x @ self._weights[0] * 1e-3
-        torch.ones(16, 4 * WORK, dtype=torch.float32, device=self.device) @ self._weights[1]
+        torch.ones(16, 4 * side, dtype=dtype, device=self.device) @ self._weights[1]
 
     def copy_speed(self) -> float:
         """GB/s read and written by a large copy."""
@@ -268,8 +282,9 @@ def _matrix_sums(codec: Codec) -> _Run:
 class _background:
     """Inside the block a thread sums tensors with the other ranks, one after the other; on a stream of its own."""
 
-    def __init__(self, device: torch.device, group: dist.ProcessGroup, run: _Run) -> None:
+    def __init__(self, device: torch.device, group: dist.ProcessGroup, run: _Run, values: int) -> None:
         self.seconds_each, self._device, self._group, self._call = 0.0, device, group, run
+        self._values = values
         self._stop = torch.zeros(1)
 
     def __enter__(self) -> _background:
@@ -288,7 +303,7 @@ class _background:
             self._sum(own.synchronize)
 
     def _sum(self, wait: Callable[[], object]) -> None:
-        x, stop = torch.linspace(-1, 1, BACKGROUND, dtype=torch.float32, device=self._device), torch.zeros(1)
+        x, stop = torch.linspace(-1, 1, self._values, dtype=torch.float32, device=self._device), torch.zeros(1)
         count, began = 0, time.perf_counter()
         while True:
             self._call(x, self._group)
@@ -318,24 +333,34 @@ def probe(
     tell: Callable[[str], None] = lambda text: None,
 ) -> Cluster:
     """Measure the cluster of the default process group. Collective; all ranks return the same."""
+    *_, whole = probe_in_parts(wires, seconds, name, tell)
+    return whole
+
+
+def probe_in_parts(
+    wires: Sequence[str], seconds: float, name: str, tell: Callable[[str], None] = lambda text: None
+) -> Iterator[Cluster]:
+    """The cluster as far as it is measured: its links, its device and what overlap costs, then codec by codec."""
     if not dist.is_initialized() or dist.get_world_size() < 2:
         raise ValueError("probe: needs a process group of two ranks or more; start it with torchrun or in the lab")
     prober = Prober(seconds, tell, wires, local_device())
-    is_cuda = prober.device.type == "cuda"
-    if is_cuda:
+    if prober.is_gpu:
         torch.cuda.set_device(prober.device)
     local, world = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), dist.get_world_size()
     local, nodes = (local, world // local) if local > 1 and world % local == 0 else (1, world)
-    levels = list(_levels(prober, local, nodes))
-    codecs = tuple(prober.codec(wire) for wire in wires)
-    overlap, speed = prober.overlap(), prober.copy_speed()
+    made = Cluster(name, tuple(_levels(prober, local, nodes)), measured=True)
     processor = f"cpu: {platform.machine()}, {os.cpu_count()} cores"
-    backend = "nccl" if is_cuda else dist.get_backend()
-    device = Device(torch.cuda.get_device_name(prober.device) if is_cuda else processor, memory_gbyte=speed)
+    device = torch.cuda.get_device_name(prober.device) if prober.is_gpu else processor
+    backend = "nccl" if prober.is_gpu else dist.get_backend()
     today = time.strftime("%Y-%m-%d", time.gmtime())
     source = f"narrowcast probe on {local} x {nodes} ranks, {backend}, torch {torch.__version__}, {today}"
-    made = Cluster(name, tuple(levels), device, overlap, codecs, measured=True, source=source)
-    return _agreed(made)
+    made = replace(made, device=Device(device, memory_gbyte=prober.copy_speed()), source=source)
+    yield _agreed(made)
+    made = replace(made, overlap=prober.overlap())
+    yield _agreed(made)
+    for wire in wires:
+        made = replace(made, codecs=(*made.codecs, prober.codec(wire)))
+        yield _agreed(made)
 
 
 def _levels(prober: Prober, local: int, nodes: int) -> Iterator[Level]:
@@ -364,11 +389,8 @@ def _agreed(made: Cluster) -> Cluster:
 
 def main() -> None:
     backend, seconds, name, *wires = sys.argv[1:]
-    with process_group(backend == "nccl"):
-        made = probe(wires, float(seconds), name)
-        if dist.get_rank() == 0:
-            sys.stdout.write(f"{MARK}\n{cluster_file.dump(made)}\n")
-            sys.stdout.flush()
+    parts = (cluster_file.dump(made) for made in probe_in_parts(wires, float(seconds), name, tell_progress))
+    run_rank(lambda: ({"cluster": text} for text in parts), backend == "nccl")
 
 
 if __name__ == "__main__":

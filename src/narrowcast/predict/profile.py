@@ -104,10 +104,19 @@ def default_loss(output: Any) -> Tensor:
 class Profiler:
     """Steps of a model, one at a time and between other things; then what they were like. Parameters do not change."""
 
-    def __init__(self, module: nn.Module, batch: Tensor, loss: Callable[[Any], Tensor] = default_loss) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        batch: Tensor,
+        loss: Callable[[Any], Tensor] = default_loss,
+        optimizer: torch.optim.Optimizer | None = None,
+        bf16: bool = False,
+    ) -> None:
+        """optimizer: whose updates take their time, with a learning rate of 0. bf16: the forward pass by autocast."""
         self._module, self._batch, self._loss = module, batch, loss
-        self._optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
-        self._clock = DeviceClock(next((p.device for p in module.parameters()), torch.device("cpu")))
+        self._optimizer = optimizer or torch.optim.SGD(module.parameters(), lr=0.0)
+        device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        self._clock, self._autocast = DeviceClock(device), torch.autocast(device.type, torch.bfloat16, enabled=bf16)
         self._runs: list[_Run] = []
         self._ready: dict[str, Any] = {}
         """When each gradient of this step was ready."""
@@ -128,7 +137,8 @@ class Profiler:
         self._ready = {}
         self._optimizer.zero_grad()
         begin = mark()
-        value = self._loss(self._module(self._batch))
+        with self._autocast:
+            value = self._loss(self._module(self._batch))
         forward = mark()
         value.backward()
         backward = mark()
