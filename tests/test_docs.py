@@ -5,17 +5,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from served import narrowcast
 
 ROOT = Path(__file__).parents[1]
 PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if page.exists()]
@@ -74,50 +73,8 @@ def run_command(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-SERVER = """
-import json, os, sys, traceback
-from narrowcast.cli import assemble, main
-assemble()
-for line in sys.stdin:
-    job = json.loads(line)
-    child = os.fork()
-    if child == 0:
-        os.chdir(job["folder"])
-        os.dup2(os.open("output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
-        os.dup2(1, 2)
-        sys.argv, code = ["narrowcast", *job["words"]], 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code or 0
-        except BaseException:
-            traceback.print_exc()
-            code = 1
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-"""Imports the command line once and runs each command in a copy of itself."""
 SHELL = re.compile(r"[|&;<>$`\\]")
 """In a line that a shell must take apart."""
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[subprocess.Popen[str]]:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", SERVER], text=True, **pipes) as process:  # type: ignore[call-overload]
-        yield process
-        process.stdin.close()
-
-
-def serve(server: subprocess.Popen[str], words: list[str], folder: Path) -> tuple[int, str]:
-    """The code that a command ends with, and what it says."""
-    assert server.stdin is not None
-    assert server.stdout is not None
-    server.stdin.write(json.dumps({"words": words, "folder": str(folder)}) + "\n")
-    server.stdin.flush()
-    return int(server.stdout.readline()), (folder / "output").read_text()
 
 
 def name_of(page: Path) -> str:
@@ -136,13 +93,10 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("command", [pytest.param(c, marks=[pytest.mark.slow] * (c in LONG)) for c in SHOWN_COMMANDS])
-def test_commands_run(command: str, tmp_path: Path, server: subprocess.Popen[str]) -> None:
-    if SHELL.search(command):
-        done = run_command(command, tmp_path)
-        code, output = done.returncode, done.stdout + done.stderr
-    else:
-        code, output = serve(server, shlex.split(command)[1:], tmp_path)
-    assert code == 0, f"{command}\n{output}"
+def test_commands_run(command: str, tmp_path: Path) -> None:
+    needs_shell = SHELL.search(command)
+    done = run_command(command, tmp_path) if needs_shell else narrowcast(*shlex.split(command)[1:], folder=tmp_path)
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -203,9 +157,9 @@ def test_a_block_that_fails_is_caught_at_its_line() -> None:
     assert (str(last.path).endswith("made-up.md"), last.lineno + 1) == (True, 14 + 1)
 
 
-def test_a_command_that_fails_is_caught(tmp_path: Path, server: subprocess.Popen[str]) -> None:
+def test_a_command_that_fails_is_caught(tmp_path: Path) -> None:
     assert run_command("narrowcast no-such-command | cat", tmp_path).returncode != 0
-    code, output = serve(server, ["no-such-command"], tmp_path)
-    assert (code, "No such command" in output) == (2, True)
-    code, output = serve(server, ["study", "show", "nothing"], tmp_path)
-    assert (code, "narrowcast study run" in output) == (2, True)
+    done = narrowcast("no-such-command", folder=tmp_path)
+    assert (done.returncode, "No such command" in done.stderr) == (2, True)
+    done = narrowcast("study", "show", "nothing", folder=tmp_path)
+    assert (done.returncode, "narrowcast study run" in done.stderr) == (2, True)

@@ -1,14 +1,15 @@
 """Every Triton kernel on CPU tensors, in Triton's interpreter, against the reference. A process of its own runs this:
 
-    TRITON_INTERPRET=1 python interpreted.py GROUP
+    TRITON_INTERPRET=1 python interpreted.py GROUP PART PARTS
 
-since the variable must be set before Triton is imported. Prints what differs; ends with 1 where anything does.
+since the variable must be set before Triton is imported. Codecs are dealt out to so many parts, of which one is run.
+Prints what differs; ends with 1 where anything does.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -42,6 +43,7 @@ FUSED += ("uint8", "qsgd4/512+l2", "int3/64", "int6/48", "e5m2+aps", "e4m3@1+cpd
 FUSED += ("int8/128+sbf16", "posit8.1/256", "dynamic8/256")
 FUSED += ("int2/512+top32+ef", "fp32/256+top9", "bf16/64+top40", "int8/128+top16+sr", "int4/128+spike2", "mxfp4+spike5")
 FUSED += ("int4/128+rot+sr+ef", "nf4/64+rot", "int3/64+rot")
+SPIKES = ("int6/48+spike3", "int8/16+spike4", "int4/128+spike2", "int8/4096+spike2", "int4/512+spike4")
 WIDE = ("int8/8192", "sign/8192", "onebit/5008", "qsgd4/8192+l2", "uint8/5008", "int4/6000+sr")
 BY_WORDS = ("int4/128", "mxfp4", "nvfp4", "int3/64", "int6/64", "onebit/64", "sign/64", "nf4/64", "qsgd4/512", "int3")
 BY_WORDS += ("uint4/64", "e2m3fn/64", "e3m0", "int4/8192", "int6/64+sr", "int2/64", "int8/256", "uint8/64+sr")
@@ -135,7 +137,7 @@ def check_reduce(plan: Plan | CastPlan, n: int, world: int, number: int, what: s
         same(got, wanted, f"{name} of reduce {what}")
 
 
-def codecs(specs: list[str]) -> None:
+def codecs(specs: Sequence[str]) -> None:
     """Encode and decode of every listed codec, at sizes, types, offsets and addresses by turns."""
     for number, spec in enumerate(specs):
         plan = nc.codec(spec).plan_for(torch.float32)
@@ -156,18 +158,17 @@ def codecs(specs: list[str]) -> None:
             check_decode(plan, wire, n, dtype, number % 2 == 0, f"{spec}, wrong bytes")
 
 
-def fused() -> None:
-    for number, spec in enumerate(FUSED):
+def fused(specs: Sequence[str]) -> None:
+    for number, spec in enumerate(specs):
         plan = nc.codec(spec).plan
         check_feedback(plan, inputs(plan, 1001), (1.0, 1024.0, 3.0)[number % 3], spec)
         check_reduce(plan, (1001, 2048)[number % 2], 3 if number % 4 else 5, number, spec)
 
 
-def spikes() -> None:
+def spikes(specs: Sequence[str]) -> None:
     """Where the largest are taken while places lie over the last bits of magnitudes, and where they are not: more of
     them, larger places, tiles that are not full, blocks that are no power of two.
     """
-    specs = ("int4/128+spike2", "int8/16+spike4", "int8/4096+spike2", "int6/48+spike3", "int4/512+spike4")
     for number, spec in enumerate(specs):
         plan, n = nc.codec(spec).plan, 4096 + number
         check_encode(plan, near_ties(n), Noise(), f"{spec} of near ties")
@@ -196,7 +197,7 @@ def check_sum(plan: Plan | CastPlan, rows: Tensor, n: int, finish: Finish, what:
     same(got, wanted, f"sum of {what}, {finish}")
 
 
-def sums(specs: list[str]) -> None:
+def sums(specs: Sequence[str]) -> None:
     """Sums of wires of every listed codec: hard values, and wires that no encoder makes."""
     for number, spec in enumerate(specs):
         plan = nc.codec(spec).plan_for(torch.float32)
@@ -232,7 +233,7 @@ def check_rows(plan: Plan | CastPlan, per: int, world: int, number: int, what: s
         same(got.flatten(), wanted.flatten(), f"{name} of {world} rows of {per}, {what} from {dtype}")
 
 
-def rows(specs: list[str]) -> None:
+def rows(specs: Sequence[str]) -> None:
     for number, spec in enumerate(specs):
         plan = nc.codec(spec).plan_for(torch.float32)
         if triton_loader.why_not(plan) is None:
@@ -241,9 +242,9 @@ def rows(specs: list[str]) -> None:
         check_rows(nc.codec("int4/128").plan, per, 3, number, "int4/128")
 
 
-def by_words() -> None:
+def by_words(specs: Sequence[str]) -> None:
     """Full tiles of narrow codes are summed and packed word by word, the rest as other tiles are."""
-    for number, spec in enumerate(BY_WORDS):
+    for number, spec in enumerate(specs):
         plan, n = nc.codec(spec).plan, 8192 + 100 * (number % 2)
         check_encode(plan, inputs(plan, n), Noise(5, 6), f"{spec} by words")
         check_reduce(plan, n, (3, 2, 5)[number % 3], number, f"{spec} by words")
@@ -335,10 +336,10 @@ FINITE = (
 )
 
 
-def finite() -> None:
+def finite(specs: Sequence[str]) -> None:
     """Sums that are too large for float32, alone and beside others, and values that were not finite before."""
     largest = torch.finfo(torch.float32).max
-    for number, spec in enumerate(FINITE):
+    for number, spec in enumerate(specs):
         plan, n = nc.codec(spec).plan_for(torch.float32), 8192 + 100 * (number % 2)
         x = normal(n, 3) * 2.0**100
         x[: n // 2 : 5], x[1 : n // 2 : 5] = largest, -largest
@@ -372,27 +373,27 @@ def empty() -> None:
     launch.round_to(nothing, nc.format("e5m2"), "nearest", "inf", "ieee", 0, nothing)
 
 
-def groups() -> Iterator[tuple[str, Callable[[], None]]]:
-    specs = all_specs()
-    yield "codecs-0", lambda: codecs(specs[0::2])
-    yield "codecs-1", lambda: codecs(specs[1::2])
-    yield "fused", lambda: (fused(), spikes(), empty())[0]
-    yield "wide", lambda: (wide(), casts())[0]
-    yield "words", by_words
-    yield "sums-0", lambda: sums(specs[0::2])
-    yield "sums-1", lambda: sums(specs[1::2])
-    yield "rows-0", lambda: rows(specs[0::2])
-    yield "rows-1", lambda: rows(specs[1::2])
-    yield "rounding", rounding
-    yield "cpd", cpd
-    yield "finite", finite
-    yield "low-rank", lambda: products.check("cpu")
+def run(group: str, part: slice) -> None:
+    specs = all_specs()[part]
+    {
+        "codecs": lambda: codecs(specs),
+        "fused": lambda: (fused(FUSED[part]), spikes(SPIKES[part]), empty()),
+        "wide": lambda: (wide(), casts()),
+        "words": lambda: by_words(BY_WORDS[part]),
+        "sums": lambda: sums(specs),
+        "rows": lambda: rows(specs),
+        "rounding": rounding,
+        "cpd": cpd,
+        "finite": lambda: finite(FINITE[part]),
+        "low-rank": lambda: products.check("cpu"),
+    }[group]()
 
 
 def main() -> None:
     torch.set_num_threads(1)
     assert start.INTERPRETED, "set TRITON_INTERPRET=1 before Triton is imported"
-    dict(groups())[sys.argv[1]]()
+    group, part, parts = sys.argv[1:]
+    run(group, slice(int(part), None, int(parts)))
     print("\n".join(faults[:20]))
     sys.exit(bool(faults))
 

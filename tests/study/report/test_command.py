@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from served import narrowcast
 from study.report import made_up
 from study.report.made_up import Line, Truth
 
@@ -22,8 +22,7 @@ SMALL = Truth(nets=("mlp",), wires=("fp32", "int8/256"), rates=("100mbit",), wor
 
 
 def command(*words: object) -> subprocess.CompletedProcess[str]:
-    call = [sys.executable, "-m", "narrowcast.cli", "report", *map(str, words)]
-    return subprocess.run(call, capture_output=True, text=True, check=False, timeout=100, encoding="utf-8")
+    return narrowcast("report", *words)
 
 
 def refused(*words: object) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from served import narrowcast
 from study.report import made_up
 from study.report.made_up import Line, Truth
 
@@ -238,8 +237,7 @@ def test_markdown_has_the_verdict_and_whole_tables(folder: Path) -> None:
 def test_the_command_writes_all_four(folder: Path, tmp_path: Path) -> None:
     names = {"--out": "a.html", "--markdown": "a.md", "--csv": "a.csv", "--json": "a.json"}
     words = [word for option, name in names.items() for word in (option, str(tmp_path / name))]
-    call = [sys.executable, "-m", "narrowcast.cli", "report", str(folder), *words]
-    done = subprocess.run(call, capture_output=True, text=True, check=False, timeout=100)
+    done = narrowcast("report", folder, *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("It depends on the link.")
     assert all((tmp_path / name).stat().st_size > 1000 for name in names.values())
@@ -249,26 +247,14 @@ def test_the_command_writes_all_four(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option, start", [("--markdown", "# narrowcast study"), ("--csv", "kind,source,status")])
 def test_a_dash_prints_it_alone(folder: Path, tmp_path: Path, option: str, start: str) -> None:
-    call = [
-        sys.executable,
-        "-m",
-        "narrowcast.cli",
-        "report",
-        str(folder),
-        "--out",
-        str(tmp_path / "a.html"),
-        option,
-        "-",
-    ]
-    done = subprocess.run(call, capture_output=True, text=True, check=False, timeout=100, cwd=tmp_path)
+    done = narrowcast("report", folder, "--out", tmp_path / "a.html", option, "-", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(start)
     assert [path.name for path in tmp_path.iterdir()] == ["a.html"]
 
 
 def test_the_command_refuses_a_folder_without_results(tmp_path: Path) -> None:
-    call = [sys.executable, "-m", "narrowcast.cli", "report", str(tmp_path)]
-    done = subprocess.run(call, capture_output=True, text=True, check=False, timeout=100)
+    done = narrowcast("report", tmp_path)
     assert done.returncode != 0
     assert "there are no results" in done.stderr
     assert "Traceback" not in done.stderr
