@@ -32,6 +32,11 @@ class DeviceStream:
         self.known: set[str] = set()
         """Signatures of calls that have run here: their ranks agree, and the device's backend is connected."""
 
+    def another(self) -> DeviceStream:
+        """Of the same device, kind and way, for what must not wait in line with this one."""
+        side = None if self.side is None else torch.cuda.Stream(self.device, priority=self.side.priority)
+        return type(self)(self.device, self.way, side)
+
     def pinned(self, nbytes: int) -> Tensor:
         """Host memory that the device copies to and from by itself."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.side is not None)
