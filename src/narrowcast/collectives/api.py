@@ -37,6 +37,10 @@ Step: TypeAlias = int | tuple[int, ...]
 """The number of a call, or several numbers where there are several calls a step: no two calls may have the same."""
 
 
+FIRST_CALL = (0,)
+"""The numbers of a call that has none."""
+
+
 def call_path(what: str, codec: Codec, step: Step | None) -> tuple[int, ...]:
     """The numbers of a call, by which its noise differs from that of others."""
     if codec.stochastic and step is None:
@@ -44,8 +48,10 @@ def call_path(what: str, codec: Codec, step: Step | None) -> tuple[int, ...]:
             f"{what} with {codec}: stochastic rounding needs step=, the number of this call; "
             "the same noise every time would be a bias"
         )
+    if step is None:
+        return FIRST_CALL
     rule = "step is the number of the call, an integer or a tuple of integers"
-    path = step if isinstance(step, tuple) else (step or 0,)
+    path = step if isinstance(step, tuple) else (step,)
     return tuple(check_integer(what, rule, number) for number in path)
 
 
