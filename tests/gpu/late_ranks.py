@@ -95,6 +95,65 @@ class Round:
             torch.cuda.current_stream(self.device).wait_event(self.done)
 
 
+class Rounds:
+    """Rounds of a rank that are done one after another, each of them late. name: apart from those of other orders."""
+
+    def __init__(self, hub: Hub, rank: int, device: torch.device, careful: bool, name: str) -> None:
+        self._hub, self._rank, self._device, self._careful, self._name = hub, rank, device, careful, name
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._rounds: queue.SimpleQueue[Round | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._loop, daemon=True)
+        self._thread.start()
+
+    def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Round:
+        one = Round(sends, receives, self._device, self._careful)
+        self._rounds.put(one)
+        return one
+
+    def _loop(self) -> None:
+        while (one := self._rounds.get()) is not None:
+            try:
+                with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+                    self._do(one)
+            except BaseException as error:  # noqa: BLE001  raised where the round is waited for
+                one.error = error
+                self._hub.given_up.set()
+            one.finished.set()
+
+    def _do(self, one: Round) -> None:
+        self._late(one.ready)
+        for wire, peer in one.sends:
+            self._hub.put((self._name, self._rank, peer), (wire, self._mark()))
+        for wire, peer in one.receives:
+            theirs, there = self._hub.get((self._name, peer, self._rank))
+            if theirs.shape != wire.shape:
+                raise RuntimeError(f"rank {peer} sent {theirs.numel()} bytes, rank {self._rank} expects {wire.numel()}")
+            self._follow(there)
+            wire.copy_(theirs)
+            self._hub.put((f"{self._name} taken", self._rank, peer), self._mark())
+        for _, peer in one.sends:
+            self._follow(self._hub.get((f"{self._name} taken", peer, self._rank)))
+        one.done = self._mark()
+
+    def _late(self, ready: torch.cuda.Event | None) -> None:
+        if self._stream is None:
+            time.sleep(0.001)
+            return
+        self._follow(ready)
+        torch.cuda._sleep(CYCLES)
+
+    def _mark(self) -> torch.cuda.Event | None:
+        return None if self._stream is None else self._stream.record_event()
+
+    def _follow(self, event: torch.cuda.Event | None) -> None:
+        if self._stream is not None and event is not None:
+            self._stream.wait_event(event)
+
+    def close(self) -> None:
+        self._rounds.put(None)
+        self._thread.join(PATIENCE)
+
+
 class LateTransport(RowsBySwap):
     """See the head of this file. careful=False: a round that is waited for is not waited for."""
 
@@ -102,11 +161,9 @@ class LateTransport(RowsBySwap):
 
     def __init__(self, hub: Hub, rank: int, device: torch.device, careful: bool = True) -> None:
         self.hub, self.rank, self.world, self._device, self._careful = hub, rank, hub.world, device, careful
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._rounds: queue.SimpleQueue[Round | None] = queue.SimpleQueue()
+        self._rounds = Rounds(hub, rank, device, careful, "round")
+        self._lines: dict[tuple[int, int], Rounds] = {}
         self._shared = 0
-        self._thread = threading.Thread(target=self._loop, daemon=True)
-        self._thread.start()
 
     def isend(self, wire: Tensor, peer: int, tag: int) -> Sent:
         assert not wire.is_cuda, "messages are in host memory"
@@ -129,9 +186,25 @@ class LateTransport(RowsBySwap):
     def swap(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Round:
         if not sends and not receives:
             raise RuntimeError("NCCL has no work of no messages")
-        one = Round(sends, receives, self._device, self._careful)
-        self._rounds.put(one)
-        return one
+        return self._rounds.start(sends, receives)
+
+    def carry(self, wire: Tensor, source: int, target: int) -> Round | Sent:
+        if (source, target) not in self._lines:
+            self._connect(source, target)
+        line = self._lines[source, target]
+        if source != self.rank:
+            return line.start([], [(wire, source)])
+        one = line.start([(wire, target)], [])
+        # the host does not wait for what it sends
+        return one if wire.is_cuda else Sent()
+
+    def _connect(self, source: int, target: int) -> None:
+        """As NCCL does: neither goes on before both are here."""
+        peer = target if source == self.rank else source
+        self.hub.put(("connect", source, target, self.rank), None)
+        self.hub.get(("connect", source, target, peer))
+        name = f"line {source} {target}"
+        self._lines[source, target] = Rounds(self.hub, self.rank, self._device, self._careful, name)
 
     def max_(self, values: Tensor) -> None:
         values.copy_(torch.stack(self._everyones(values)).amax(dim=0))
@@ -149,48 +222,12 @@ class LateTransport(RowsBySwap):
         self.swap([(mine, peer) for peer in peers], [(theirs[peer], peer) for peer in peers]).wait()
         return [mine if rank == self.rank else theirs[rank] for rank in range(self.world)]
 
-    def _loop(self) -> None:
-        while (one := self._rounds.get()) is not None:
-            try:
-                with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-                    self._do(one)
-            except BaseException as error:  # noqa: BLE001  raised where the round is waited for
-                one.error = error
-                self.hub.given_up.set()
-            one.finished.set()
-
-    def _do(self, one: Round) -> None:
-        self._late(one.ready)
-        for wire, peer in one.sends:
-            self.hub.put(("round", self.rank, peer), (wire, self._mark()))
-        for wire, peer in one.receives:
-            theirs, there = self.hub.get(("round", peer, self.rank))
-            if theirs.shape != wire.shape:
-                raise RuntimeError(f"rank {peer} sent {theirs.numel()} bytes, rank {self.rank} expects {wire.numel()}")
-            self._follow(there)
-            wire.copy_(theirs)
-            self.hub.put(("taken", self.rank, peer), self._mark())
-        for _, peer in one.sends:
-            self._follow(self.hub.get(("taken", peer, self.rank)))
-        one.done = self._mark()
-
-    def _late(self, ready: torch.cuda.Event | None) -> None:
-        if self._stream is None:
-            time.sleep(0.001)
-            return
-        self._follow(ready)
-        torch.cuda._sleep(CYCLES)
-
-    def _mark(self) -> torch.cuda.Event | None:
-        return None if self._stream is None else self._stream.record_event()
-
-    def _follow(self, event: torch.cuda.Event | None) -> None:
-        if self._stream is not None and event is not None:
-            self._stream.wait_event(event)
-
     def close(self) -> None:
-        self._rounds.put(None)
-        self._thread.join(PATIENCE)
+        for rounds in (self._rounds, *self._lines.values()):
+            rounds.close()
+
+    def interrupt(self) -> None:
+        self.hub.given_up.set()
 
     def give_up(self, note: str) -> dict[int, str]:
         self.hub.given_up.set()

@@ -17,6 +17,9 @@ from torch import Tensor
 
 import narrowcast as nc
 from narrowcast.codecs import Codec
+from narrowcast.collectives.runtime.channel import Channel
+from narrowcast.collectives.runtime.streams import DeviceStream, Way
+from narrowcast.collectives.transports.base import RowsBySwap
 from narrowcast.kernels import Feedback, Finish, Noise, dispatch, ops
 
 pytest.importorskip("triton")
@@ -153,6 +156,52 @@ def test_the_stub_is_what_was_launched(kernels: list[StubKernel]) -> None:
     assert [len(one.later) for one in decodes.compiled] == [2, 2, 2]
     assert not parts.compiled
     assert not sums.compiled
+
+
+class Nowhere(RowsBySwap):
+    """One of four ranks, whose wires go nowhere, and at once."""
+
+    shared_by_threads = True
+    rank, world = 0, 4
+
+    def carries(self, device: torch.device) -> bool:
+        return True
+
+    def share(self, text: str) -> list[str]:
+        return [text] * self.world
+
+    def tell(self, place: str) -> dict[int, str]:
+        return {}
+
+    def all_to_all(self, arriving: Tensor, leaving: Tensor) -> Nowhere:
+        return self
+
+    def all_gather(self, rows: Tensor, row: Tensor) -> Nowhere:
+        return self
+
+    def wait(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+MOST_CALLS_OF_SUMS = {1: 205, 1_000: 205, 100_000: 410}
+"""For a whole all-reduce, by its values; a long one has six launches here. It was 222, 222 and 488."""
+
+
+@pytest.mark.parametrize("values", MOST_CALLS_OF_SUMS)
+def test_an_all_reduce_takes_few_calls_of_python(values: int, kernels: list[StubKernel]) -> None:
+    channel = Channel(Nowhere())
+    channel.streams[torch.device("cpu")] = DeviceStream(torch.device("cpu"), Way.ROUNDS)
+    x = torch.zeros(values)
+
+    def call() -> None:
+        nc.all_reduce(x, "int8/256", channel=channel)
+
+    for _ in range(4):
+        call()
+    count = python_calls(call)
+    channel.close()
+    assert count <= MOST_CALLS_OF_SUMS[values]
 
 
 def kind(value: Any, parameter: Any) -> object:

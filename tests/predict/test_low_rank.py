@@ -89,6 +89,21 @@ def test_what_probe_has_timed_is_taken() -> None:
         assert float(low_rank.product_seconds(made, wire, matrices)[0]) < 0.01
 
 
+def test_on_a_gpu_a_call_of_several_matrices_launches_what_they_share_once() -> None:
+    points = ((1e3, 1.0), (1e5, 1.25))
+    device = replace(SLOW.device, name="NVIDIA H200", launch_us=1000.0)
+    cluster = replace(SLOW, device=device, codecs=(CodecSpeed("fp32+rank4+ef", points, points),))
+    large, small = Matrix(250, 400), Matrix(10, 10)
+
+    def seconds(*matrices: Matrix) -> float:
+        return float(low_rank.product_seconds(Costs(cluster, draws=0), "bf16+rank4+ef", matrices)[0])
+
+    assert seconds(small) == pytest.approx(2.0)
+    assert seconds(large) == pytest.approx(2.5)
+    # two products of two launches each and ten to finish, of a millisecond
+    assert seconds(large, small, large) == pytest.approx(2.0 + 2 * 0.5 + 2 * 14e-3)
+
+
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("name", zoo.MODELS)
 def test_built_in_models_have_shapes(name: str, wire: str) -> None:

@@ -184,6 +184,8 @@ def test_a_wire_may_slow_compute_down_more_than_others() -> None:
     mild = replace(place, codecs=(replace(speed, compute=0.0),))
     steps = [sweep(one).cell(Setup(2, "int8/256")).step for one in (place, mild)]
     assert steps[0] > steps[1]
+    on_gpu = replace(place, device=replace(place.device, name="NVIDIA H200"))
+    assert on_gpu.slowdowns("int8/256") == place.overlap
 
 
 def test_a_codec_on_the_compute_stream_holds_compute_up() -> None:

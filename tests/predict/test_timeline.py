@@ -11,9 +11,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from narrowcast.codecs import codec as codec_named
 from narrowcast.parallel import overlap
 from narrowcast.parallel.overlap import Contention
-from narrowcast.predict.model import TensorTime, attach_calls, ddp_buckets
+from narrowcast.predict.model import TensorTime, attach_calls, ddp_buckets, merged_calls
 
 
 def exact(values: list[float]) -> torch.Tensor:
@@ -141,3 +142,17 @@ def test_small_tensors_of_a_bucket_travel_apart() -> None:
     made = attach_calls(cut, "int8/256")
     assert [(c.values, c.wire) for c in made] == [(1_000_000, "int8/256"), (100, "fp32"), (50_000, "int8/256")]
     assert [(c.values, c.wire) for c in attach_calls(cut, "fp32")] == [(1_000_100, "fp32"), (50_000, "fp32")]
+
+
+def test_on_a_device_they_travel_with_the_others_and_small_buckets_together() -> None:
+    sizes = (("bias", 100), ("weight", 1_000_000), ("rest", 50_000), ("large", 7_000_000), ("norm", 40))
+    tensors = tuple(TensorTime(name, n, float(at)) for at, (name, n) in enumerate(sizes))
+    cut = ddp_buckets(tensors)
+    assert [(b.values, b.small) for b in cut] == [(1_000_100, 100), (7_050_000, 0), (40, 40)]
+    first, last = merged_calls(cut, "int8/256")
+    # 1 MB on the wire waits for 7 MB; what is left is small tensors alone
+    assert (first.values, first.as_is, first.ready, first.wire) == (8_050_100, 100, 3.0, "int8/256")
+    assert (last.values, last.as_is, last.wire) == (40, 0, "fp32")
+    codec = codec_named("int8/256")
+    (planned,) = first.sums
+    assert codec.nbytes(planned.values) == pytest.approx(codec.nbytes(8_050_000) + 400, abs=8)

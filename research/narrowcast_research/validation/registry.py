@@ -22,6 +22,7 @@ VALIDATIONS: dict[str, Make] = {
     "qsgd": lambda: [qsgd.validate()],
     "grace": lambda: [grace.validate()],
     "lab": lambda: [lab.validate()] if lab.read(lab.SHIPPED) else [],
+    "nccl": lambda: [lab.validate_nccl()],
 }
 
 

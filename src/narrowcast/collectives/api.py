@@ -24,8 +24,9 @@ from narrowcast.collectives.prepared import prepared, reduction_of, signature_of
 from narrowcast.collectives.residuals import Residuals
 from narrowcast.collectives.runtime.channel import Channel, channel_of
 from narrowcast.collectives.runtime.messages import Exchange
-from narrowcast.collectives.runtime.streams import StreamScope
+from narrowcast.collectives.runtime.streams import DeviceStream, StreamScope, Way
 from narrowcast.collectives.segments import Coder, Times, segment_ranges, store
+from narrowcast.collectives.transports.base import Transport
 from narrowcast.collectives.work import Work
 from narrowcast.kernels import Noise, check_integer, check_seed
 
@@ -36,6 +37,10 @@ Step: TypeAlias = int | tuple[int, ...]
 """The number of a call, or several numbers where there are several calls a step: no two calls may have the same."""
 
 
+FIRST_CALL = (0,)
+"""The numbers of a call that has none."""
+
+
 def call_path(what: str, codec: Codec, step: Step | None) -> tuple[int, ...]:
     """The numbers of a call, by which its noise differs from that of others."""
     if codec.stochastic and step is None:
@@ -43,8 +48,10 @@ def call_path(what: str, codec: Codec, step: Step | None) -> tuple[int, ...]:
             f"{what} with {codec}: stochastic rounding needs step=, the number of this call; "
             "the same noise every time would be a bias"
         )
+    if step is None:
+        return FIRST_CALL
     rule = "step is the number of the call, an integer or a tuple of integers"
-    path = step if isinstance(step, tuple) else (step or 0,)
+    path = step if isinstance(step, tuple) else (step,)
     return tuple(check_integer(what, rule, number) for number in path)
 
 
@@ -185,10 +192,14 @@ def all_to_all(
     leaving = split_sizes("all_to_all", source, isinstance(input, Tensor), input_split_sizes, world)
     noise = noise_of("all_to_all", codec, seed, step)
 
-    # the sizes may differ from rank to rank and from call to call: all ranks compare them each time, on the host
-    signature = signature_of("all_to_all", codec, None, source.dtype)
-    run = partial(_run_all_to_all, target, source, codec, arriving, leaving, noise)
-    return _outcome(channel.submit(signature, run, [*target.memory, *source.memory]), async_op)
+    # other sizes may differ from rank to rank and from call to call: all ranks compare them each time, on the host
+    equal = output_split_sizes is None is input_split_sizes and isinstance(output, Tensor) and isinstance(input, Tensor)
+    if equal:
+        checks.expect("all_to_all", target, source.numel)
+    signature = signature_of("all_to_all", codec, source.numel if equal else None, source.dtype)
+    run = partial(_run_all_to_all, target, source, codec, arriving, leaving, noise, equal)
+    waits = not equal or source.host_waits(codec)
+    return _outcome(channel.submit(signature, run, [*target.memory, *source.memory], waits=waits), async_op)
 
 
 def _run_all_to_all(
@@ -198,10 +209,13 @@ def _run_all_to_all(
     arriving: list[int],
     leaving: list[int],
     noise: Noise,
+    equal: bool,
     exchange: Exchange,
 ) -> None:
     sending = Call(source.x, codec, exchange, leaving, noise=noise)
     receiving = Call(target.x, codec, exchange, arriving, noise=noise)
+    if not equal:
+        primitives.agree_on_sizes(sending, receiving)
     primitives.all_to_all(sending, receiving)
     target.write_back()
 
@@ -280,13 +294,21 @@ def isend(
     p2p.check_tag(tag)
     coder = Coder(codec, flat.lengths, flat.dtype)
     stream = channel.stream_on(flat.device)
-    wire, copied = stream.to_host(p2p.encode_message(coder, flat.x, noise.derive(channel.rank, 0, peer, tag)))
-
-    def run() -> int:
-        stream.synchronize(copied)
-        return p2p.send(channel.transport, coder, wire, peer, tag)
-
+    wire = p2p.encode_message(coder, flat.x, noise.derive(channel.rank, 0, peer, tag))
+    if stream.way is Way.ROUNDS:
+        line = channel.lines.on_device(channel.transport, channel.rank, peer, stream)
+        deliver = partial(line.send, wire, StreamScope(line.stream, [wire]))
+    else:
+        deliver = partial(_send_from_host, channel.transport, peer, stream, *stream.to_host(wire))
+    run = partial(p2p.send, channel.transport, coder, peer, tag, deliver)
     return channel.lines.start(("send", peer, tag), run, Work())
+
+
+def _send_from_host(
+    transport: Transport, peer: int, stream: DeviceStream, wire: Tensor, copied: torch.cuda.Event | None, tag: int
+) -> None:
+    stream.synchronize(copied)
+    transport.isend(wire, peer, tag).wait()
 
 
 def irecv(
@@ -304,14 +326,25 @@ def irecv(
     peer = checks.peer_rank("recv", channel, group, src, group_src)
     p2p.check_tag(tag)
     coder, stream = Coder(codec, flat.lengths, flat.dtype), channel.stream_on(flat.device)
+    size = coder.nbytes((0, flat.numel))
+    if stream.way is Way.ROUNDS:
+        line = channel.lines.on_device(channel.transport, peer, channel.rank, stream)
+        stream, take = line.stream, partial(line.receive, size)
+    else:
+        take = partial(_receive_on_host, channel.transport, peer, stream, size)
     scope, inference = StreamScope(stream, flat.memory), torch.is_inference_mode_enabled()
 
-    def run() -> int:
-        wire = stream.pinned(coder.nbytes((0, flat.numel)))
-        sent = p2p.receive(channel.transport, coder, wire, peer, tag)
+    def accept(tag: int) -> None:
+        wire = take(tag)
         with torch.inference_mode(inference), scope.on_side_stream():
             coder.decode(wire.to(stream.device, non_blocking=True), (0, flat.numel), flat.x)
             flat.write_back()
-        return sent
 
+    run = partial(p2p.receive, channel.transport, coder, peer, tag, accept)
     return channel.lines.start(("recv", peer, tag), run, Work(scope))
+
+
+def _receive_on_host(transport: Transport, peer: int, stream: DeviceStream, nbytes: int, tag: int) -> Tensor:
+    wire = stream.pinned(nbytes)
+    transport.irecv(wire, peer, tag).wait()
+    return wire

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from narrowcast.collectives.runtime import agreement
 from narrowcast.collectives.runtime.agreement import DisagreementError
+from narrowcast.collectives.runtime.streams import DeviceStream, StreamScope
 from narrowcast.collectives.segments import Coder
-from narrowcast.collectives.transports.base import Transport
+from narrowcast.collectives.transports.base import Transport, TransportError
 from narrowcast.collectives.work import Work
 from narrowcast.kernels import Noise
 
@@ -48,8 +49,10 @@ def encode_message(coder: Coder, x: Tensor, noise: Noise) -> Tensor:
     return wire
 
 
-def send(transport: Transport, coder: Coder, wire: Tensor, peer: int, tag: int) -> int:
-    """Our header there, the receiver's back; the bytes follow where they are equal. Returns how many were sent."""
+def send(transport: Transport, coder: Coder, peer: int, tag: int, deliver: Callable[[int], object]) -> int:
+    """Our header there, the receiver's back; where they are equal, `deliver` sends the bytes with the tag that it gets.
+    Returns how many were sent.
+    """
     ask, answer, data = _tags(tag)
     mine = header(coder)
     theirs = torch.empty_like(mine)
@@ -57,23 +60,22 @@ def send(transport: Transport, coder: Coder, wire: Tensor, peer: int, tag: int) 
     transport.isend(mine, peer, ask).wait()
     reply.wait()
     _compare("send", f"rank {peer} expects", mine, theirs, coder)
-    if wire.numel():
-        transport.isend(wire, peer, data).wait()
-    return mine.numel() + wire.numel()
+    size = coder.nbytes((0, coder.numel))
+    if size:
+        deliver(data)
+    return mine.numel() + size
 
 
-def receive(transport: Transport, coder: Coder, wire: Tensor, peer: int, tag: int) -> int:
-    """The same from the other side, into `wire`. Both sides' bytes are in host memory: a device's backend would have to
-    do what ranks send each other in one order, and here nobody knows it.
-    """
+def receive(transport: Transport, coder: Coder, peer: int, tag: int, accept: Callable[[int], object]) -> int:
+    """The same from the other side: `accept` receives the bytes."""
     ask, answer, data = _tags(tag)
     mine = header(coder)
     theirs = torch.empty_like(mine)
     transport.irecv(theirs, peer, ask).wait()
     transport.isend(mine, peer, answer).wait()
     _compare("recv", f"rank {peer} sends", mine, theirs, coder)
-    if wire.numel():
-        transport.irecv(wire, peer, data).wait()
+    if coder.nbytes((0, coder.numel)):
+        accept(data)
     return mine.numel()
 
 
@@ -83,6 +85,51 @@ def _compare(what: str, who: str, mine: Tensor, theirs: Tensor, coder: Coder) ->
             f"{what}: {who} something else than {coder.numel} values with {coder.codec}, so nothing was sent; "
             "call send and recv with the same spec, sizes and version"
         )
+
+
+class DeviceLine:
+    """Messages from one rank to another where a device's backend carries them, on a stream of their own.
+
+    The backend does them one after another, so both ranks must come to them in one order, whatever threads and tags
+    they have. It is the sender's: once both sides want a message, its number goes ahead through host memory.
+    """
+
+    def __init__(self, transport: Transport, source: int, target: int, stream: DeviceStream) -> None:
+        self._transport, self._source, self._target, self.stream = transport, source, target, stream
+        self._next = 0
+        self._turn = threading.Condition()
+        self._broken = False
+
+    def send(self, wire: Tensor, scope: StreamScope, tag: int) -> None:
+        """After what the scope's caller gave its stream; the host does not wait for the bytes."""
+        with self._turn:
+            number = torch.tensor([self._next]).view(torch.uint8)
+            self._next += 1
+            # ahead of the bytes: where the backend connects first, that takes both sides
+            self._transport.isend(number, self._target, tag).wait()
+            with scope.on_side_stream():
+                self._transport.carry(wire, self._source, self._target).wait()
+
+    def receive(self, nbytes: int, tag: int) -> Tensor:
+        """A wire that is there for the line's stream."""
+        number = torch.empty(1, dtype=torch.int64)
+        self._transport.irecv(number.view(torch.uint8), self._source, tag).wait()
+        with self._turn:
+            self._turn.wait_for(lambda: self._broken or self._next == int(number))
+            if self._broken:
+                raise TransportError(f"recv: an earlier message from rank {self._source} failed")
+            self._next += 1
+            with self.stream.current():
+                wire = torch.empty(nbytes, dtype=torch.uint8, device=self.stream.device)
+                self._transport.carry(wire, self._source, self._target).wait()
+            self._turn.notify_all()
+        return wire
+
+    def break_off(self) -> None:
+        """A message failed: those that wait for their turn would wait for ever."""
+        with self._turn:
+            self._broken = True
+            self._turn.notify_all()
 
 
 Line = tuple[str, int, int]
@@ -107,6 +154,15 @@ class Lines:
         self._channel, self._lock = channel, threading.Lock()
         self._last: dict[Line, Work] = {}
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._on_device: dict[tuple[int, int, torch.device], DeviceLine] = {}
+
+    def on_device(self, transport: Transport, source: int, target: int, stream: DeviceStream) -> DeviceLine:
+        """The line of one rank's messages to another, made at its first use. stream: the channel's on that device."""
+        key = source, target, stream.device
+        with self._lock:
+            if key not in self._on_device:
+                self._on_device[key] = DeviceLine(transport, source, target, stream.another())
+            return self._on_device[key]
 
     def __len__(self) -> int:
         return len(self._last)
@@ -142,5 +198,8 @@ class Lines:
         except DisagreementError as disagreement:  # found before values travelled: the next message may come
             return disagreement
         except BaseException as error:  # noqa: BLE001  it belongs to whoever waits
-            return self._channel.fail_message(error)
+            named_error = self._channel.fail_message(error)
+            for line in [*self._on_device.values()]:
+                line.break_off()
+            return named_error
         return refusal

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from narrowcast.collectives.runtime.agreement import DisagreementError
-from narrowcast.collectives.runtime.messages import Exchange
 from narrowcast.collectives.runtime.shots import gather, scatter
 from narrowcast.collectives.segments import Range, Scales, take
 
@@ -54,7 +53,6 @@ def all_to_all(sending: Call, receiving: Call) -> None:
     """Part p of `sending.x` goes to rank p; part p of `receiving.x` comes from rank p. Our own part is encoded, too."""
     exchange, in_coder = sending.exchange, receiving.coder
     leaving, arriving = sending.coder.segments, in_coder.segments
-    _agree_on_sizes(exchange, leaving, arriving)
     incoming = {p: exchange.receive(in_coder.nbytes(arriving[p]), p, ALL_TO_ALL) for p in exchange.others()}
     for peer in [*exchange.others(), exchange.rank]:
         wire = sending.encode(take(sending.x, leaving[peer]), leaving[peer], 0)
@@ -67,10 +65,11 @@ def all_to_all(sending: Call, receiving: Call) -> None:
     exchange.finish()
 
 
-def _agree_on_sizes(exchange: Exchange, leaving: Sequence[Range], arriving: Sequence[Range]) -> None:
+def agree_on_sizes(sending: Call, receiving: Call) -> None:
     """Tell everybody what we send to whom and expect from whom (16 W bytes to each), so that all ranks see a misfit."""
-    sizes = torch.tensor([[high - low for low, high in ranges] for ranges in (leaving, arriving)])
-    sent_WW, expected_WW = torch.stack(exchange.gather(sizes, SIZES)).unbind(dim=1)
+    both = (sending.coder.segments, receiving.coder.segments)
+    sizes = torch.tensor([[high - low for low, high in ranges] for ranges in both])
+    sent_WW, expected_WW = torch.stack(sending.exchange.gather(sizes, SIZES)).unbind(dim=1)
     for source, target in (sent_WW != expected_WW.T).nonzero().tolist():
         raise DisagreementError(
             f"all_to_all: rank {source} sends {sent_WW[source, target]} values to rank {target}, which expects "

@@ -79,6 +79,10 @@ class Device:
     """Where codecs run: "side" (beside the backward pass) or "compute" (they hold it up)."""
     spread: float = 0.0
 
+    @property
+    def is_cpu(self) -> bool:
+        return self.name.startswith("cpu")
+
 
 @dataclass(frozen=True)
 class Overlap:
@@ -129,7 +133,8 @@ class Cluster:
         """What compute and calls with this wire do to one another."""
         by_wire = {speed.wire: speed for speed in self.codecs}
         own = by_wire.get(wire) or by_wire.get(without_wishes(wire))
-        if wire == "fp32" or own is None or not own.compute:
+        # on a GPU a thread that calls waits for the interpreter while another launches: in training it is one thread
+        if wire == "fp32" or own is None or not own.compute or not self.device.is_cpu:
             return self.overlap
         return replace(self.overlap, compute=own.compute, collective=own.collective or self.overlap.collective)
 

@@ -128,7 +128,7 @@ def placement(cluster: Cluster, inside: int, nodes: int, world: int) -> Placemen
         nodes,
         level=0 if nodes == 1 else len(cluster.levels) - 1,
         inner_latency=inner / outer if outer else 1.0,
-        backend_has_trees=not cluster.device.name.startswith("cpu"),
+        backend_has_trees=not cluster.device.is_cpu,
     )
 
 

@@ -19,7 +19,7 @@ from narrowcast.collectives import KeptFactors, Matrix, factor_bytes, parts_of, 
 from narrowcast.parallel import buckets as ddp
 from narrowcast.parallel import policy
 from narrowcast.predict.costs import Costs
-from narrowcast.predict.model import Bucket, CallPlan, TensorTime, attach_calls, ddp_buckets
+from narrowcast.predict.model import Bucket, CallPlan, TensorTime, attach_calls, ddp_buckets, merged_calls, wire_sizes
 
 WARM_UP = 3
 """Calls after which a kept factor has found what it can of a matrix that stays the same."""
@@ -46,16 +46,18 @@ GRAM_SCHMIDT = 8
 
 
 def planned_calls(
-    tensors: tuple[TensorTime, ...], wire: str, bucket_bytes: int, min_values: int, split: bool
+    tensors: tuple[TensorTime, ...], wire: str, bucket_bytes: int, min_values: int, split: bool, merged: bool = False
 ) -> tuple[CallPlan, ...]:
-    """What `attach` starts in a step. split: whether small tensors of a bucket travel apart."""
+    """What `attach` starts in a step. split: whether small tensors of a bucket travel apart. merged: whether a device's
+    backend carries the wires, so that they travel together.
+    """
     made = ddp_buckets(tensors, bucket_bytes=bucket_bytes, min_values=min_values)
     if codec_named(wire).rank:
-        return low_rank_calls(made, wire, min_values)
-    return attach_calls(made, wire, split)
+        return low_rank_calls(made, wire, min_values, merged)
+    return merged_calls(made, wire) if merged and split else attach_calls(made, wire, split)
 
 
-def low_rank_calls(made: Sequence[Bucket], wire: str, min_values: int) -> tuple[CallPlan, ...]:
+def low_rank_calls(made: Sequence[Bucket], wire: str, min_values: int, merged: bool = False) -> tuple[CallPlan, ...]:
     """What `attach` starts for DDP's buckets: matrices wait for one another until their factors have enough bytes."""
     codec, planned = codec_named(wire), list[CallPlan]()
     held: list[tuple[TensorTime, Matrix]] = []
@@ -76,7 +78,16 @@ def low_rank_calls(made: Sequence[Bucket], wire: str, min_values: int) -> tuple[
                 size, held = 0, []
         if held and number + 1 == len(made):
             planned.append(_joined(held, bucket.ready, wire))
-    return tuple(planned)
+    return _together(planned) if merged else tuple(planned)
+
+
+def _together(planned: Sequence[CallPlan]) -> tuple[CallPlan, ...]:
+    """Those by low rank, and the others as one call for each few that are small."""
+    plain = [call for call in planned if not call.matrices]
+    sizes = [wire_sizes(call.wire, (call.values,))[0] for call in plain]
+    groups = [plain[first:end] for first, end in ddp.travel_together(sizes)]
+    joined = [CallPlan(sum(call.values for call in group), group[-1].ready, group[0].wire) for group in groups]
+    return tuple(sorted([call for call in planned if call.matrices] + joined, key=lambda call: call.ready))
 
 
 def _choice(tensor: TensorTime, codec: Codec, min_values: int) -> Codec:
@@ -103,7 +114,13 @@ def product_seconds(made: Costs, wire: str, matrices: Sequence[Matrix]) -> Tenso
         if timed.rank and (timed.transformed_by, timed.feedback) == (codec.transformed_by, codec.feedback):
             encode, decode, busy = made.timed(speed)
             sizes = torch.tensor([float(matrix.numel) for matrix in matrices], dtype=torch.float64)
-            return (encode(sizes) + decode(sizes)).sum(-1) * busy * made.device_D
+            seconds, least = ((encode(n) + decode(n)) * busy * made.device_D[:, None] for n in (sizes, sizes[:1] * 0))
+            if made.cluster.device.is_cpu:
+                return seconds.sum(-1)
+            # what a call takes however small its matrix is launching, which it does once, and a little for each more
+            launches = (len(matrices) - 1) * _own_launches(codec, ON_GPU, _readings(codec, on_cpu=False))
+            growing = (seconds - least).clamp_min(0).sum(-1)
+            return least[:, 0] + growing + launches * made.cluster.device.launch_us / 1e6
     return computed_seconds(made, codec, matrices) * made.device_D
 
 
@@ -113,17 +130,27 @@ def computed_seconds(made: Costs, codec: Codec, matrices: Sequence[Matrix]) -> f
     if device.memory_gbyte <= 0:
         problem = f"neither [[codec]] nor device.memory_gbyte says how fast {codec} is"
         raise ValueError(f"cluster {made.cluster.name}: {problem}")
-    on_cpu, memory = device.name.startswith("cpu"), device.memory_gbyte * 1e9
+    on_cpu, memory = device.is_cpu, device.memory_gbyte * 1e9
     work = ON_CPU if on_cpu else ON_GPU
     products = 1 if codec.sends_one_factor else 2
     values, flops = sum(matrix.numel for matrix in matrices), work.flops_a_byte * memory or device.flops
-    # on a GPU some vectors share a reading of the matrix, on the CPU all do
-    readings = 1 if on_cpu else -(-codec.rank // VECTORS_A_READING)
+    readings = _readings(codec, on_cpu)
     moved = values * (products * readings * work.product[codec.feedback] + work.finish[codec.feedback]) / memory
     multiplied = values * 2 * codec.rank * (products + 1) / flops if flops else 0.0
-    launches = len(matrices) * (products * readings * work.launches[0] + work.launches[1])
+    launches = len(matrices) * _own_launches(codec, work, readings)
     launches += sum(_gram_schmidt(codec, matrices, on_left, on_cpu) for on_left in (False, True)) * products // 2
     return moved + multiplied + launches * device.launch_us / 1e6
+
+
+def _readings(codec: Codec, on_cpu: bool) -> int:
+    """On a GPU some vectors share a reading of the matrix, on the CPU all do."""
+    return 1 if on_cpu else -(-codec.rank // VECTORS_A_READING)
+
+
+def _own_launches(codec: Codec, work: ProductWork, readings: int) -> int:
+    """Of kernels that take one matrix alone."""
+    products = 1 if codec.sends_one_factor else 2
+    return products * readings * work.launches[0] + work.launches[1]
 
 
 def _gram_schmidt(codec: Codec, matrices: Sequence[Matrix], on_left: bool, on_cpu: bool) -> int:

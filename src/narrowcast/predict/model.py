@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives import Matrix
 from narrowcast.parallel import BUCKET_BYTES, FIRST_BYTES, MIN_VALUES, assign_buckets
+from narrowcast.parallel import buckets as ddp
 from narrowcast.toml_file import Document, Section, brief, parse_toml, read_text, toml_lines
 
 FORMAT = 1
@@ -180,12 +182,16 @@ class CallPlan:
     wire: str
     matrices: tuple[Matrix, ...] = ()
     """By low rank: those whose factors travel."""
+    as_is: int = 0
+    """How many of the values travel in the same messages, and as they are."""
 
     @property
     def sums(self) -> list[PlannedSum]:
         """What travels: the values themselves; or both factors, or each of them at every other step."""
         if not self.matrices:
-            return [PlannedSum(self.values, self.wire)]
+            # those that stay as they are count as many as their bytes would carry
+            more = round(self.as_is * (32 / codec_named(self.wire).bits_per_value - 1)) if self.as_is else 0
+            return [PlannedSum(self.values + more, self.wire)]
         codec = codec_named(self.wire)
         lengths = [codec.rank * sum(m.length(on_left) for m in self.matrices) for on_left in (True, False)]
         often = 0.5 if codec.sends_one_factor else 1.0
@@ -200,6 +206,20 @@ def attach_calls(buckets: tuple[Bucket, ...], wire: str, split: bool = True) -> 
     for bucket in buckets:
         parts = ((bucket.values - bucket.small, wire), (bucket.small, "fp32"))
         planned += [CallPlan(values, bucket.ready, name) for values, name in parts if values]
+    return tuple(planned)
+
+
+def merged_calls(buckets: Sequence[Bucket], wire: str) -> tuple[CallPlan, ...]:
+    """The same where a device's backend carries the wires: small tensors travel with the others, and so do buckets
+    that are small on the wire.
+    """
+    sizes = [wire_sizes(wire, (b.values - b.small,))[0] + 4 * b.small for b in buckets]
+    planned = []
+    for first, end in ddp.travel_together(sizes):
+        values, small = (sum(getattr(b, key) for b in buckets[first:end]) for key in ("values", "small"))
+        # a call of small tensors alone
+        own = "fp32" if small == values else wire
+        planned.append(CallPlan(values, buckets[end - 1].ready, own, as_is=0 if small == values else small))
     return tuple(planned)
 
 

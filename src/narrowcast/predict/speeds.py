@@ -31,7 +31,7 @@ def share_of(wire: str, cluster: Cluster) -> CopyShare:
     option = option_of(wire)
     if not option:
         return WHOLE
-    shares = ON_CPU if cluster.device.name.startswith("cpu") else ON_GPU
+    shares = ON_CPU if cluster.device.is_cpu else ON_GPU
     if option not in shares:
         raise ValueError(
             f"cluster {cluster.name}: nobody has measured how fast +{option} is; `narrowcast probe --wires {wire}` does"

@@ -160,6 +160,8 @@ class StepPredictor:
             whole = self.algorithm(setup)
             # the backend's own sum takes a bucket as it is; `attach` sends small tensors apart
             how: dict[str, Any] = {"split": whole != "native", "min_values": setup.min_values}
+            known = ALGORITHMS.get(whole)  # what is unknown is refused where it is looked for
+            how["merged"] = not self.cluster.device.is_cpu and known is not None and known.shots is not None
             calls = low_rank.planned_calls(self.profile.tensors, setup.wire, setup.bucket_bytes, **how)
             kinds: Kinds = {}
             for place, call in enumerate(calls):

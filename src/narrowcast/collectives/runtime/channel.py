@@ -15,7 +15,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
@@ -29,7 +28,7 @@ from narrowcast.collectives.runtime import agreement
 from narrowcast.collectives.runtime.agreement import DisagreementError, Failure, Signature
 from narrowcast.collectives.runtime.aliasing import Extents, extents, overlap
 from narrowcast.collectives.runtime.messages import Exchange
-from narrowcast.collectives.runtime.streams import HOST, DeviceStream, StreamScope, Way, no_autocast
+from narrowcast.collectives.runtime.streams import HOST, NOTHING, DeviceStream, StreamScope, Way, no_autocast
 from narrowcast.collectives.runtime.watchdog import REMEMBERED, StartedCall, Watchdog
 from narrowcast.collectives.transports.base import Transport
 from narrowcast.collectives.transports.torch import TorchTransport, check_group
@@ -67,8 +66,8 @@ class ChannelCall:
 
     def perform(self, exchange: Exchange) -> None:
         """In whatever thread has the turn."""
-        mode = torch.inference_mode() if self.inference else nullcontext()
-        stream = self.work.scope.on_side_stream() if self.work.scope else nullcontext()
+        mode = torch.inference_mode() if self.inference else NOTHING
+        stream = self.work.scope.on_side_stream() if self.work.scope else NOTHING
         with mode, stream:
             self.run(exchange)
         self.work.sent_bytes = exchange.sent_bytes

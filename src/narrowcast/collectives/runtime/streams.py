@@ -9,11 +9,15 @@ through pinned host memory: the bytes of the wire, never the values.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
+
+NOTHING = nullcontext()
+"""For all that want none: it keeps nothing, and may be entered any number of times."""
 
 
 class Way(enum.Enum):
@@ -32,13 +36,18 @@ class DeviceStream:
         self.known: set[str] = set()
         """Signatures of calls that have run here: their ranks agree, and the device's backend is connected."""
 
+    def another(self) -> DeviceStream:
+        """Of the same device, kind and way, for what must not wait in line with this one."""
+        side = None if self.side is None else torch.cuda.Stream(self.device, priority=self.side.priority)
+        return type(self)(self.device, self.way, side)
+
     def pinned(self, nbytes: int) -> Tensor:
         """Host memory that the device copies to and from by itself."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.side is not None)
 
     def current(self) -> AbstractContextManager[object]:
         """Work goes to the side stream."""
-        return nullcontext() if self.side is None else torch.cuda.stream(self.side)
+        return NOTHING if self.side is None else torch.cuda.stream(self.side)
 
     def record(self) -> torch.cuda.Event | None:
         """What the current stream of this thread has been given so far."""
@@ -96,15 +105,17 @@ class StreamScope:
         self._done: torch.cuda.Event | None = None
         stream.keep(tensors)
 
-    @contextmanager
-    def on_side_stream(self) -> Iterator[None]:
+    def on_side_stream(self) -> SideStream:
         """In the thread that does the work."""
-        with self.stream.current():
-            self.stream.follow(self._ready)
-            try:
-                yield
-            finally:
-                self._done = self.stream.record()
+        return SideStream(self)
+
+    def begin(self) -> None:
+        """On the side stream, before the work."""
+        self.stream.follow(self._ready)
+
+    def end(self) -> None:
+        """On the side stream, after it."""
+        self._done = self.stream.record()
 
     def join(self) -> None:
         """The caller's stream waits for the call."""
@@ -114,6 +125,27 @@ class StreamScope:
         return self._done is None or self._done.query()
 
 
+class SideStream:
+    """The work of a scope. A class, since it stands around every call, and a generator costs several times as much."""
+
+    def __init__(self, scope: StreamScope) -> None:
+        self._scope, self._current = scope, scope.stream.current()
+
+    def __enter__(self) -> None:
+        self._current.__enter__()
+        try:
+            self._scope.begin()
+        except BaseException:
+            self._current.__exit__(None, None, None)
+            raise
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self._scope.end()
+        finally:
+            self._current.__exit__(*error)
+
+
 def no_autocast(device: str) -> AbstractContextManager[object]:
     """As it is in a thread of the channel: what the caller casts its own computation to changes no bit of a call."""
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else NOTHING

@@ -59,13 +59,18 @@ class Transport(Protocol):
         """Receive exactly `wire.numel()` bytes."""
 
     def carries(self, device: torch.device) -> bool:
-        """Whether `swap`, `all_to_all`, `all_gather`, `max_` and `sum_` take memory of this device."""
+        """Whether `swap`, `carry`, `all_to_all`, `all_gather`, `max_` and `sum_` take memory of this device."""
 
     def swap(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
         """Send and receive device memory, all at once; to `wait` is to let the current stream wait.
 
         Rounds happen one after another, after what the current stream has been given. There are no tags: messages
         between two ranks match by their order.
+        """
+
+    def carry(self, wire: Tensor, source: int, target: int) -> Pending:
+        """Device memory from one rank to another; both call. Those of one source and target follow each other in the
+        order in which each of the two calls, and wait for nothing else; the first may wait for the other rank.
         """
 
     def all_to_all(self, arriving: Tensor, leaving: Tensor) -> Pending:
@@ -147,6 +152,9 @@ class Subset(RowsBySwap):
 
     def swap(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
         return self._whole.swap(*([(wire, self._ranks[peer]) for wire, peer in part] for part in (sends, receives)))
+
+    def carry(self, wire: Tensor, source: int, target: int) -> Pending:
+        return self._whole.carry(wire, self._ranks[source], self._ranks[target])
 
     def max_(self, values: Tensor) -> None:
         raise NotImplementedError("a subset of ranks has no reductions of its own")

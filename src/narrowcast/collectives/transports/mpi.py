@@ -49,6 +49,9 @@ class MpiTransport(RowsBySwap):
     def swap(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
         raise NotImplementedError("MPI carries host memory alone here")
 
+    def carry(self, wire: Tensor, source: int, target: int) -> Pending:
+        raise NotImplementedError("MPI carries host memory alone here")
+
     def max_(self, values: Tensor) -> None:
         self._reduce(values, self._mpi.MAX)
 

@@ -55,6 +55,8 @@ class TorchTransport:
         self._backend: Any = dist.ProcessGroupGloo(meeting, self.rank, self.world, self._timeout)
         self._has_nccl, self._meeting = _has_nccl(chosen), meeting
         self._carrier: Any = None
+        self._lines: dict[tuple[int, int], Any] = {}
+        """Of device messages between two ranks, by source and target: NCCL does all of one connection in one order."""
         self._store: Any = dist.PrefixStore(prefix, _connection(chosen, store, "notes"))  # type: ignore[attr-defined]
         self._shared, self._asked = 0, 0
 
@@ -80,12 +82,24 @@ class TorchTransport:
         """Made at its first use; NCCL itself connects all ranks in the first call, which all take part in."""
         self._open()
         if self._carrier is None:
-            # what has arrived is summed, and what is summed sent on, before a computation that can wait
-            options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-            options._timeout = self._timeout
-            meeting = dist.PrefixStore("nccl", self._meeting)  # type: ignore[attr-defined]
-            self._carrier = dist.ProcessGroupNCCL(meeting, self.rank, self.world, options)
+            self._carrier = self._new_nccl("nccl", self.rank, self.world)
         return self._carrier
+
+    def _new_nccl(self, prefix: str, rank: int, world: int) -> Any:
+        # what has arrived is summed, and what is summed sent on, before a computation that can wait
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options._timeout = self._timeout
+        meeting = dist.PrefixStore(prefix, self._meeting)  # type: ignore[attr-defined]
+        return dist.ProcessGroupNCCL(meeting, rank, world, options)
+
+    def carry(self, wire: Tensor, source: int, target: int) -> Pending:
+        sends = source == self.rank
+        with backend_errors:
+            self._open()
+            if (source, target) not in self._lines:
+                self._lines[source, target] = self._new_nccl(f"nccl/{source}/{target}", int(not sends), 2)
+            line = self._lines[source, target]
+            return Message(line.send([wire], 1, 0) if sends else line.recv([wire], 0, 0))
 
     def swap(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Pending:
         with backend_errors:
@@ -190,18 +204,22 @@ class TorchTransport:
 
     def close(self) -> None:
         self._backend = None
-        carrier, self._carrier = self._carrier, None
-        if carrier is not None:
+        for carrier in self._carriers():
             carrier.shutdown()  # what is under way gets through first
+
+    def _carriers(self) -> list[Any]:
+        """All connections of NCCL, which are no longer ours."""
+        carriers = [*self._lines.values()] if self._carrier is None else [self._carrier, *self._lines.values()]
+        self._carrier, self._lines = None, {}
+        return carriers
 
     def give_up(self, note: str) -> dict[int, str]:
         notes: dict[int, str] = {}
         # the store may be gone, or its host may be stopped: then nobody can tell anything
         with contextlib.suppress(RuntimeError, TimeoutError):
             ask_within(lambda: self._leave(note), STORE_GRACE)
-        if self._carrier is not None:
-            self._carrier.abort()  # peers may never come
-            self._carrier = None
+        for carrier in self._carriers():
+            carrier.abort()  # peers may never come
         self.close()
         with contextlib.suppress(RuntimeError, TimeoutError):
             ask_within(lambda: self._collect(notes, time.monotonic() + NOTES_WAIT), STORE_GRACE)
