@@ -25,7 +25,7 @@ from narrowcast.collectives import (
     Work,
     start_low_rank,
 )
-from narrowcast.parallel.fsdp.layout import Sharded
+from narrowcast.parallel.fsdp.layout import Sharded, Unit
 from narrowcast.parallel.policy import GRADIENT
 from narrowcast.parallel.residuals import check_factors
 from narrowcast.parallel.stats import compressed_values
@@ -78,15 +78,22 @@ class WholeMatrix:
 
 
 def start_matrices(
-    state: FSDPState, seed: int, members: Sequence[Member], x: Tensor, reduction: Reduction, count: Count
+    state: FSDPState,
+    unit: Unit,
+    seed: int,
+    members: Sequence[Member],
+    x: Tensor,
+    reduction: Reduction,
+    count: Count,
 ) -> Callable[[Tensor], None]:
     """Start the sums of all that go by low rank, a call for each wire. What is returned waits for them, and fills the
     row of this rank.
     """
     world, by_codec = state.channel.world, dict[Codec, list[WholeMatrix]]()
     for member in members:
-        length = member.part[1] - member.part[0]
-        rows = state.residuals([member.tensor.name], [length], x[: world * length]) if member.codec.feedback else None
+        name, length, rows = member.tensor.name, member.part[1] - member.part[0], None
+        if member.codec.feedback:
+            rows = state.residuals(unit, [name], [length], x[: world * length])
         by_codec.setdefault(member.codec, []).append(WholeMatrix.of(member, x.view(world, -1), rows))
     started: list[tuple[list[WholeMatrix], Work]] = []
     for number, (codec, wholes) in enumerate(by_codec.items()):

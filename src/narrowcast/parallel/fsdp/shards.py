@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -211,11 +212,17 @@ class FSDPState:
             info = policy.TensorInfo(tensor.name, tensor.shape, unit.reduce_dtype)
             self._watch.look(info, tensor.whole(x_WL[:, low:high]), self.step, "local")
 
-    def residuals(self, names: Sequence[str], lengths: Sequence[int], x: Tensor) -> Residuals:
-        """This rank's residuals of the rows of a reduce-scatter, kept by parameter and row."""
+    def residuals(self, unit: Unit, names: Sequence[str], lengths: Sequence[int], x: Tensor) -> Residuals:
+        """This rank's residuals of the rows of a reduce-scatter, kept by parameter and row, in units of a gradient."""
         world = self.channel.world
         keys = tuple(_key(row, name) for row in range(world) for name in names)
-        return self.row_residuals.residuals(keys, x.split(list(lengths) * world))
+        kept = self.row_residuals.residuals(keys, x.split(list(lengths) * world))
+        return replace(kept, unit=kept.unit / unit.divisor)
+
+    def residuals_between(self, unit: Unit, names: tuple[str, ...], parts: Sequence[Tensor]) -> Residuals:
+        """Of an all-reduce between replicas, whose values are reduced already; kept by parameter, in the same units."""
+        kept = self.replica_residuals.residuals(names, parts)
+        return replace(kept, unit=kept.unit * unit.gain)
 
     def sample(self, names: Sequence[str], x: Tensor, plan: Rows) -> None:
         """What the codecs would lose on these gradients, tensor by tensor; it takes time, so it is off by default."""
@@ -277,11 +284,11 @@ class FSDPState:
     def state_dict(self) -> dict[str, Tensor]:
         """The mean of all ranks' residuals, sharded as the parameters are, and the factors of low rank (collective)."""
         rows, between = self.row_residuals.by_parameter(), self.replica_residuals.by_parameter()
-        residuals = {t.name: _as_shard(t, self._mean(unit, t, rows, between)) for unit, t in self.with_residuals()}
+        residuals = {t.name: _as_shard(t, self._mean(t, rows, between)) for _, t in self.with_residuals()}
         return residuals | factors_of(self)
 
-    def _mean(self, unit: Unit, tensor: Sharded, rows: Mapping[str, Tensor], between: Mapping[str, Tensor]) -> Tensor:
-        """This rank's part, in units of a rank's gradient. A residual between replicas was reduced already."""
+    def _mean(self, tensor: Sharded, rows: Mapping[str, Tensor], between: Mapping[str, Tensor]) -> Tensor:
+        """This rank's part, in units of a rank's gradient."""
         world = self.channel.world
         part = tensor.part(world)
         nothing = torch.zeros(part, dtype=torch.float32)
@@ -295,7 +302,7 @@ class FSDPState:
 
         self.channel.submit(signature, job).wait()
         if self.replicas is not None:
-            total += between.get(tensor.name, nothing).cpu() / unit.gain
+            total += between.get(tensor.name, nothing).cpu()
             all_reduce(total, "fp32", dist.ReduceOp.AVG, channel=self.replicas.called("state_dict"))
         return total
 
