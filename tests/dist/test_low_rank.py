@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 from dist.models import error_of
 from dist.pool import Pool
+from dist.shards import mesh_of
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -165,6 +167,70 @@ def test_ranks_that_start_from_unlike_factors_find_out(pool: Pool, how: str) -> 
     for text in pool.run(2, unlike_factors, how):
         assert "ranks disagree about this call, so nothing was sent" in text
         assert "factors=" in text
+
+
+def other_factors(group: dist.ProcessGroup, how: str) -> list[str]:
+    """A rank that loads another state than the others, or none; and one where a bit turned."""
+    model, said = DDP(mlp(), process_group=group), []
+    handle = nc.attach(model, "bf16+rank4+ef", min_values=300)
+    model(torch.ones(4, 64)).sum().backward()
+    said.append(error_of(handle.check_ranks))
+    state = handle.state_dict()
+    if dist.get_rank(group) == 1:
+        if how == "bit":
+            handle._state.factors._kept["2.weight"].vectors[3, 7] += 1.0
+        else:
+            handle.load_state_dict({key: value for key, value in state.items() if not key.endswith("factor")})
+    said.append(error_of(handle.check_ranks))
+    handle.detach()
+    return said
+
+
+@pytest.mark.parametrize("how", ["bit", "none"])
+def test_check_ranks_names_those_whose_factors_differ(pool: Pool, how: str) -> None:
+    for before, after in pool.run(3, other_factors, how):
+        assert before == ""
+        assert after == (
+            "RuntimeError: check_ranks: the kept factors of low rank of ranks [1] differ from those of rank 0"
+        )
+
+
+class TwoMatrices(nn.Module):
+    """Of which one may be transposed, and a vector; the gradients are those given."""
+
+    def __init__(self, transposed: bool) -> None:
+        super().__init__()
+        b = torch.zeros(40, 50).t()
+        self.a, self.b = nn.Parameter(torch.zeros(60, 45)), nn.Parameter(b if transposed else b.contiguous())
+        self.c = nn.Parameter(torch.zeros(333))
+
+    def forward(self, given: dict[str, Tensor]) -> Tensor:
+        return sum((p * given[name]).sum() for name, p in self.named_parameters())
+
+
+def sampled(group: dist.ProcessGroup) -> tuple[dict[str, nc.ErrorReport], dict[str, nc.ErrorReport]]:
+    """What a handle of DDP samples, and one of FSDP2."""
+    draw, found = torch.Generator().manual_seed(dist.get_rank(group)), []
+    given = {name: torch.randn(p.shape, generator=draw) for name, p in TwoMatrices(False).named_parameters()}
+    for model in (DDP(TwoMatrices(True), process_group=group), fully_shard(TwoMatrices(False), mesh=mesh_of(group))):
+        handle = nc.attach(model, "bf16+rank4+ef", min_values=1, sample_every=2)
+        model(given).backward()
+        found.append(handle.errors())
+        handle.detach()
+    return found[0], found[1]
+
+
+def test_the_errors_of_low_rank_are_sampled(pool: Pool) -> None:
+    for rank, kinds in enumerate(pool.run(2, sampled)):
+        for errors in kinds:
+            assert [errors[name].codec for name in "abc"] == ["bf16+rank4+ef", "bf16+rank4+ef", "bf16+ef"]
+            draw = torch.Generator().manual_seed(rank)
+            x = torch.randn(60, 45, generator=draw)
+            expected = nc.error_report(x, "bf16+rank4+ef").relative_error
+            # another start, which after some calls leads to about the same
+            assert errors["a"].relative_error == pytest.approx(expected, rel=0.02)
+            assert errors["a"].nbytes == nc.error_report(x, "bf16+rank4+ef").nbytes
+            assert 0.5 < errors["b"].relative_error < 0.95
 
 
 def vectors_kept(group: dist.ProcessGroup) -> tuple[float, float]:

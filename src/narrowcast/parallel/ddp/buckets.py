@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from narrowcast.collectives import Matrix
+from narrowcast.codecs import Matrix
 from narrowcast.parallel import private
 from narrowcast.parallel.ddp import torch_parts
 from narrowcast.parallel.policy import CodecChoice

@@ -173,7 +173,8 @@ class Gradients(_Comm, ReduceScatter):
         lengths = [member.tensor.part(world) for member in members]
         plan = self._rows(GRADIENT, lengths, codecs, x.dtype)
         residuals = state.residuals(self.unit, names, lengths, x) if any(codec.feedback for codec in codecs) else None
-        state.sample(names, x, plan)
+        for name, codec, (low, high) in zip(names, codecs, segment_ranges(lengths), strict=True):
+            state.sample(name, x.view(world, -1)[:, low:high], codec)
 
         def job(exchange: Exchange) -> None:
             exact = sharded_rows.reduce_scatter(plan, exchange, x, reduction, residuals)

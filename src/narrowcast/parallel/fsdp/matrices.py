@@ -12,19 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from narrowcast.codecs import Codec
-from narrowcast.collectives import (
-    KeptFactors,
-    LowRankCall,
-    LowRankReduce,
-    Matrix,
-    Range,
-    Reduction,
-    Residuals,
-    Times,
-    Work,
-    start_low_rank,
-)
+from narrowcast.codecs import Codec, KeptFactors, Matrix
+from narrowcast.collectives import LowRankCall, LowRankReduce, Range, Reduction, Residuals, Times, Work, start_low_rank
 from narrowcast.parallel.fsdp.layout import Sharded, Unit
 from narrowcast.parallel.policy import GRADIENT
 from narrowcast.parallel.residuals import check_factors
@@ -94,7 +83,9 @@ def start_matrices(
         name, length, rows = member.tensor.name, member.part[1] - member.part[0], None
         if member.codec.feedback:
             rows = state.residuals(unit, [name], [length], x[: world * length])
-        by_codec.setdefault(member.codec, []).append(WholeMatrix.of(member, x.view(world, -1), rows))
+        whole = WholeMatrix.of(member, x.view(world, -1), rows)
+        state.sample(name, whole.values, member.codec)
+        by_codec.setdefault(member.codec, []).append(whole)
     started: list[tuple[list[WholeMatrix], Work]] = []
     for number, (codec, wholes) in enumerate(by_codec.items()):
         times, step = Times(), (state.step, number)

@@ -11,17 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from narrowcast.codecs import Codec, KeptFactors
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives import (
-    Channel,
-    Exchange,
-    KeptFactors,
-    Reduction,
-    Residuals,
-    TorchTransport,
-    all_reduce,
-    segment_ranges,
-)
+from narrowcast.collectives import Channel, Exchange, Reduction, Residuals, TorchTransport, all_reduce, segment_ranges
 from narrowcast.parallel import policy, scaling
 from narrowcast.parallel.fsdp import layout, optimizer_check
 from narrowcast.parallel.fsdp.comm import BETWEEN, Between, Gradients, Parameters, check_parameters
@@ -224,13 +216,9 @@ class FSDPState:
         kept = self.replica_residuals.residuals(names, parts)
         return replace(kept, unit=kept.unit * unit.gain)
 
-    def sample(self, names: Sequence[str], x: Tensor, plan: Rows) -> None:
-        """What the codecs would lose on these gradients, tensor by tensor; it takes time, so it is off by default."""
-        if not self.sample_every or self.step % self.sample_every:
-            return
-        x_WL = x.view(self.channel.world, -1)
-        for name, codec, (low, high) in zip(names, plan.codecs, segment_ranges(plan.lengths), strict=True):
-            gradient = x_WL[:, low:high].reshape(-1)
+    def sample(self, name: str, gradient: Tensor, codec: Codec) -> None:
+        """What a codec would lose on this gradient; it takes time, so it is off by default."""
+        if self.sample_every and self.step % self.sample_every == 0:
             self.stats[GRADIENT].sample(name, gradient, codec, seed=self.seed, rank=self.channel.rank, step=self.step)
 
     def install(self) -> None:
