@@ -20,6 +20,7 @@ import narrowcast as nc
 from narrowcast import data
 from narrowcast.parallel import Wires
 from narrowcast.predict import Cluster, Device, Level, Profile, Setup, Sweep, TensorTime
+from narrowcast.predict.profile import profile
 
 STEPS, LATE, RANK = 60, 50, 4
 
@@ -125,6 +126,42 @@ def sent_bytes(group: dist.ProcessGroup, spec: str) -> tuple[float, Profile]:
 @pytest.mark.parametrize("spec", ["bf16+rank4+ef", "int8/256+rank4+ef", "fp32+acp4+ef", "fp32+rank2", "int4/64+rank8"])
 def test_the_predicted_bytes_are_those_that_ranks_send(pool: Pool, spec: str) -> None:
     found = pool.run(2, sent_bytes, spec)
+    place = Cluster("place", (Level("link", 0, 1.0, 1.0),), Device("cpu", memory_gbyte=10.0))
+    predicted = Sweep(found[0][1], place, draws=0).steps.predict(Setup(2, spec, min_values=100))
+    assert sum(sent for sent, _ in found) / 2 == predicted.bytes_sent
+
+
+class Strided(nn.Module):
+    """Of each of these the memory is another matrix than the indices, and rank 4 pays for one of the two at times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shapes = {"few_rows": (torch.zeros(2, 90, 90), (1, 0, 2)), "many_rows": (torch.zeros(90, 2, 90), (1, 0, 2))}
+        shapes |= {
+            "channels_last": (torch.zeros(40, 5, 5, 30), (0, 3, 1, 2)),
+            "transposed": (torch.zeros(200, 70), (1, 0)),
+        }
+        for name, (made, order) in shapes.items():
+            self.register_parameter(name, nn.Parameter(made.permute(order)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum(p.square().sum() for p in self.parameters()) + x.sum()
+
+
+def strided_bytes(group: dist.ProcessGroup, spec: str) -> tuple[float, Profile]:
+    profiled = profile(Strided(), torch.ones(2, 3), name="strided", steps=2)
+    model = DDP(Strided(), process_group=group)
+    handle, counts = nc.attach(model, spec, min_values=100), []
+    for _ in range(3):
+        model(torch.ones(2, 3)).backward()
+        counts.append(handle.stats()["sent_bytes"])
+    handle.detach()
+    return counts[-1] - counts[-2], profiled
+
+
+@pytest.mark.parametrize("spec", ["bf16+rank4+ef", "fp32+rank2", "int8/64+rank1"])
+def test_the_predicted_bytes_of_permuted_parameters_are_those_sent(pool: Pool, spec: str) -> None:
+    found = pool.run(2, strided_bytes, spec)
     place = Cluster("place", (Level("link", 0, 1.0, 1.0),), Device("cpu", memory_gbyte=10.0))
     predicted = Sweep(found[0][1], place, draws=0).steps.predict(Setup(2, spec, min_values=100))
     assert sum(sent for sent, _ in found) / 2 == predicted.bytes_sent

@@ -154,19 +154,17 @@ class DDPState:
             return policy.CodecChoice(policy.AS_IS, "has sparse gradients, which DDP's own all-reduce adds")
         if parameter.dtype not in FLOATS:
             return policy.CodecChoice(policy.AS_IS, f"is {parameter.dtype}; codecs take 16- and 32-bit floats")
-        return buckets.by_memory(policy.choose(self.policy, self._info(name), self.step, self.min_values), parameter)
+        return policy.choose(self.policy, self._info(name), self.step, self.min_values)
 
     def _info(self, name: str) -> policy.TensorInfo:
-        parameter = self.reduced[name]
-        return policy.TensorInfo(name, tuple(parameter.shape), parameter.dtype)
+        return buckets.info_of(name, self.reduced[name])
 
     def rows(self) -> list[TensorRow]:
         """Every parameter: its wire, or why it stays as it is."""
         rows: list[TensorRow] = []
         for name, p in self.parameters.items():
             choice = self.choice(name, p)
-            shape = tuple(buckets.matrix_of(p)) if choice.codec.rank else p.shape
-            row = TensorRow.of(name, p.numel(), choice, p.dtype, shape=shape)
+            row = TensorRow.of(name, p.numel(), choice, p.dtype, shape=self._info(name).sent_shape)
             rows += self.levels.rows(row, choice, p.dtype)
         return rows
 
