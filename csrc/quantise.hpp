@@ -25,10 +25,15 @@ static inline VF scaled(const Unscaled& values, int i) {
   return load<VF>(values.x + i) * values.inverse[unsigned(i) / GROUP];
 }
 
-// Asks for what the next chunk will read, while this one is computed: to the second level, since the first has no room.
-static inline void fetch_ahead(const Unscaled& values, int i, int count) {
+// Asks memory for values that will be read, wherever they are: to the second level, since the first has no room.
+static inline void fetch(const float* x, int count) {
   constexpr int LINE = 64 / sizeof(float), SECOND_LEVEL = 2;
-  for (int at = i; at < i + count; at += LINE) __builtin_prefetch(values.x + values.count + at, 0, SECOND_LEVEL);
+  for (int at = 0; at < count; at += LINE) __builtin_prefetch(x + at, 0, SECOND_LEVEL);
+}
+
+// What the next chunk will read, while this one is computed.
+static inline void fetch_ahead(const Unscaled& values, int i, int count) {
+  fetch(values.x + values.count + i, count);
 }
 
 // Four vectors at a time, since that is how lanes become bytes.

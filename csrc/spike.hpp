@@ -33,16 +33,28 @@ static void find_spikes(const float* x, int vectors, int k, SpikeBuffers& buffer
   }
 }
 
-// The k-th largest lane.
-static inline int32_t kth_lane(VI lanes, int k) {
-  VI number;
-  for (int i = 0; i < LANES; i++) number[i] = i;
-  for (; k > 1; k--) {
-    const VI largest = lanes == all<VI>(int32_t(largest_lane(lanes)));
-    lanes = number == all<VI>(int32_t(__builtin_ctz(lane_bits(largest)))) ? all<VI>(-1) : lanes;
+// Of each lane the two largest numbers that came by.
+struct TwoLargest {
+  VI first = all<VI>(-1), second = all<VI>(-1);
+
+  void add(VI number) {
+    second = max(second, min(first, number));
+    first = max(first, number);
   }
-  return largest_lane(lanes);
-}
+
+  // The k-th largest of all of them, which at least k of the numbers reach.
+  int32_t kth(int k) const {
+    VI lane, here = first, next = second;
+    for (int i = 0; i < LANES; i++) lane[i] = i;
+    for (; k > 1; k--) {
+      const VI largest = here == all<VI>(int32_t(largest_lane(here)));
+      const VI taken = lane == all<VI>(int32_t(__builtin_ctz(lane_bits(largest))));
+      here = taken ? next : here;
+      next = taken ? all<VI>(-1) : next;
+    }
+    return largest_lane(here);
+  }
+};
 
 // The places of exactly k bits of two words, in order, without a branch that depends on where they are.
 static inline void places_of(uint64_t low, uint64_t high, int k, int32_t* place) {
@@ -54,10 +66,10 @@ static inline void places_of(uint64_t low, uint64_t high, int k, int32_t* place)
   }
 }
 
-// The same where exactly k values reach the k-th of the lanes' largest ones, which is most often so where k is small;
+// The same where exactly k values reach the k-th of the lanes' largest ones, which where k is small is so but for ties;
 // else false, and `place` holds anything. Nothing in it depends on the values but that.
-static inline bool find_few_spikes(const float* x, int vectors, int k, VI top, int32_t* place) {
-  const VI least = all<VI>(kth_lane(top, k));
+static inline bool find_few_spikes(const float* x, int vectors, int k, const TwoLargest& top, int32_t* place) {
+  const VI least = all<VI>(top.kth(k));
   if (vectors == 2 * PER_WORD) {
     const uint64_t low = reached_bits(x, PER_WORD, least), high = reached_bits(x + 64, PER_WORD, least);
     if (__builtin_popcountll(low) + __builtin_popcountll(high) != k) return false;
@@ -96,9 +108,9 @@ struct Spike {
   void forward(const float* x, int m, float* kept, uint8_t* side, Buffers& buffers) const {
     constexpr int FEW = 4;
     const int vectors = round_up(m) / LANES, k = spikes(m);
-    VI top = all<VI>(-1);
+    TwoLargest top;
     for (int v = 0; v < vectors; v++) {
-      top = max(top, magnitude_at(x, v));
+      top.add(magnitude_at(x, v));
       store(kept + v * LANES, load<VF>(x + v * LANES));
     }
     int32_t place[MAX_SPIKES];

@@ -58,6 +58,8 @@ class Tiles {
     float* kept = buffers.kept;
     uint8_t* side = wire.side + span.side_begin;
     each_block(span, [&](int64_t at, int m) {
+      // of the next tile: the encoding of this one leaves memory nothing to do
+      fetch(x + step() + at, m);
       transform.forward(x + at, m, kept, side, buffers.own);
       kept += transform.count(m);
       side += transform.side_bytes(m);

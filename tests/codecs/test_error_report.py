@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import narrowcast as nc
+from narrowcast.codecs import low_rank_specs
 
 
 def test_every_number_of_a_small_case() -> None:
@@ -93,3 +94,26 @@ def test_a_bit_more_is_six_decibels_more() -> None:
     ratios = [nc.error_report(x, f"int{bits}/4096").snr_db for bits in range(3, 9)]
     for fewer, more in itertools.pairwise(ratios):
         assert more - fewer == pytest.approx(20 * math.log10(2), abs=1.5)
+
+
+@pytest.mark.parametrize("spec", low_rank_specs())
+def test_low_rank_is_reported_as_others_are(spec: str) -> None:
+    codec, draw = nc.codec(spec), torch.Generator().manual_seed(0)
+    near = torch.randn(64, codec.rank, generator=draw) @ torch.randn(codec.rank, 5 * 16, generator=draw)
+    x = (near + 0.01 * torch.randn(64, 80, generator=draw)).view(64, 5, 16)
+    report = nc.error_report(x, spec)
+    assert (report.codec, report.values) == (spec, x.numel())
+    assert 8 * report.nbytes / x.numel() == pytest.approx(codec.bits_for(x.shape), rel=0.1)
+    assert report.relative_error < 0.05  # one call alone, from a random factor, brings a third of that signal
+    assert report == nc.error_report(x, spec), "the same bits each time"
+    bad = x.clone()
+    bad[3, 2, 1] = math.inf
+    assert nc.error_report(bad, spec).nonfinite_out == 1.0
+    zeros = nc.error_report(torch.zeros(20, 30), spec)
+    assert (zeros.snr_db, zeros.relative_error) == (math.inf, 0.0)
+
+
+@pytest.mark.parametrize("x", [torch.zeros(100), torch.tensor(1.0), torch.zeros(0, 3)], ids=["flat", "scalar", "empty"])
+def test_low_rank_of_what_is_no_matrix_says_so(x: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"low rank is for matrices, got values of shape .*; give a tensor of two"):
+        nc.error_report(x, "bf16+rank4+ef")

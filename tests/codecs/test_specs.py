@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import narrowcast as nc
 from narrowcast.codecs import all_specs
-from narrowcast.codecs.spec import OPTIONS, parse
+from narrowcast.codecs.spec import OPTIONS, Option, parse
 
 DESIGN = [
     *(
@@ -191,10 +191,12 @@ WRONG = {
     "sign/64+spike2": ("whose scale follows from the largest value", "for example int4/128"),
     "uint8/512+spike2": ("whose scale follows from the largest value", "for example int4/128"),
     "qsgd4/512+spike2+l2": ("whose scale follows from the largest value",),
-    "mxfp4+top32": ("+top needs a block size", "for example int2/4096+top64"),
-    "int8+mstop16": ("+mstop needs a block size", "for example int2/4096+mstop64"),
-    "int8@1+top16": ("leave out @SCALE",),
-    "e5m2+aps+top16": ("leave out @SCALE and +aps",),
+    "mxfp4+top32": ("+top needs a block size", "for example mxfp4/4096+top32"),
+    "int8+mstop16": ("+mstop needs a block size", "for example int8/4096+mstop16"),
+    "int8@1+top16": ("write /BLOCK instead of @SCALE", "for example int8/4096+top16"),
+    "e5m2+aps+top16": ("write /BLOCK instead of @SCALE and +aps", "for example e5m2/4096+top16"),
+    "nvfp4+top17": ("+top needs a block size", "for example int2/4096+top64"),
+    "int8/256+top300": ("keeps less than the block; give a number below 256", "for example int8/4096+top64"),
     "mxfp4/64+top16": ("K is a multiple of 32, which share a scale", "got 16"),
     "int4/64+top9": ("K is a multiple of 16, so that each block ends on a byte", "got 9"),
     "zzz": ("unknown format 'zzz'", "`narrowcast codecs`"),
@@ -218,6 +220,45 @@ def test_what_an_error_gives_as_an_example_is_a_spec(spec: str) -> None:
         nc.codec(spec)
     for example in re.findall(r"for example ([^\s;,]+)", str(caught.value)):
         nc.codec(example.rstrip("."))
+
+
+HEADS = sorted({re.split(r"[/@+]", spec)[0] for spec in all_specs()})
+TRANSFORMS = [option for option in OPTIONS.values() if option.transforms]
+
+
+def corrected(spec: str, message: str) -> str:
+    """What a reader writes who does as the message says."""
+    if examples := re.findall(r"for example ([^\s;,]+)", message):
+        return examples[0]
+    if multiple := re.search(r"K is a multiple of (\d+)", message):
+        return re.sub(r"(top)\d+", rf"\g<1>{multiple[1]}", spec)
+    if other := re.search(r"; (?:take|write) ([a-z0-9]+)(?: or [a-z0-9]+| instead of [a-z-]+)?$", message):
+        return re.sub(r"^[^/@+]+", other[1], spec)
+    if larger := re.search(r"(?:give a BLOCK of up to|a power of two from) (\d+)", message):
+        return re.sub(r"/\d+", f"/{larger[1]}", spec)
+    if re.search(r"takes no /BLOCK; leave it out$", message):
+        return re.sub(r"/\d+", "", spec)
+    if re.search(r"takes no @SCALE; leave it out$", message):
+        return re.sub(r"@[\d.]+", "", spec)
+    raise AssertionError(f"{spec}: no advice in {message!r}")
+
+
+@pytest.mark.parametrize("option", TRANSFORMS, ids=lambda option: option.name)
+def test_who_follows_the_advice_of_an_error_has_a_codec(option: Option) -> None:
+    """Of each format with each option that transforms, whatever is written between them."""
+    written = f"+{option.name}{option.example if option.number else ''}"
+    for spec in (head + middle + written for head in HEADS for middle in ("", "/16", "/128", "/8192", "@1")):
+        text = spec
+        for _ in range(4):
+            try:
+                codec = nc.codec(text)
+            except ValueError as error:
+                text = corrected(text, str(error))
+            else:
+                break
+        else:
+            pytest.fail(f"{spec}: after four corrections {text} is none yet")
+        assert option.name in str(codec), (spec, text)
 
 
 @pytest.mark.parametrize("value", [None, 8, b"int8", ["int8"]])

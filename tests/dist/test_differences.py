@@ -180,7 +180,7 @@ def tampered(group: dist.ProcessGroup) -> None:
 
 def test_check_ranks_notices_ranks_that_have_decoded_other_weights(pool: Pool) -> None:
     for outcome in pool.outcomes(2, tampered):
-        assert outcome.error == "RuntimeError: check_ranks: the parameters of ranks [1] differ from those of 0"
+        assert outcome.error == "RuntimeError: check_ranks: the parameters of ranks [1] differ from those of rank 0"
 
 
 def poisoned(group: dist.ProcessGroup) -> list[bool]:

@@ -44,6 +44,9 @@ def test_the_cases_cover_the_product() -> None:
     for kind in KINDS:
         for what, of in {**happens, **({} if kind == "local" else with_gradients)}.items():
             assert sum(bool(of(case)) for case in cases if case.kind == kind) > 1, f"{kind}: {what}"
+    changed = [case.reduce for case in cases if len(set(case.reduce)) > 1]
+    assert any("float16" in pair for pair in changed), changed
+    assert sum("float16" in case.reduce for case in cases) > 5
     inners = [case.inner for case in cases if case.inner is not None]
     assert len(set(inners)) > 5
     assert sum(nc.codec(inner).feedback for inner in inners) > 10

@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 from dist.models import error_of
 from dist.pool import Pool
+from dist.shards import mesh_of
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -18,6 +20,7 @@ import narrowcast as nc
 from narrowcast import data
 from narrowcast.parallel import Wires
 from narrowcast.predict import Cluster, Device, Level, Profile, Setup, Sweep, TensorTime
+from narrowcast.predict.profile import profile
 
 STEPS, LATE, RANK = 60, 50, 4
 
@@ -128,6 +131,42 @@ def test_the_predicted_bytes_are_those_that_ranks_send(pool: Pool, spec: str) ->
     assert sum(sent for sent, _ in found) / 2 == predicted.bytes_sent
 
 
+class Strided(nn.Module):
+    """Of each of these the memory is another matrix than the indices, and rank 4 pays for one of the two at times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shapes = {"few_rows": (torch.zeros(2, 90, 90), (1, 0, 2)), "many_rows": (torch.zeros(90, 2, 90), (1, 0, 2))}
+        shapes |= {
+            "channels_last": (torch.zeros(40, 5, 5, 30), (0, 3, 1, 2)),
+            "transposed": (torch.zeros(200, 70), (1, 0)),
+        }
+        for name, (made, order) in shapes.items():
+            self.register_parameter(name, nn.Parameter(made.permute(order)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum(p.square().sum() for p in self.parameters()) + x.sum()
+
+
+def strided_bytes(group: dist.ProcessGroup, spec: str) -> tuple[float, Profile]:
+    profiled = profile(Strided(), torch.ones(2, 3), name="strided", steps=2)
+    model = DDP(Strided(), process_group=group)
+    handle, counts = nc.attach(model, spec, min_values=100), []
+    for _ in range(3):
+        model(torch.ones(2, 3)).backward()
+        counts.append(handle.stats()["sent_bytes"])
+    handle.detach()
+    return counts[-1] - counts[-2], profiled
+
+
+@pytest.mark.parametrize("spec", ["bf16+rank4+ef", "fp32+rank2", "int8/64+rank1"])
+def test_the_predicted_bytes_of_permuted_parameters_are_those_sent(pool: Pool, spec: str) -> None:
+    found = pool.run(2, strided_bytes, spec)
+    place = Cluster("place", (Level("link", 0, 1.0, 1.0),), Device("cpu", memory_gbyte=10.0))
+    predicted = Sweep(found[0][1], place, draws=0).steps.predict(Setup(2, spec, min_values=100))
+    assert sum(sent for sent, _ in found) / 2 == predicted.bytes_sent
+
+
 class Weight(nn.Module):
     """A parameter that lies in memory by columns; its gradient is of rank one, the same on every rank."""
 
@@ -165,6 +204,70 @@ def test_ranks_that_start_from_unlike_factors_find_out(pool: Pool, how: str) -> 
     for text in pool.run(2, unlike_factors, how):
         assert "ranks disagree about this call, so nothing was sent" in text
         assert "factors=" in text
+
+
+def other_factors(group: dist.ProcessGroup, how: str) -> list[str]:
+    """A rank that loads another state than the others, or none; and one where a bit turned."""
+    model, said = DDP(mlp(), process_group=group), []
+    handle = nc.attach(model, "bf16+rank4+ef", min_values=300)
+    model(torch.ones(4, 64)).sum().backward()
+    said.append(error_of(handle.check_ranks))
+    state = handle.state_dict()
+    if dist.get_rank(group) == 1:
+        if how == "bit":
+            handle._state.factors._kept["2.weight"].vectors[3, 7] += 1.0
+        else:
+            handle.load_state_dict({key: value for key, value in state.items() if not key.endswith("factor")})
+    said.append(error_of(handle.check_ranks))
+    handle.detach()
+    return said
+
+
+@pytest.mark.parametrize("how", ["bit", "none"])
+def test_check_ranks_names_those_whose_factors_differ(pool: Pool, how: str) -> None:
+    for before, after in pool.run(3, other_factors, how):
+        assert before == ""
+        assert after == (
+            "RuntimeError: check_ranks: the kept factors of low rank of ranks [1] differ from those of rank 0"
+        )
+
+
+class TwoMatrices(nn.Module):
+    """Of which one may be transposed, and a vector; the gradients are those given."""
+
+    def __init__(self, transposed: bool) -> None:
+        super().__init__()
+        b = torch.zeros(40, 50).t()
+        self.a, self.b = nn.Parameter(torch.zeros(60, 45)), nn.Parameter(b if transposed else b.contiguous())
+        self.c = nn.Parameter(torch.zeros(333))
+
+    def forward(self, given: dict[str, Tensor]) -> Tensor:
+        return sum((p * given[name]).sum() for name, p in self.named_parameters())
+
+
+def sampled(group: dist.ProcessGroup) -> tuple[dict[str, nc.ErrorReport], dict[str, nc.ErrorReport]]:
+    """What a handle of DDP samples, and one of FSDP2."""
+    draw, found = torch.Generator().manual_seed(dist.get_rank(group)), []
+    given = {name: torch.randn(p.shape, generator=draw) for name, p in TwoMatrices(False).named_parameters()}
+    for model in (DDP(TwoMatrices(True), process_group=group), fully_shard(TwoMatrices(False), mesh=mesh_of(group))):
+        handle = nc.attach(model, "bf16+rank4+ef", min_values=1, sample_every=2)
+        model(given).backward()
+        found.append(handle.errors())
+        handle.detach()
+    return found[0], found[1]
+
+
+def test_the_errors_of_low_rank_are_sampled(pool: Pool) -> None:
+    for rank, kinds in enumerate(pool.run(2, sampled)):
+        for errors in kinds:
+            assert [errors[name].codec for name in "abc"] == ["bf16+rank4+ef", "bf16+rank4+ef", "bf16+ef"]
+            draw = torch.Generator().manual_seed(rank)
+            x = torch.randn(60, 45, generator=draw)
+            expected = nc.error_report(x, "bf16+rank4+ef").relative_error
+            # another start, which after some calls leads to about the same
+            assert errors["a"].relative_error == pytest.approx(expected, rel=0.02)
+            assert errors["a"].nbytes == nc.error_report(x, "bf16+rank4+ef").nbytes
+            assert 0.5 < errors["b"].relative_error < 0.95
 
 
 def vectors_kept(group: dist.ProcessGroup) -> tuple[float, float]:

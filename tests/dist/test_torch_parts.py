@@ -167,7 +167,7 @@ def test_what_join_brings_is_looked_for_in_join() -> None:
 
 CLASSES = {
     "_fsdp_api": ("AllGather", "ReduceScatter"),
-    "_fsdp_collectives": ("DefaultAllGather", "DefaultReduceScatter"),
+    "_fsdp_collectives": ("DefaultAllGather", "DefaultReduceScatter", "_get_gradient_divide_factors"),
     "_fsdp_common": ("DDPMeshInfo", "FSDPMeshInfo", "HSDPMeshInfo"),
 }
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import narrowcast as nc
-from narrowcast.collectives import Matrix
+from narrowcast.codecs import Matrix
 from narrowcast.predict import cluster, low_rank, model, zoo
 from narrowcast.predict.advice import advise, gradient_error
 from narrowcast.predict.cluster import Cluster, CodecSpeed, Device, Level

@@ -116,6 +116,7 @@ def test_jobs_go_seed_by_seed() -> None:
 
 def line(wire: str, seed: int, score: float | None, model: str = "davidnet") -> dict[str, object]:
     facts = {"parameters": 6_500_000, "workers": 4, "steps": 970, "where": "a machine", "bits": 32.0, "tiny": False}
+    facts |= {"length": 10.0, "batch": 128}
     return {"model": model, "wire": wire, "seed": seed, "score": score, **facts}
 
 
@@ -165,10 +166,17 @@ def test_tests_of_several_wires_are_corrected() -> None:
     assert all("| 0.010 | 0.020 | equal" in row for row in page.convergence_text(lines).splitlines()[-2:])
 
 
-def test_runs_of_several_settings_are_no_twins() -> None:
-    lines = [line("fp32", 0, 90.0), line("int8/256", 0, 90.0), line("int8/256", 1, 10.0) | {"steps": 60}]
-    with pytest.raises(ValueError, match=r"several settings are no twins .*steps 60, .*; steps 970"):
+@pytest.mark.parametrize("key, other", [("length", 12.0), ("where", "a GPU"), ("batch", 64), ("parameters", 7)])
+def test_runs_of_several_settings_are_no_twins(key: str, other: object) -> None:
+    lines = [line("fp32", 0, 90.0), line("int8/256", 0, 90.0), line("int8/256", 1, 10.0) | {key: other}]
+    with pytest.raises(ValueError, match=rf"several settings are no twins .*{key} {other}"):
         page.convergence_text(lines)
+
+
+def test_a_run_that_lost_its_numbers_is_a_twin_all_the_same() -> None:
+    days = [{"where": f"a machine, 2026-11-1{day}"} for day in (6, 7)]
+    lines = [line("fp32", 0, 90.0) | days[0], line("int2/64", 0, None) | days[1] | {"steps": 60}]
+    assert "1 of 1 runs lost their numbers" in page.convergence_text(lines)
 
 
 def test_errors_are_those_of_the_mean_by_kind() -> None:

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 import narrowcast as nc
-from narrowcast.codecs import Law, low_rank_specs
-from narrowcast.collectives import KeptFactors, Matrix
+from narrowcast.codecs import KeptFactors, Law, Matrix, low_rank_specs
 from narrowcast.simulate import World
 
 WORLD, STEPS = 3, 6

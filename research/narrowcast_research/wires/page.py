@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -40,8 +41,10 @@ SHOWN = ("int4/128", "int4/128+rot", "int4/128+spike2", "sign/4096+top64", "int2
 """Wires whose errors are shown by kind of layer."""
 
 
-SETTING = ("steps", "workers", "parameters", "tiny")
-"""What runs that are compared have in common."""
+DAY = re.compile(r", \d{4}-\d\d-\d\d$")
+"""Of a machine's text: on another day it is the same machine."""
+SETTING = ("length", "batch", "workers", "parameters", "tiny", "where")
+"""What runs that are compared have in common; one that lost its numbers made fewer steps of the same length."""
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -58,7 +61,7 @@ def scores(lines: Sequence[Line], model: str) -> dict[str, dict[int, float | Non
     """By wire and seed; None where a run lost its numbers. A later line of the same run replaces an earlier one."""
     found: dict[str, dict[int, float | None]] = {}
     own = [line for line in lines if line["model"] == model]
-    settings = {tuple(f"{key} {line[key]}" for key in SETTING) for line in own}
+    settings = {tuple(f"{key} {DAY.sub('', str(line[key]))}" for key in SETTING) for line in own}
     if len(settings) > 1:
         several = "; ".join(", ".join(one) for one in sorted(settings))
         raise ValueError(f"{model}: runs of several settings are no twins ({several}); give the files of one")

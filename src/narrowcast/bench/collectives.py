@@ -16,7 +16,7 @@ from torch import Tensor
 
 from narrowcast.bench import ranks
 from narrowcast.bench.ranks import Ranks, Row
-from narrowcast.codecs import Codec
+from narrowcast.codecs import Codec, refuse_differences, refuse_low_rank
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives import Times
 from narrowcast.measure import DeviceClock, Timing, WireSum, interleaved, rank_device, tell_progress, until_all_done
@@ -52,11 +52,20 @@ def run(
     small: bool = False,
 ) -> Iterator[Row]:
     """The machine, then a row for each wire and size, those of a size together."""
-    chosen = [str(codec_named(spec)) for spec in specs or SPECS[at.gpu]]
+    chosen = chosen_specs(specs or SPECS[at.gpu])
     sizes = [max(1, round(mb * 1e6) // 4) for mb in megabytes or MEGABYTES[at.gpu]]
     options = {"specs": chosen, "sizes": sizes, "small": SMALL if small else ()}
     for row in ranks.rows(at, __name__, measure, {**options, "rounds": rounds or ROUNDS[at.gpu]}):
         yield row if "machine" in row else {**at.as_dict(), **row, **judged(at, row)}
+
+
+def chosen_specs(specs: Sequence[str]) -> list[str]:
+    """As they are written in full; what `all_reduce` refuses is refused before a lab is built."""
+    codecs = [codec_named(spec) for spec in specs]
+    for codec in codecs:
+        refuse_low_rank("bench collectives", codec)
+        refuse_differences("bench collectives", codec)
+    return list(map(str, codecs))
 
 
 def judged(at: Ranks, row: Row) -> Row:

@@ -16,6 +16,7 @@ from narrowcast.bench import ranks, tasks, training
 from narrowcast.bench.ranks import Ranks, Row
 from narrowcast.bench.training import WireTrainer
 from narrowcast.codecs import codec as codec_named
+from narrowcast.codecs import refuse_differences
 from narrowcast.measure import Timing, rank_device
 from narrowcast.parallel import Handle, attach
 
@@ -59,7 +60,7 @@ def check_wire(wire: str, gpu: bool) -> None:
     if wire == "bf16-hook" and not gpu:
         raise ValueError(f"wire {wire!r}: torch has this hook for NCCL alone; take fp16-hook, or --gpu")
     if not is_torchs(wire):
-        codec_named(wire)
+        refuse_differences("bench ddp", codec_named(wire))
 
 
 def attach_wire(model: DistributedDataParallel, wire: str) -> Handle | None:

@@ -18,6 +18,7 @@ from narrowcast.bench.ranks import Ranks, Row
 from narrowcast.bench.tasks import Transformer
 from narrowcast.bench.training import WireTrainer
 from narrowcast.codecs import codec as codec_named
+from narrowcast.codecs import refuse_differences, refuse_low_rank
 from narrowcast.measure import rank_device
 from narrowcast.parallel import Handle, attach
 
@@ -43,8 +44,7 @@ def run(
     """
     chosen = list(dict.fromkeys([PLAIN, *(wires or WIRES[at.gpu])]))
     for wire in chosen:
-        for spec in attach_arguments(wire).values():
-            codec_named(spec)
+        check_wire(wire)
     plain: Row = {}
     for row in ranks.rows(at, __name__, measure, {"wires": chosen, "model": model, "steps": steps}):
         if "machine" in row:
@@ -61,6 +61,13 @@ def comparison(row: Row, plain: Row, at: Ranks) -> Row:
     target = TARGETS.get((at.rate, row["wire"])) if at.count == 4 and not at.gpu else None
     met = None if target is None or fewer is None else fewer >= target[0] and faster >= target[1]
     return {"fewer_bytes": fewer, "speedup": faster, "target": target, "met": met}
+
+
+def check_wire(wire: str) -> None:
+    """Before a lab is built."""
+    refuse = {"gradients": refuse_differences, "parameters": refuse_low_rank}
+    for role, spec in attach_arguments(wire).items():
+        refuse[role](f"bench fsdp: {role}", codec_named(spec))
 
 
 def attach_arguments(wire: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from narrowcast.codecs import codec as codec_named
+from narrowcast.codecs import refuse_differences
 from narrowcast.lab import LabError
 
 BAD_INPUT = 2
@@ -63,10 +64,13 @@ def out_file(option: str, path: str) -> Path:
 
 
 def specs_of(wires: str) -> list[str]:
-    specs = [str(codec_named(wire.strip())) for wire in wires.split(",") if wire.strip()]
-    if not specs:
+    """Wires of gradients."""
+    codecs = [codec_named(wire.strip()) for wire in wires.split(",") if wire.strip()]
+    if not codecs:
         raise ValueError("wires: give at least one codec")
-    return specs
+    for codec in codecs:
+        refuse_differences("wires", codec)
+    return list(map(str, codecs))
 
 
 def workers_of(text: str) -> list[int]:

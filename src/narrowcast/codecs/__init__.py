@@ -6,6 +6,16 @@ looks at the class of one.
 
 from narrowcast.codecs.base import Codec as Codec
 from narrowcast.codecs.base import Law as Law
+from narrowcast.codecs.factors import KeptFactors as KeptFactors
+from narrowcast.codecs.factors import Matrix as Matrix
+from narrowcast.codecs.factors import MatrixPart as MatrixPart
+from narrowcast.codecs.factors import Sent as Sent
+from narrowcast.codecs.factors import exchanged_factors as exchanged_factors
+from narrowcast.codecs.factors import factor_bytes as factor_bytes
+from narrowcast.codecs.factors import following as following
+from narrowcast.codecs.factors import name_and_side as name_and_side
+from narrowcast.codecs.factors import parts_of as parts_of
+from narrowcast.codecs.factors import simulate_low_rank as simulate_low_rank
 from narrowcast.codecs.feedback import ErrorFeedback as ErrorFeedback
 from narrowcast.codecs.feedback import refuse_differences as refuse_differences
 from narrowcast.codecs.feedback import refuse_low_rank as refuse_low_rank

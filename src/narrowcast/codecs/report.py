@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs.base import Codec
+from narrowcast.codecs.factors import Matrix, factor_bytes, once_warm
 from narrowcast.codecs.registry import codec as codec_named
+from narrowcast.kernels import Noise, check_floats
 
 SLACK = 2.0**-20
 """Scales are rounded: the largest value of a block may lie this much beyond what comes back."""
@@ -58,9 +60,8 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else (0.0 if part == 0 else math.inf)
 
 
-def _beyond_limits(x: Tensor, codec: Codec, wire: Tensor) -> Tensor:
+def _beyond(x: Tensor, limits: tuple[Tensor, Tensor] | None) -> Tensor:
     """Values beyond what could come back in their place, by more than the roundings of a scale."""
-    limits = codec.limits(wire, x.numel())
     if limits is None:
         return torch.zeros_like(x, dtype=torch.bool)
     low, high = (limit.double() for limit in limits)
@@ -68,12 +69,28 @@ def _beyond_limits(x: Tensor, codec: Codec, wire: Tensor) -> Tensor:
     return x.isfinite() & beyond
 
 
+def _by_low_rank(x: Tensor, codec: Codec, noise: Noise) -> tuple[Tensor, int]:
+    """What comes back, and the bytes of the factors."""
+    if x.dim() < 2 or not x.numel():
+        raise ValueError(
+            f"error_report with {codec}: low rank is for matrices, got values of shape {tuple(x.shape)}; give a tensor "
+            f"of two dimensions or more, or take {codec.factors}"
+        )
+    check_floats("error_report", x)
+    matrix = Matrix.of(x.shape)
+    return once_warm(x.reshape(matrix), codec, noise), factor_bytes(codec, [matrix])
+
+
 def error_report(x: Tensor, codec: str | Codec, *, seed: int = 0, stream: int = 0) -> ErrorReport:
-    """Send `x` through `codec` and say what came back."""
+    """Send `x` through `codec` and say what came back. By low rank: a matrix, that was sent some times before."""
     codec = codec_named(codec)
-    wire = codec.encode(x, seed=seed, stream=stream)
-    y = codec.decode(wire, x.numel(), dtype=x.dtype).double()
-    x = x.detach().reshape(-1).double()
+    if codec.rank:
+        came_back, nbytes, limits = *_by_low_rank(x, codec, Noise(seed, stream)), None
+    else:
+        wire = codec.encode(x, seed=seed, stream=stream)
+        came_back, nbytes = codec.decode(wire, x.numel(), dtype=x.dtype), wire.numel()
+        limits = codec.limits(wire, x.numel())
+    x, y = x.detach().reshape(-1).double(), came_back.double()
     both = x.isfinite() & y.isfinite()
     kept, error = x[both], (y - x)[both]
     signal, noise = float(kept.square().sum()), float(error.square().sum())
@@ -82,7 +99,7 @@ def error_report(x: Tensor, codec: str | Codec, *, seed: int = 0, stream: int = 
     return ErrorReport(
         codec=str(codec),
         values=x.numel(),
-        nbytes=wire.numel(),
+        nbytes=nbytes,
         bias=_ratio(float(error.sum()) / n, math.sqrt(signal / n)),
         snr_db=10 * math.log10(signal / noise) if signal and noise else (math.inf if not noise else -math.inf),
         relative_error=_ratio(math.sqrt(noise), math.sqrt(signal)),
@@ -90,7 +107,7 @@ def error_report(x: Tensor, codec: str | Codec, *, seed: int = 0, stream: int = 
         mean_squared_error=noise / n,
         mean_relative_error=float((error[nonzero] / kept[nonzero]).abs().mean()) if bool(nonzero.any()) else 0.0,
         flushed=_share((x != 0) & (y == 0)),
-        saturated=_share(_beyond_limits(x, codec, wire)),
+        saturated=_share(_beyond(x, limits)),
         nonfinite_in=_share(~x.isfinite()),
         nonfinite_out=_share(~y.isfinite()),
     )

@@ -58,7 +58,7 @@ def _why_not(inner: Codec) -> str | None:
     if plan.method is Method.NVFP4:
         return "rotates blocks that have a scale of their own, and nvfp4 has one for the tensor, too; take mxfp4"
     if plan.method is Method.AFFINE or (plan.method is Method.SCALED and not plan.format.signed):
-        return f"gives values of both signs, and {plan.format} has no negative ones; take int{plan.bits}"
+        return f"gives values of both signs, and {plan.format} has no negative ones; take int{max(2, plan.bits)}"
     if plan.cpd:
         return "spreads an Inf over its block, and +cpd overflows to Inf; leave out one of them"
     if plan.block & (plan.block - 1) or not MIN_ROTATED <= plan.block <= MAX_ROTATED:

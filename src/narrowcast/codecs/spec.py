@@ -137,7 +137,8 @@ class Spec:
 
     def need_block(self) -> int:
         if self.block is None:
-            raise self.error(f"{self.head} needs a block size, for example {self.head}/64")
+            rest = self.text.removeprefix(self.head) if self.scale is None else ""
+            raise self.error(f"{self.head} needs a block size, for example {self.head}/64{rest}")
         return self.block
 
 

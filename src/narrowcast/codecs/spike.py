@@ -120,7 +120,7 @@ class Spike(Transformed):
         if inner.block < MAX_SPIKES or inner.constant_scale is not None or not by_largest:
             raise spec.error(
                 f"+{cls.option} goes with formats whose scale follows from the largest value of each block, for "
-                "example int4/128"
+                f"example int4/128+{cls.option}{spikes}"
             )
         if spikes >= inner.block:
             raise spec.error(f"+{cls.option}{spikes} leaves nothing of a block of {inner.block}; give a smaller number")

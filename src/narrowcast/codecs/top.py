@@ -108,6 +108,19 @@ def _multiple(spec: Spec, of: int, why: str, given: int) -> str:
     return f"with {spec.head} K is a multiple of {of}, {why}; got {given}"
 
 
+def _example(spec: Spec, option: str) -> str:
+    """A spec that is right, as near to this one as it gets."""
+    from narrowcast.codecs.registry import codec  # it knows this file, and has all codecs only when it is loaded
+
+    for head in (spec.head, "int2"):
+        for kept in (spec.numbers[option], 64):
+            try:
+                return str(codec(f"{head}/4096+{option}{kept}"))
+            except ValueError:
+                continue
+    raise ValueError(f"internal: int2/4096+{option}64 is no codec")
+
+
 @dataclass(frozen=True)
 class Top(Transformed):
     """The K largest of each block."""
@@ -127,14 +140,16 @@ class Top(Transformed):
     def inner_spec(cls, spec: Spec) -> Spec:
         kept = spec.numbers[cls.option]
         if spec.scale is not None or "aps" in spec.options:
-            raise spec.error(f"+{cls.option} has a scale for each block; leave out @SCALE and +aps")
+            problem = f"+{cls.option} has a scale for each block; write /BLOCK instead of @SCALE and +aps"
+            raise spec.error(f"{problem}, for example {_example(spec, cls.option)}")
         if spec.block is None:
-            raise spec.error(f"+{cls.option} needs a block size, for example int2/4096+{cls.option}64")
+            raise spec.error(f"+{cls.option} needs a block size, for example {_example(spec, cls.option)}")
         size = spec.block
         if size > MAX_SIZE:
             raise spec.error(f"+{cls.option} takes a BLOCK of up to {MAX_SIZE}, got {size}")
         if kept >= size:
-            raise spec.error(f"+{cls.option}{kept} keeps less than the block; give a number below {size}")
+            problem = f"+{cls.option}{kept} keeps less than the block; give a number below {size}"
+            raise spec.error(f"{problem}, or a larger block, for example {_example(spec, cls.option)}")
         rest = super().inner_spec(spec)
         if spec.head in BLOCKLESS:
             return replace(rest, block=None)
@@ -147,7 +162,8 @@ class Top(Transformed):
         kept = spec.numbers[cls.option]
         if inner.is_identity or not inner.block:
             raise spec.error(
-                f"+{cls.option} does not go with {spec.head}; take fp32, bf16, fp16 or a format such as int4"
+                f"+{cls.option} does not go with {spec.head}; take fp32, bf16, fp16 or a format with blocks, for "
+                f"example int4/4096+{cls.option}64"
             )
         if kept % inner.block:
             raise spec.error(_multiple(spec, inner.block, "which share a scale", kept))

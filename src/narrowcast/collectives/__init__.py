@@ -32,15 +32,8 @@ from narrowcast.collectives.aps import agreed_scale_S as agreed_scale_S
 from narrowcast.collectives.aps import exponents as exponents
 from narrowcast.collectives.aps import scales_of as scales_of
 from narrowcast.collectives.flat import Flat as Flat
-from narrowcast.collectives.low_rank import KeptFactors as KeptFactors
 from narrowcast.collectives.low_rank import LowRankCall as LowRankCall
 from narrowcast.collectives.low_rank import LowRankReduce as LowRankReduce
-from narrowcast.collectives.low_rank import Matrix as Matrix
-from narrowcast.collectives.low_rank import exchanged_factors as exchanged_factors
-from narrowcast.collectives.low_rank import factor_bytes as factor_bytes
-from narrowcast.collectives.low_rank import name_and_side as name_and_side
-from narrowcast.collectives.low_rank import parts_of as parts_of
-from narrowcast.collectives.low_rank import simulate_low_rank as simulate_low_rank
 from narrowcast.collectives.low_rank import start_low_rank as start_low_rank
 from narrowcast.collectives.prepared import AllReduce as AllReduce
 from narrowcast.collectives.prepared import PreparedCall as PreparedCall

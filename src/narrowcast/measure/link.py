@@ -16,17 +16,9 @@ from typing import Any
 
 from torch import Tensor
 
-from narrowcast.codecs import Codec
+from narrowcast.codecs import Codec, KeptFactors, Matrix, exchanged_factors, parts_of
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives import (
-    KeptFactors,
-    Matrix,
-    Residuals,
-    TorchTransport,
-    all_reduce,
-    exchanged_factors,
-    parts_of,
-)
+from narrowcast.collectives import Residuals, TorchTransport, all_reduce
 
 HEADER = 14 + 20 + 32
 """Ethernet, IPv4, and TCP with its timestamps."""

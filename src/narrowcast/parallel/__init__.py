@@ -31,3 +31,4 @@ from narrowcast.parallel.policy import Watching as Watching
 from narrowcast.parallel.policy import schedule as schedule
 from narrowcast.parallel.stats import TensorRow as TensorRow
 from narrowcast.parallel.wires import Wires as Wires
+from narrowcast.parallel.wires import activation_codecs as activation_codecs

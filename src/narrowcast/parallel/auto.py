@@ -19,11 +19,11 @@ from narrowcast.collectives import Channel, TorchTransport, all_reduce
 from narrowcast.measure import DeviceClock
 from narrowcast.parallel import overlap
 from narrowcast.parallel.ddp.bucket_calls import Done
-from narrowcast.parallel.ddp.handle import DDPHandle, ModelHook, check_parameters, model_of, register
+from narrowcast.parallel.ddp.handle import DDPHandle, ModelHook, model_of, register
 from narrowcast.parallel.ddp.hook import Bucket, DDPState, failed_future, plain_all_reduce
 from narrowcast.parallel.handle import Handle
 from narrowcast.parallel.policy import AS_IS, CodecChoice
-from narrowcast.parallel.ranks import propagate_errors
+from narrowcast.parallel.ranks import check_same, propagate_errors
 from narrowcast.parallel.stats import CallEvent, TensorRow
 
 log = logging.getLogger("narrowcast")
@@ -247,7 +247,7 @@ class AutoHandle(Handle):
         model = model_of(self._weak_model)
         channel = Channel(TorchTransport(model.process_group))
         try:
-            check_parameters(model, channel)
+            check_same(channel, {"parameters": model.module.parameters()})
         finally:
             channel.close()
 

@@ -34,6 +34,12 @@ class TensorInfo:
     shape: tuple[int, ...]
     dtype: torch.dtype
     role: str = GRADIENT
+    memory: tuple[int, ...] = ()
+    """The matrix that a tensor of permuted dimensions is in memory; low rank sends this one."""
+
+    @property
+    def sent_shape(self) -> tuple[int, ...]:
+        return self.memory or self.shape
 
     @property
     def numel(self) -> int:
@@ -167,7 +173,7 @@ def choose(policy: object, info: TensorInfo, step: int, min_values: int = MIN_VA
     return (
         _unless_small(codec, info, min_values)
         if isinstance(policy, Watching)
-        else CodecChoice(*codec.for_shape(info.shape))
+        else CodecChoice(*codec.for_shape(info.sent_shape))
     )
 
 
@@ -210,7 +216,7 @@ def watcher_of(policy: object, info: TensorInfo, step: int) -> Watching | None:
 def _unless_small(codec: Codec, info: TensorInfo, min_values: int) -> CodecChoice:
     if not codec.lossless and info.numel < min_values:
         return CodecChoice(AS_IS, f"has {info.numel} values, under {min_values}")
-    fit, why = codec.for_shape(info.shape)
+    fit, why = codec.for_shape(info.sent_shape)
     return CodecChoice(fit, why or (ASKED_FOR if fit.lossless else ""))
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from narrowcast.collectives import Channel
+
+FACTORS = "kept factors of low rank"
+"""As `check_ranks` names them."""
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -32,6 +35,21 @@ def ranks_that_differ(channel: Channel, own: Tensor) -> list[int]:
     """The ranks whose digest is not that of rank 0 (collective)."""
     digests = channel.gather(own, call="check_ranks")
     return [rank for rank, other in enumerate(digests) if not torch.equal(other, digests[0])]
+
+
+def check_same(channel: Channel, kept: Mapping[str, Iterable[Tensor]], who: str = "ranks") -> None:
+    """Raise where a rank has other tensors than rank 0 (collective). kept: what they are, and the tensors."""
+    parts = {what: digest(tensors) for what, tensors in kept.items()}
+    for what, digests in zip(parts, zip(*_gathered(channel, parts), strict=True), strict=True):
+        different = [rank for rank, other in enumerate(digests) if not torch.equal(other, digests[0])]
+        if different:
+            raise RuntimeError(f"check_ranks: the {what} of {who} {different} differ from those of {who[:-1]} 0")
+
+
+def _gathered(channel: Channel, parts: Mapping[str, Tensor]) -> list[list[Tensor]]:
+    """Of each rank all parts."""
+    everyones = channel.gather(torch.cat(list(parts.values())), call="check_ranks")
+    return [list(own.chunk(len(parts))) for own in everyones]
 
 
 @contextmanager

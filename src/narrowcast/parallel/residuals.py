@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from narrowcast.collectives import Matrix, Range, Residuals, name_and_side, segment_ranges
+from narrowcast.codecs import Matrix, name_and_side
+from narrowcast.collectives import Range, Residuals, segment_ranges
 from narrowcast.parallel.scaling import Scaling
 
 if TYPE_CHECKING:

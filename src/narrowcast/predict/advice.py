@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.codecs import error_report
 from narrowcast.parallel import MIN_VALUES, overlap
 from narrowcast.predict.low_rank import lost_db
 from narrowcast.predict.profile import ModelError, default_loss
@@ -65,7 +64,7 @@ def gradient_error(wire: str, first: dict[str, Tensor], second: dict[str, Tensor
     for name, gradient in first.items():
         if gradient.numel() < MIN_VALUES or codec.lossless:
             continue
-        own_db = lost_db(gradient, codec) if codec.rank else error_report(gradient.float().flatten(), codec).snr_db
+        own_db = lost_db(gradient, codec)
         energy = float(gradient.double().square().sum())
         signal += energy
         # both shots round, and the errors add up; what low rank leaves out it leaves out once

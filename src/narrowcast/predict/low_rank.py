@@ -6,23 +6,18 @@ cost what any others do. Around them a rank multiplies its matrices with few vec
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from narrowcast.codecs import Codec, error_report
+from narrowcast.codecs import Codec, Matrix, error_report, factor_bytes
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives import KeptFactors, Matrix, factor_bytes, parts_of, simulate_low_rank
 from narrowcast.parallel import buckets as ddp
 from narrowcast.parallel import policy
 from narrowcast.predict.costs import Costs
 from narrowcast.predict.model import Bucket, CallPlan, TensorTime, attach_calls, ddp_buckets, merged_calls, wire_sizes
-
-WARM_UP = 3
-"""Calls after which a kept factor has found what it can of a matrix that stays the same."""
 
 
 @dataclass(frozen=True)
@@ -164,17 +159,4 @@ def _gram_schmidt(codec: Codec, matrices: Sequence[Matrix], on_left: bool, on_cp
 def lost_db(gradient: Tensor, codec: Codec) -> float:
     """Energy of a gradient over that of what its wire, once warm, does not bring, in dB."""
     fit = codec.for_shape(gradient.shape)[0]
-    if not fit.rank:
-        return error_report(gradient.float().flatten(), fit).snr_db
-    matrix, factors, exact = Matrix.of(gradient.shape), KeptFactors(0), gradient.detach().float().cpu().flatten()
-
-    def add(values_Wn: Tensor, lengths: list[int], number: int) -> Tensor:
-        wire = codec.factors.encode(values_Wn[0])
-        return codec.factors.decode(wire, values_Wn.shape[1])
-
-    got = exact
-    for _ in range(WARM_UP):
-        got = exact.clone()
-        simulate_low_rank([parts_of([got], [matrix], ("",), codec, factors, None)], codec, 1.0, add)
-    energy, lost = float(exact.double().square().sum()), float((got - exact).double().square().sum())
-    return 10 * math.log10(energy / lost) if energy and lost else math.inf
+    return error_report(gradient.float() if fit.rank else gradient.float().flatten(), fit).snr_db

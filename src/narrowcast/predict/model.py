@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from narrowcast.codecs import Matrix
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives import Matrix
 from narrowcast.parallel import BUCKET_BYTES, FIRST_BYTES, MIN_VALUES, assign_buckets
 from narrowcast.parallel import buckets as ddp
 from narrowcast.toml_file import Document, Section, brief, parse_toml, read_text, toml_lines

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives import Cost, choose
-from narrowcast.parallel import BUCKET_BYTES, overlap
+from narrowcast.parallel import BUCKET_BYTES, activation_codecs, overlap
 from narrowcast.predict import costs, low_rank
 from narrowcast.predict.costs import Costs
 from narrowcast.predict.model import Bucket, CallPlan, Description, Layer, PlannedSum, Profile, ddp_buckets, wire_sizes
@@ -49,6 +49,8 @@ class _Scheme(StepPredictor):
                 f"--parallel {self.name} with {setup.wire}: low rank is for gradients, and here the wire is that of "
                 "activations; take --parallel data or fsdp, or another wire"
             )
+        if not self.sums_gradients:
+            activation_codecs(f"--parallel {self.name}", setup.wire, None)
         return self._span(setup, factor_D)
 
     def _span(self, setup: Setup, factor_D: Tensor) -> tuple[Timeline, Tensor, Tensor]:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from narrowcast.measure import DeviceClock, mean
+from narrowcast.parallel import buckets as ddp
 from narrowcast.predict import zoo
 from narrowcast.predict.cluster import Cluster
 from narrowcast.predict.model import Description, Profile, TensorTime, read_description, read_profile
@@ -150,7 +151,9 @@ class Profiler:
 
     def result(self, name: str, warm_up: int = WARM_UP) -> Profile:
         """The mean of the middle half of the steps after the first ones."""
-        runs, shapes = self._runs[warm_up:], {key: tuple(p.shape) for key, p in self._module.named_parameters()}
+        # as low rank sends them
+        named = self._module.named_parameters()
+        runs, shapes = self._runs[warm_up:], {key: ddp.memory_shape(p) or tuple(p.shape) for key, p in named}
         got = [key for key in runs[0][3] if all(key in run[3] for run in runs)]
         if not got:
             raise ModelError("model: no parameter got a gradient in a training step")

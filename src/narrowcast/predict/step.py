@@ -12,7 +12,7 @@ from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
 from narrowcast.codecs import refuse_differences
-from narrowcast.collectives import ALGORITHMS, choose
+from narrowcast.collectives import ALGORITHMS, choose, record
 from narrowcast.parallel import BUCKET_BYTES, MIN_VALUES, overlap
 from narrowcast.predict import costs, low_rank
 from narrowcast.predict.costs import Costs
@@ -44,8 +44,14 @@ class Setup:
         """Nothing is predicted that `attach` refuses."""
         codec = codec_named(self.wire)
         refuse_differences("predict: gradients", codec)
-        if self.algorithm in ALGORITHMS:
-            ALGORITHMS[self.algorithm].check_codec(codec.factors, self.world)
+        way = ALGORITHMS.get(self.algorithm)
+        if way is None:  # a default of the predictor's own
+            return
+        way.check_codec(codec.factors, self.world)
+        if not way.takes_nodes:  # nodes are the cluster's
+            way.check_world(self.world, None)
+        if codec.factors.feedback:
+            record.check_feedback(self.algorithm, f"predict with {codec}")
 
 
 @dataclass(frozen=True)

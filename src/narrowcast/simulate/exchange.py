@@ -76,17 +76,17 @@ class GradientExchange:
             world.algorithm_for(self.choice(name, 0).codec, parameter.numel())
 
     def choice(self, name: str, step: int) -> policy.CodecChoice:
-        choice = policy.choose(self.policy, self._info(name), step, self.min_values)
-        return buckets.by_memory(choice, self.parameters[name])
+        return policy.choose(self.policy, self._info(name), step, self.min_values)
 
     def _info(self, name: str) -> policy.TensorInfo:
-        parameter = self.parameters[name]
-        return policy.TensorInfo(name, tuple(parameter.shape), parameter.dtype)
+        return buckets.info_of(name, self.parameters[name])
 
     def rows(self, step: int = 0) -> list[TensorRow]:
         """Every tensor: its wire, or why it stays as it is."""
-        named = self.parameters.items()
-        return [TensorRow.of(name, p.numel(), self.choice(name, step), p.dtype, shape=p.shape) for name, p in named]
+        return [
+            TensorRow.of(name, p.numel(), self.choice(name, step), p.dtype, shape=self._info(name).sent_shape)
+            for name, p in self.parameters.items()
+        ]
 
     def _named(self, numbers: Sequence[Sequence[int]]) -> list[list[str]]:
         names = list(self.parameters)

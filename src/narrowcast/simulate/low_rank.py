@@ -7,17 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from narrowcast.codecs import Codec
-from narrowcast.collectives import (
-    KeptFactors,
-    LowRankReduce,
-    Matrix,
-    Reduction,
-    StackedResiduals,
-    parts_of,
-    record,
-    simulate_low_rank,
-)
+from narrowcast.codecs import Codec, KeptFactors, Matrix, parts_of, simulate_low_rank
+from narrowcast.collectives import LowRankReduce, Reduction, StackedResiduals, record
 from narrowcast.simulate.stack import Stack
 
 Add = Callable[[Tensor, list[int], int], Tensor]

@@ -10,14 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from narrowcast.codecs import Codec, refuse_differences, refuse_low_rank
+from narrowcast.codecs import Codec, KeptFactors, Matrix, refuse_differences, refuse_low_rank
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives import (
     ALGORITHMS,
     Algorithm,
     Coder,
-    KeptFactors,
-    Matrix,
     Order,
     Reduction,
     Scales,

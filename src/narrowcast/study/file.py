@@ -12,6 +12,7 @@ from typing import Any
 
 from narrowcast import plugins
 from narrowcast.codecs import codec as codec_named
+from narrowcast.codecs import refuse_differences
 from narrowcast.collectives import ALGORITHMS
 from narrowcast.lab import parse_rate
 from narrowcast.parallel import MIN_VALUES
@@ -317,7 +318,9 @@ class StudyReader:
 
     def _wire(self, item: Any, path: str) -> str:
         try:
-            return str(codec_named(self._text(path, item)))
+            codec = codec_named(self._text(path, item))
+            refuse_differences("a study", codec)
+            return str(codec)
         except FileError:
             raise
         except ValueError as error:

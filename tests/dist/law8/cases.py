@@ -50,6 +50,8 @@ class Case:
     """Of several passes: the `last` one communicates, or `every` one."""
     dtypes: str
     """`float32`, `bfloat16`, or `mixed`: both; with FSDP2 that is float32 which computes in bfloat16."""
+    reduce: tuple[str, ...]
+    """FSDP2: the type in which gradients travel, for each of the worlds; empty: that of `dtypes`."""
     strides: bool
     """Channels-last and transposed parameters."""
     unused: float
@@ -88,8 +90,12 @@ def case_of(seed: int) -> Case:
     # torch adds up .grad in the parameter's type: with 16 bits it would lose more than the law allows
     adds_up = kind != "local" and (lazy or (sync == "every" and passes > 1))
     dtypes = "float32" if adds_up else draw.choice(("float32", "float32", "bfloat16", "mixed"))
-    between = [None, draw.choice(WITH_FEEDBACK), "as-is"][: 2 if dtypes == "bfloat16" else 3]
-    plain = WITHOUT[: (0 if dtypes == "bfloat16" else 2) if kind == "hsdp" else 2 if lazy else None]
+    worlds = _worlds(draw, kind)
+    reduce = _reduce(random.Random(f"reduce {seed}"), worlds) if sharded and dtypes != "bfloat16" else ()
+    in_16_bits = dtypes == "bfloat16" or reduce
+    between = [None, draw.choice(WITH_FEEDBACK), "as-is"][: 2 if in_16_bits else 3]
+    # where an optimizer gets the sum of several results, each of them must count
+    plain = WITHOUT[: (0 if in_16_bits else 2) if kind == "hsdp" or lazy else None]
     freezes = kind != "ddp" or unused > 0
     plan, inner = _plan(draw, iterations, plain), None
     if kind == "ddp":
@@ -99,7 +105,7 @@ def case_of(seed: int) -> Case:
     return Case(
         seed=seed,
         kind=kind,
-        worlds=_worlds(draw, kind),
+        worlds=worlds,
         iterations=iterations,
         plan=plan,
         between=draw.choice(between) if kind == "hsdp" else None,
@@ -108,6 +114,7 @@ def case_of(seed: int) -> Case:
         passes=passes,
         sync=sync,
         dtypes=dtypes,
+        reduce=reduce,
         strides=not sharded and draw.random() < 0.4,
         unused=unused,
         scaler=scaler,
@@ -127,6 +134,14 @@ def _worlds(draw: random.Random, kind: str) -> tuple[int, ...]:
     if kind == "hsdp":
         first, then = 4, 4
     return (first, then) if draw.random() < 0.3 else (first,)
+
+
+def _reduce(draw: random.Random, worlds: tuple[int, ...]) -> tuple[str, ...]:
+    """A type for each world, in a third of the runs. FSDP divides a float16 sum of three by 1.5, which rounds."""
+    if draw.random() > 0.35:
+        return ()
+    allowed = [("float16", "bfloat16", "float32")[world == 3 :] for world in worlds]
+    return tuple(draw.choice(types) for types in allowed)
 
 
 def _inner(draw: random.Random, plan: Plan) -> str | None:

@@ -51,12 +51,14 @@ def mesh_of(kind: str, world: int) -> DeviceMesh:
     return DeviceMesh.from_group(groups, "cpu", mesh=[[0, 1], [2, 3]], mesh_dim_names=("replicate", "shard"))
 
 
-def wrapped(case: Case, world: int) -> nn.Module:
+def wrapped(case: Case, world: int, first: int) -> nn.Module:
     model = Toy(case)
     if case.kind == "ddp":
         options = {"find_unused_parameters": case.unused > 0, "gradient_as_bucket_view": case.bucket_view}
         return DDP(model, process_group=group_of(*range(world)), bucket_cap_mb=0.002, **options)
     mixed = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32} if case.dtypes == "mixed" else {}
+    if case.reduce:
+        mixed["reduce_dtype"] = getattr(torch, case.reduce[-1 if first else 0])
     options = {"mesh": mesh_of(case.kind, world), "mp_policy": MixedPrecisionPolicy(**mixed)}
     fully_shard(model.part, **options)
     return fully_shard(model, **options)
@@ -77,7 +79,7 @@ def wire_of(case: Case, name: str, iteration: int) -> nc.Codec:
 def counts(case: Case, name: str, like: Tensor, iteration: int) -> bool:
     """Whether nothing may be lost: with feedback, or where nothing is rounded but by float32."""
     codec, _ = wire_of(case, name, iteration).for_shape(like.shape)
-    return codec.feedback or (codec.lossless and like.dtype == torch.float32)
+    return codec.feedback or (codec.lossless and like.dtype == torch.float32 and not case.reduce)
 
 
 class Recorder(torch.optim.Optimizer):
@@ -101,7 +103,7 @@ class Training:
 
     def __init__(self, case: Case, world: int, first: int, state: State) -> None:
         self.case, self.world, self.rank = case, world, dist.get_rank()
-        self.model = wrapped(case, world)
+        self.model = wrapped(case, world, first)
         module = self.model.module if case.kind == "ddp" else self.model
         self.named = dict(module.named_parameters())
         scale = 2.0 ** random.Random(case.seed).randint(0, 10)
@@ -160,7 +162,8 @@ class Training:
         for place, (name, parameter) in enumerate(self.named.items()):
             # FSDP2 would go on computing gradients of what is frozen later
             if uses(case, iteration, number, self.rank, place) and (case.kind == "ddp" or parameter.requires_grad):
-                dtype = parameter.dtype if case.kind == "ddp" or case.dtypes != "mixed" else torch.bfloat16
+                narrow = case.reduce or (case.kind != "ddp" and case.dtypes == "mixed")
+                dtype = torch.bfloat16 if narrow else parameter.dtype
                 found[name] = values(case, (iteration, number, self.rank, place), tuple(parameter.shape), dtype)
         bad = random.Random(hash((case.seed, iteration)))
         if iteration in case.skips and number == bad.randrange(case.passes) and self.rank == bad.randrange(self.world):

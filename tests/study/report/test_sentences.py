@@ -12,6 +12,8 @@ import pytest
 from study.report import made_up
 from study.report.made_up import Line, Truth
 
+import narrowcast as nc
+from narrowcast.codecs import all_specs, low_rank_specs
 from narrowcast.study.analysis.findings import Findings
 from narrowcast.study.analysis.verdict import headline, judge
 from narrowcast.study.report.accuracy import accuracy_sentence, time_to_accuracy, trade
@@ -170,6 +172,12 @@ def test_bytes_that_could_not_be_counted_are_told(tmp_path: Path) -> None:
 )
 def test_bits_are_those_of_a_code(wire: str, bits: float, name: str) -> None:
     assert (code_bits(wire), bits_name(wire)) == (bits, name)
+
+
+@pytest.mark.parametrize("wire", [*all_specs(), *low_rank_specs()])
+def test_only_what_sends_float32_is_called_so(wire: str) -> None:
+    """Whatever the codes of `fp32/4096+top41` and `fp32+rank4` are, few of them travel."""
+    assert (bits_name(wire) == "float32") == nc.codec(wire).lossless
 
 
 def test_an_unknown_wire_is_named_by_its_spec(tmp_path: Path) -> None:

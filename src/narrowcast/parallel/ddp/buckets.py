@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from narrowcast.collectives import Matrix
+from narrowcast.codecs import Matrix
 from narrowcast.parallel import private
 from narrowcast.parallel.ddp import torch_parts
-from narrowcast.parallel.policy import CodecChoice
+from narrowcast.parallel.policy import TensorInfo
 
 FIRST_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 """DDP's caps: a small first bucket, so that communication starts early, then 25 MiB."""
@@ -96,12 +96,16 @@ def matrix_of(parameter: Tensor) -> Matrix:
     return Matrix(rows, parameter.numel() // rows)
 
 
-def by_memory(choice: CodecChoice, parameter: Tensor) -> CodecChoice:
-    """A choice of low rank, if it is one for the matrix that the memory is, too."""
-    if not choice.codec.rank:
-        return choice
-    fit, why = choice.codec.for_shape(tuple(matrix_of(parameter)))
-    return choice if fit == choice.codec else CodecChoice(fit, why)
+def memory_shape(parameter: Tensor) -> tuple[int, ...]:
+    """That matrix, where it is another one than the shape says; empty otherwise."""
+    if parameter.dim() < 2 or not parameter.numel() or matrix_of(parameter) == Matrix.of(parameter.shape):
+        return ()
+    return tuple(matrix_of(parameter))
+
+
+def info_of(name: str, parameter: Tensor) -> TensorInfo:
+    """What a policy is told of a gradient."""
+    return TensorInfo(name, tuple(parameter.shape), parameter.dtype, memory=memory_shape(parameter))
 
 
 def in_memory(x: Tensor) -> Tensor:

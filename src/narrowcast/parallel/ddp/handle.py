@@ -11,12 +11,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from narrowcast.codecs import ErrorReport
-from narrowcast.collectives import Channel, KeptFactors, all_reduce, name_and_side
+from narrowcast.codecs import ErrorReport, KeptFactors, name_and_side
+from narrowcast.collectives import all_reduce
 from narrowcast.parallel.ddp import buckets, mixed_precision, torch_parts
 from narrowcast.parallel.ddp.hook import Bucket, DDPState, plain_all_reduce
 from narrowcast.parallel.handle import GONE, Handle, StateReference, check_strict
-from narrowcast.parallel.ranks import digest, ranks_that_differ
+from narrowcast.parallel.ranks import FACTORS, check_same
 from narrowcast.parallel.residuals import check_factors, check_saved
 from narrowcast.parallel.stats import CallEvent, TensorRow, render
 
@@ -100,7 +100,8 @@ class DDPHandle(Handle):
         return dict(self._stats.sampled)
 
     def check_ranks(self) -> None:
-        check_parameters(model_of(self._weak_model), self._state.channel)
+        kept = {"parameters": model_of(self._weak_model).module.parameters(), FACTORS: self._state.factors.contents}
+        check_same(self._state.channel, kept)
 
     def state_dict(self) -> dict[str, Tensor]:
         state = self._state
@@ -143,13 +144,6 @@ def model_of(reference: weakref.ref[DistributedDataParallel]) -> DistributedData
     if model is None:
         raise RuntimeError(GONE)
     return model
-
-
-def check_parameters(model: DistributedDataParallel, channel: Channel) -> None:
-    """Raise where a rank has other parameters than rank 0 (collective)."""
-    different = ranks_that_differ(channel, digest(model.module.parameters()))
-    if different:
-        raise RuntimeError(f"check_ranks: the parameters of ranks {different} differ from those of rank 0")
 
 
 def _notes(model: DistributedDataParallel) -> list[str]:

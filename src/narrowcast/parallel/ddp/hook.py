@@ -12,12 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from narrowcast.codecs import Codec, error_report
+from narrowcast.codecs import Codec, KeptFactors
 from narrowcast.collectives import (
     AllReduce,
     Channel,
     Flat,
-    KeptFactors,
     LowRankCall,
     LowRankReduce,
     PreparedCall,
@@ -49,7 +48,7 @@ from narrowcast.parallel.private import in_autograd
 from narrowcast.parallel.probe import probe
 from narrowcast.parallel.ranks import propagate_errors
 from narrowcast.parallel.residuals import ModelResiduals
-from narrowcast.parallel.seeds import model_seed, seed_of
+from narrowcast.parallel.seeds import model_seed
 from narrowcast.parallel.stats import Stats, TensorRow, is_compressed
 
 Bucket = Any
@@ -155,19 +154,17 @@ class DDPState:
             return policy.CodecChoice(policy.AS_IS, "has sparse gradients, which DDP's own all-reduce adds")
         if parameter.dtype not in FLOATS:
             return policy.CodecChoice(policy.AS_IS, f"is {parameter.dtype}; codecs take 16- and 32-bit floats")
-        return buckets.by_memory(policy.choose(self.policy, self._info(name), self.step, self.min_values), parameter)
+        return policy.choose(self.policy, self._info(name), self.step, self.min_values)
 
     def _info(self, name: str) -> policy.TensorInfo:
-        parameter = self.reduced[name]
-        return policy.TensorInfo(name, tuple(parameter.shape), parameter.dtype)
+        return buckets.info_of(name, self.reduced[name])
 
     def rows(self) -> list[TensorRow]:
         """Every parameter: its wire, or why it stays as it is."""
         rows: list[TensorRow] = []
         for name, p in self.parameters.items():
             choice = self.choice(name, p)
-            shape = tuple(buckets.matrix_of(p)) if choice.codec.rank else p.shape
-            row = TensorRow.of(name, p.numel(), choice, p.dtype, shape=shape)
+            row = TensorRow.of(name, p.numel(), choice, p.dtype, shape=self._info(name).sent_shape)
             rows += self.levels.rows(row, choice, p.dtype)
         return rows
 
@@ -327,9 +324,10 @@ class DDPState:
         """What the codecs would lose on these gradients, tensor by tensor; it takes time, so it is off by default."""
         for group, gradients in groups:
             for name, gradient in zip(group.names, gradients, strict=True):
-                if not group.codec.lossless and not group.codec.rank:
-                    seed = seed_of(f"sample {self.seed} {self.channel.rank} {name}")
-                    self.stats.sampled[name] = error_report(gradient, group.codec, seed=seed, stream=self.step)
+                if group.codec.rank:  # as it is sent: its parameter says how it lies in memory
+                    gradient = buckets.in_memory(gradient).view(buckets.matrix_of(self.reduced[name]))
+                how = {"seed": self.seed, "rank": self.channel.rank, "step": self.step}
+                self.stats.sample(name, gradient, group.codec, **how)
 
     def close(self) -> None:
         self.channel.close()

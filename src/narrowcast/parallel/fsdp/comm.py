@@ -143,7 +143,8 @@ class Gradients(_Comm, ReduceScatter):
     def _reduce(self, total: Tensor, x: Tensor, op: Any) -> None:
         state, world = self.state, self.state.channel.world
         codecs, reduction = self._codecs(self.last, GRADIENT), reduction_of(op, world)
-        self.unit.gain = world * reduction.multiply / reduction.divide
+        self.unit.divisor = self.unit.private.divisor_before(x.dtype, x.device)
+        self.unit.gain = world * reduction.multiply / reduction.divide / self.unit.divisor
         state.show(self.unit, self.last, x)
         ranges = segment_ranges([t.part(world) for t in self.last])
         members = [Member(*one) for one in zip(self.last, codecs, ranges, strict=True)]
@@ -151,7 +152,7 @@ class Gradients(_Comm, ReduceScatter):
         if not matrices:
             self._reduce_rows(total, x, members, reduction)
             return
-        finish = start_matrices(state, self._seed(GRADIENT), matrices, x, reduction, self._count_factors)
+        finish = start_matrices(state, self.unit, self._seed(GRADIENT), matrices, x, reduction, self._count_factors)
         rest = [member for member in members if not member.codec.rank]
         if rest:
             x_WL, parts = x.view(world, -1), [slice(*member.part) for member in rest]
@@ -171,8 +172,9 @@ class Gradients(_Comm, ReduceScatter):
         codecs, names = [member.codec for member in members], [member.tensor.name for member in members]
         lengths = [member.tensor.part(world) for member in members]
         plan = self._rows(GRADIENT, lengths, codecs, x.dtype)
-        residuals = state.residuals(names, lengths, x) if any(codec.feedback for codec in codecs) else None
-        state.sample(names, x, plan)
+        residuals = state.residuals(self.unit, names, lengths, x) if any(codec.feedback for codec in codecs) else None
+        for name, codec, (low, high) in zip(names, codecs, segment_ranges(lengths), strict=True):
+            state.sample(name, x.view(world, -1)[:, low:high], codec)
 
         def job(exchange: Exchange) -> None:
             exact = sharded_rows.reduce_scatter(plan, exchange, x, reduction, residuals)
@@ -334,7 +336,7 @@ class Between(_Comm):
             async_op=True,
             step=(state.step, number),
             seed=self._seed(BETWEEN),
-            residuals=state.replica_residuals.residuals(names, tensors) if codec.feedback else None,
+            residuals=state.residuals_between(self.unit, names, tensors) if codec.feedback else None,
             times=times,
             channel=channel,
             buffer=flat if numel == flat.numel() else None,

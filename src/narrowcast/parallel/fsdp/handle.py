@@ -10,7 +10,7 @@ from narrowcast.codecs import ErrorReport
 from narrowcast.parallel.fsdp import torch_parts
 from narrowcast.parallel.fsdp.shards import FSDPState, check_free, gathered_digest
 from narrowcast.parallel.handle import Handle, StateReference, check_strict
-from narrowcast.parallel.ranks import ranks_that_differ
+from narrowcast.parallel.ranks import FACTORS, check_same
 from narrowcast.parallel.stats import CallEvent, Stats, TensorRow, render
 
 
@@ -60,11 +60,10 @@ class FSDPHandle(Handle):
 
     def check_ranks(self) -> None:
         state = self._state
-        own = gathered_digest(state)
-        for channel, what in ((state.channel, "ranks"), (state.replicas, "replicas")):
-            different = ranks_that_differ(channel, own) if channel is not None else []
-            if different:
-                raise RuntimeError(f"check_ranks: the parameters of {what} {different} differ from those of 0")
+        kept = {"parameters": [gathered_digest(state)], FACTORS: state.factors.contents}
+        for channel, who in ((state.channel, "ranks"), (state.replicas, "replicas")):
+            if channel is not None:
+                check_same(channel, kept, who)
 
     def state_dict(self) -> dict[str, Tensor]:
         return self._state.state_dict()

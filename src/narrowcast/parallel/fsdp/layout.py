@@ -71,8 +71,10 @@ class Unit:
         self.number, self.name, self.module = number, name, module
         self.private: ParameterGroup = param_groups(module)[0]
         self.tensors = [_sharded_parameter(private, names) for private in self.private.parameters]
+        self.divisor = 1.0
+        """What FSDP had divided the gradients by, when they last came to the reduce-scatter."""
         self.gain = 1.0
-        """What the reduce-scatter made of the mean, when it last ran: 1 for AVG, the number of ranks for SUM."""
+        """What that reduce-scatter made of the mean of the gradients: 1 for AVG, the number of ranks for SUM."""
         self._touched: set[int] = set()
         self._hooked: set[int] = set()
         self._removable: list[Any] = []

@@ -12,20 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from narrowcast.codecs import Codec
-from narrowcast.collectives import (
-    KeptFactors,
-    LowRankCall,
-    LowRankReduce,
-    Matrix,
-    Range,
-    Reduction,
-    Residuals,
-    Times,
-    Work,
-    start_low_rank,
-)
-from narrowcast.parallel.fsdp.layout import Sharded
+from narrowcast.codecs import Codec, KeptFactors, Matrix
+from narrowcast.collectives import LowRankCall, LowRankReduce, Range, Reduction, Residuals, Times, Work, start_low_rank
+from narrowcast.parallel.fsdp.layout import Sharded, Unit
 from narrowcast.parallel.policy import GRADIENT
 from narrowcast.parallel.residuals import check_factors
 from narrowcast.parallel.stats import compressed_values
@@ -78,16 +67,25 @@ class WholeMatrix:
 
 
 def start_matrices(
-    state: FSDPState, seed: int, members: Sequence[Member], x: Tensor, reduction: Reduction, count: Count
+    state: FSDPState,
+    unit: Unit,
+    seed: int,
+    members: Sequence[Member],
+    x: Tensor,
+    reduction: Reduction,
+    count: Count,
 ) -> Callable[[Tensor], None]:
     """Start the sums of all that go by low rank, a call for each wire. What is returned waits for them, and fills the
     row of this rank.
     """
     world, by_codec = state.channel.world, dict[Codec, list[WholeMatrix]]()
     for member in members:
-        length = member.part[1] - member.part[0]
-        rows = state.residuals([member.tensor.name], [length], x[: world * length]) if member.codec.feedback else None
-        by_codec.setdefault(member.codec, []).append(WholeMatrix.of(member, x.view(world, -1), rows))
+        name, length, rows = member.tensor.name, member.part[1] - member.part[0], None
+        if member.codec.feedback:
+            rows = state.residuals(unit, [name], [length], x[: world * length])
+        whole = WholeMatrix.of(member, x.view(world, -1), rows)
+        state.sample(name, whole.values, member.codec)
+        by_codec.setdefault(member.codec, []).append(whole)
     started: list[tuple[list[WholeMatrix], Work]] = []
     for number, (codec, wholes) in enumerate(by_codec.items()):
         times, step = Times(), (state.step, number)

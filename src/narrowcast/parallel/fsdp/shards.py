@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -10,17 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from narrowcast.codecs import Codec, KeptFactors
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives import (
-    Channel,
-    Exchange,
-    KeptFactors,
-    Reduction,
-    Residuals,
-    TorchTransport,
-    all_reduce,
-    segment_ranges,
-)
+from narrowcast.collectives import Channel, Exchange, Reduction, Residuals, TorchTransport, all_reduce, segment_ranges
 from narrowcast.parallel import policy, scaling
 from narrowcast.parallel.fsdp import layout, optimizer_check
 from narrowcast.parallel.fsdp.comm import BETWEEN, Between, Gradients, Parameters, check_parameters
@@ -211,19 +204,21 @@ class FSDPState:
             info = policy.TensorInfo(tensor.name, tensor.shape, unit.reduce_dtype)
             self._watch.look(info, tensor.whole(x_WL[:, low:high]), self.step, "local")
 
-    def residuals(self, names: Sequence[str], lengths: Sequence[int], x: Tensor) -> Residuals:
-        """This rank's residuals of the rows of a reduce-scatter, kept by parameter and row."""
+    def residuals(self, unit: Unit, names: Sequence[str], lengths: Sequence[int], x: Tensor) -> Residuals:
+        """This rank's residuals of the rows of a reduce-scatter, kept by parameter and row, in units of a gradient."""
         world = self.channel.world
         keys = tuple(_key(row, name) for row in range(world) for name in names)
-        return self.row_residuals.residuals(keys, x.split(list(lengths) * world))
+        kept = self.row_residuals.residuals(keys, x.split(list(lengths) * world))
+        return replace(kept, unit=kept.unit / unit.divisor)
 
-    def sample(self, names: Sequence[str], x: Tensor, plan: Rows) -> None:
-        """What the codecs would lose on these gradients, tensor by tensor; it takes time, so it is off by default."""
-        if not self.sample_every or self.step % self.sample_every:
-            return
-        x_WL = x.view(self.channel.world, -1)
-        for name, codec, (low, high) in zip(names, plan.codecs, segment_ranges(plan.lengths), strict=True):
-            gradient = x_WL[:, low:high].reshape(-1)
+    def residuals_between(self, unit: Unit, names: tuple[str, ...], parts: Sequence[Tensor]) -> Residuals:
+        """Of an all-reduce between replicas, whose values are reduced already; kept by parameter, in the same units."""
+        kept = self.replica_residuals.residuals(names, parts)
+        return replace(kept, unit=kept.unit * unit.gain)
+
+    def sample(self, name: str, gradient: Tensor, codec: Codec) -> None:
+        """What a codec would lose on this gradient; it takes time, so it is off by default."""
+        if self.sample_every and self.step % self.sample_every == 0:
             self.stats[GRADIENT].sample(name, gradient, codec, seed=self.seed, rank=self.channel.rank, step=self.step)
 
     def install(self) -> None:
@@ -277,11 +272,11 @@ class FSDPState:
     def state_dict(self) -> dict[str, Tensor]:
         """The mean of all ranks' residuals, sharded as the parameters are, and the factors of low rank (collective)."""
         rows, between = self.row_residuals.by_parameter(), self.replica_residuals.by_parameter()
-        residuals = {t.name: _as_shard(t, self._mean(unit, t, rows, between)) for unit, t in self.with_residuals()}
+        residuals = {t.name: _as_shard(t, self._mean(t, rows, between)) for _, t in self.with_residuals()}
         return residuals | factors_of(self)
 
-    def _mean(self, unit: Unit, tensor: Sharded, rows: Mapping[str, Tensor], between: Mapping[str, Tensor]) -> Tensor:
-        """This rank's part, in units of a rank's gradient. A residual between replicas was reduced already."""
+    def _mean(self, tensor: Sharded, rows: Mapping[str, Tensor], between: Mapping[str, Tensor]) -> Tensor:
+        """This rank's part, in units of a rank's gradient."""
         world = self.channel.world
         part = tensor.part(world)
         nothing = torch.zeros(part, dtype=torch.float32)
@@ -295,7 +290,7 @@ class FSDPState:
 
         self.channel.submit(signature, job).wait()
         if self.replicas is not None:
-            total += between.get(tensor.name, nothing).cpu() / unit.gain
+            total += between.get(tensor.name, nothing).cpu()
             all_reduce(total, "fp32", dist.ReduceOp.AVG, channel=self.replicas.called("state_dict"))
         return total
 

@@ -19,7 +19,11 @@ OWNER = "FSDP2"
 
 try:
     from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
-    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
+        DefaultAllGather,
+        DefaultReduceScatter,
+        _get_gradient_divide_factors,
+    )
     from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMeshInfo, HSDPMeshInfo
 except ImportError as error:
     raise private.elsewhere(OWNER, f"classes ({error})") from error
@@ -34,6 +38,7 @@ GROUP = (
     "post_forward_mesh_info",
     "all_reduce_grads",
     "gradient_divide_factor",
+    "force_sum_reduction_for_comms",
     "_reduce_scatter_comm",
     "_all_gather_comm",
     "_all_reduce_hook",
@@ -165,6 +170,16 @@ class ParameterGroup:
     @property
     def gradient_divide_factor(self) -> float | None:
         return self.private.gradient_divide_factor
+
+    def divisor_before(self, dtype: torch.dtype, device: torch.device) -> float:
+        """What FSDP divides gradients of a type by before their reduce-scatter; the rest it divides the sum by.
+
+        Only float16 has one, which grows with the number of ranks: their sum must stay finite.
+        """
+        group, factor = self.mesh.shard_process_group, self.gradient_divide_factor
+        forced = self.private.force_sum_reduction_for_comms
+        before, *_ = _get_gradient_divide_factors(group, None, dtype, device.type, factor, forced)
+        return float(before or 1.0)
 
     @property
     def collectives(self) -> tuple[ReduceScatter, AllGather, Callable[[Tensor], None] | None]:

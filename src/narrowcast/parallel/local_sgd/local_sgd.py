@@ -16,13 +16,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from narrowcast.codecs import Codec
+from narrowcast.codecs import Codec, KeptFactors, Matrix
 from narrowcast.collectives import (
     Channel,
-    KeptFactors,
     LowRankCall,
     LowRankReduce,
-    Matrix,
     Reduction,
     Residuals,
     Times,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from narrowcast.collectives import Matrix
+from narrowcast.codecs import Matrix
 from narrowcast.parallel.fsdp.optimizer_check import parameters_of
 from narrowcast.parallel.ranks import local_part
 from narrowcast.parallel.residuals import check_factors
