@@ -65,7 +65,7 @@ class _Scheme(StepPredictor):
         """Seconds of a collective of each size, and of the codec in it, [D, N]."""
         sizes_N = torch.tensor([float(n) for n in values], dtype=torch.float64)
         encodes = 1 / world if kind == "all_gather" else 1.0
-        cost = Cost((costs.ring_stage(kind, self.cluster, world),), encodes=encodes, decodes=1.0, roundings=1)
+        cost = Cost((costs.stage_of(kind, self.cluster, world),), encodes=encodes, decodes=1.0, roundings=1)
         coding = torch.zeros(self.costs.draws + 1, len(sizes_N), dtype=torch.float64)
         if wire not in ("fp32", "as-is"):
             coding = self.costs.codec_seconds(cost, wire, sizes_N)
@@ -156,7 +156,7 @@ class Fsdp(_Scheme):
         share = costs.volume("reduce_scatter", setup.world)
         if call.matrices:
             stages = self.costs.plan(self._way(setup, one), setup.world).stages
-            share = sum(stage.sent if stage.own is None else stage.own for stage in stages)
+            share = sum(stage.own for stage in stages)
         return share * one.often * wire_sizes(one.wire, (one.values,))[0]
 
 

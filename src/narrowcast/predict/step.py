@@ -274,8 +274,7 @@ class StepPredictor:
         for (wire, algorithm), sums in self.plan(setup)[1].items():
             for stage in self.costs.plan(algorithm, setup.world).stages:
                 sizes = wire_sizes("fp32" if stage.as_is else wire, tuple(one.values for _, one in sums))
-                own = stage.sent if stage.own is None else stage.own
-                total += own * sum(size * one.often for size, (_, one) in zip(sizes, sums, strict=True))
+                total += stage.own * sum(size * one.often for size, (_, one) in zip(sizes, sums, strict=True))
         return total
 
 
