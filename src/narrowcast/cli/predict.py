@@ -7,20 +7,43 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from narrowcast.cli import options
-from narrowcast.cli.options import Bandwidth, Batch, ClusterName, ComputeMs, Flops, ModelName, Shape, one_line, out_file
+from narrowcast.cli.options import (
+    Bandwidth,
+    Batch,
+    ClusterName,
+    ComputeMs,
+    DeviceName,
+    Flops,
+    ModelName,
+    Shape,
+    one_line,
+    out_file,
+)
 from narrowcast.collectives import ALGORITHMS
 from narrowcast.console import JsonPath, emit, make_console, new_table, progress
 from narrowcast.lab import Lab
 from narrowcast.measure import need_cuda
-from narrowcast.predict import Cluster, Prediction, Profile, Setup, Sweep, advice, parallelism, report, zoo
+from narrowcast.predict import (
+    Cluster,
+    Prediction,
+    Profile,
+    Setup,
+    Sweep,
+    advice,
+    decision,
+    devices,
+    parallelism,
+    report,
+    zoo,
+)
 from narrowcast.predict import cluster as cluster_file
 from narrowcast.predict import model as model_file
 from narrowcast.predict import probe as probing
@@ -162,6 +185,7 @@ def predict(
     parallel: Annotated[str, typer.Option(help=", ".join(parallelism.MODES))] = "data",
     queues: Annotated[str, typer.Option(help="one: a call after the other; levels: a queue for each level.")] = "one",
     bandwidth: Bandwidth = 0.0,
+    device: DeviceName = "",
     batch: Batch = 0,
     shape: Shape = "",
     flops: Flops = 0.0,
@@ -180,7 +204,7 @@ def predict(
         raise ValueError("predict: give --model and --cluster; --list shows the built-in ones")
     options.positive("--samples", samples)
     page = out_file("--html", html) if html else None
-    made = _cluster(cluster, bandwidth, price)
+    made = _cluster(cluster, bandwidth, price, device)
     counts = options.workers_of(workers) if workers else [world for world in WORKERS if _joins(made, world)]
     setups = _setups(counts, options.specs_of(wires), algorithms, queues)
     source = profiling.resolve(model, made, batch=batch, shape=shape, flops=flops, compute_ms=compute_ms)
@@ -191,11 +215,12 @@ def predict(
     emit([cell.as_dict() for cell in cells], _prediction_table(sweep, cells), json_path)
 
 
-def _cluster(name: str, bandwidth: float, price: float) -> Cluster:
+def _cluster(name: str, bandwidth: float, price: float, device: str) -> Cluster:
     options.positive("--bandwidth", bandwidth)
     options.positive("--price", price)
     made = cluster_file.load(name)
     made = made.with_bandwidth(bandwidth) if bandwidth else made
+    made = devices.with_device(made, device) if device else made
     return replace(made, price_per_hour=price) if price else made
 
 
@@ -258,7 +283,11 @@ def _list(json_path: str | None) -> None:
     for name, made in clusters.items():
         links = "; ".join(f"{level.name}: {level.bandwidth_gbit:g} Gb/s" for level in made.levels)
         shown.add_row(name, links, f"not measured; {made.source}")
+    for name, device in devices.devices().items():
+        speed = f"{device.flops / 1e12:.3g} Tflop/s as training reaches them, {device.memory_gib:g} GiB"
+        shown.add_row(name, speed, "for --device; from memory of its data sheet")
     data = {
+        "devices": {name: asdict(device) for name, device in devices.devices().items()},
         "models": {name: {"parameters": m.numel, "macs": m.macs, "source": m.source} for name, m in models.items()},
         "clusters": {name: {"source": c.source, "measured": c.measured} for name, c in clusters.items()},
     }
@@ -269,26 +298,58 @@ def _list(json_path: str | None) -> None:
 def advise(
     model: ModelName = "",
     cluster: ClusterName = "",
+    clusters: Annotated[
+        str, typer.Option(help="Buy or compress: several clusters, separated by commas; the first is what you have.")
+    ] = "",
+    price: Annotated[
+        str, typer.Option(help="With --clusters: dollars for a node and an hour, as 10gbe-tcp=2.0,25gbe-tcp=2.4.")
+    ] = "",
     workers: Annotated[int, typer.Option(help="Workers.")] = 0,
-    wires: Annotated[str, typer.Option(help="Wires to choose from, beside float32 and 16 bits.")] = ",".join(
-        advice.WIRES
-    ),
+    wires: Annotated[
+        str,
+        typer.Option(
+            help=f"Wires to choose from, beside float32 and 16 bits; default {','.join(advice.WIRES)}, of which those "
+            "under 8 bits where the gradients of a real model can be looked at."
+        ),
+    ] = "",
+    samples: Annotated[int, typer.Option(help="Samples to pay for; default the model's epoch, or a million.")] = 0,
     bandwidth: Bandwidth = 0.0,
+    device: DeviceName = "",
     batch: Batch = 0,
     shape: Shape = "",
     flops: Flops = 0.0,
     compute_ms: ComputeMs = 0.0,
     json_path: JsonPath = None,
 ) -> None:
-    """Which wire to use, in words: how much it gains, where it stops paying, and what it risks."""
-    if not model or not cluster:
-        raise ValueError("advise: give --model and --cluster; `narrowcast predict --list` shows the built-in ones")
-    made = _cluster(cluster, bandwidth, 0.0)
+    """Which wire to use, in words: how much it gains, where it stops paying, and what it risks.
+
+    With --clusters: whether to buy a faster network or to compress, in steps and dollars.
+    """
+    if not model or bool(cluster) == bool(clusters):
+        problem = "give --model and either --cluster or --clusters"
+        raise ValueError(f"advise: {problem}; `narrowcast predict --list` shows the built-in ones")
+    options.positive("--samples", samples)
+    specs = options.specs_of(wires) if wires else None
+    names = [name.strip() for name in (clusters or cluster).split(",")]
+    prices = options.prices_of(price, names)
+    places = [_cluster(name, bandwidth, prices.get(name, 0.0), device) for name in names]
+    world = _world(places[0], workers)
+    how: dict[str, Any] = {"batch": batch, "shape": shape, "flops": flops, "compute_ms": compute_ms}
+    source = profiling.resolve(model, places[0], **how)
+    # what was measured is the same everywhere, what is described runs at each device's speed
+    others = [source if source.description is None else profiling.resolve(model, made, **how) for made in places[1:]]
+    amount = samples or source.samples or decision.MILLION
+    sweeps = [_sweep(one, made, "data", amount) for one, made in zip([source, *others], places, strict=True)]
+    errors = advice.errors_of(source.module, source.batches, specs or advice.WIRES)
+    answer = (
+        decision.decide(sweeps, world, specs, errors) if clusters else advice.advise(sweeps[0], world, specs, errors)
+    )
+    emit(answer.as_dict(), answer.text, json_path)
+
+
+def _world(made: Cluster, workers: int) -> int:
     tables = [level.tables[0].ranks for level in made.levels if level.tables]
     world = workers or (tables[-1] * made.node if tables else 0)
     if world < 2:
         raise ValueError(f"advise: --workers: must be 2 or more, got {workers}")
-    source = profiling.resolve(model, made, batch=batch, shape=shape, flops=flops, compute_ms=compute_ms)
-    sweep = _sweep(source, made, "data")
-    advised = advice.advise_model(sweep, world, source.module, source.batches, options.specs_of(wires))
-    emit(advised.as_dict(), advised.text, json_path)
+    return world

@@ -87,6 +87,10 @@ class Device:
     codec_stream: str = "side"
     """Where codecs run: "side" (beside the backward pass) or "compute" (they hold it up)."""
     spread: float = 0.0
+    memory_gib: float = 0.0
+    """Its size; 0: not known."""
+    jitter: float = 0.0
+    """Relative standard deviation of a rank's compute from step to step: all wait for the slowest."""
 
 
 @dataclass(frozen=True)
@@ -250,13 +254,17 @@ def _codec(table: Section) -> CodecSpeed:
     return CodecSpeed(wire, encode, decode, float(table.number("busy", 1.0, above=0.0)), *slower)
 
 
+NAMES = ("name", "codec_stream")
+"""What is no number of a device."""
+
+
 def _device(table: Section) -> Device:
     plain = Device()
     table.check_keys(*vars(plain))
     stream = table.text("codec_stream", plain.codec_stream)
     if stream not in ("side", "compute"):
         table.fail("codec_stream", f'take "side" or "compute", got {stream!r}')
-    most = {"flops": LARGEST, "memory_gbyte": LARGEST, "launch_us": LARGEST, "spread": WIDEST}
+    most = {key: WIDEST if key in ("spread", "jitter") else LARGEST for key in vars(plain) if key not in NAMES}
     numbers = {key: float(table.number(key, getattr(plain, key), most=limit)) for key, limit in most.items()}
     return Device(name=table.text("name", plain.name), codec_stream=stream, **numbers)
 

@@ -70,7 +70,7 @@ class Sweep:
             over_16bit_high=high,
             hide_gbit=self._hides(setup),
             break_even_gbit=self._break_even(setup),
-            dollars_per_epoch=self._dollars(setup.world, made.step),
+            dollars_per_epoch=self.price(setup.world) * made.step or None,
         )
 
     def _baseline(self, world: int) -> tuple[Tensor, Tensor]:
@@ -107,9 +107,7 @@ class Sweep:
         last = float(BANDWIDTHS[wins][-1])
         return float("inf") if last == float(BANDWIDTHS[-1]) else last
 
-    def _dollars(self, world: int, step: float) -> float | None:
-        if not self.cluster.price_per_hour or not self.samples:
-            return None
-        nodes = -(-world // self.cluster.node)
-        steps = self.samples / (self.profile.batch * world)
-        return self.cluster.price_per_hour * nodes * steps * step / 3600
+    def price(self, world: int) -> float:
+        """Dollars of an epoch for each second that a step takes; 0: not known."""
+        nodes, steps = -(-world // self.cluster.node), self.samples / (self.profile.batch * world)
+        return self.cluster.price_per_hour * nodes * steps / 3600
