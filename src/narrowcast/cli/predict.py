@@ -190,6 +190,9 @@ def predict(
     shape: Shape = "",
     flops: Flops = 0.0,
     compute_ms: ComputeMs = 0.0,
+    jitter: Annotated[
+        float, typer.Option(help="Relative standard deviation of a rank's compute; all wait for the slowest.")
+    ] = 0.0,
     price: Annotated[float, typer.Option(help="Dollars for a node and an hour, instead of the cluster's.")] = 0.0,
     samples: Annotated[int, typer.Option(help="Samples of an epoch, instead of the model's.")] = 0,
     html: Annotated[str, typer.Option(help="Write a page with figures to this file.")] = "",
@@ -208,6 +211,9 @@ def predict(
     counts = options.workers_of(workers) if workers else [world for world in WORKERS if _joins(made, world)]
     setups = _setups(counts, options.specs_of(wires), algorithms, queues)
     source = profiling.resolve(model, made, batch=batch, shape=shape, flops=flops, compute_ms=compute_ms)
+    options.positive("--jitter", jitter)
+    if jitter:
+        source = replace(source, profile=replace(source.profile, jitter=jitter))
     sweep = _sweep(source, made, parallel, samples)
     cells = list(progress((sweep.cell(setup) for setup in setups), len(setups), "cells"))
     if page:
@@ -247,6 +253,11 @@ def _gbit(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
+def _gib(size: float, made: Cluster) -> str:
+    gib = size / 2**30
+    return f"{gib:.3g}{'!' if 0 < made.device.memory_gib < gib else ''}"
+
+
 def _prediction_table(sweep: Sweep, cells: Iterable[Prediction]) -> Table:
     made = sweep.cluster
     state = "measured" if made.measured else "NOT measured"
@@ -257,17 +268,18 @@ def _prediction_table(sweep: Sweep, cells: Iterable[Prediction]) -> Table:
         ratios = (f"{ratio:.2f}x" for ratio in (cell.speedup, cell.over_fp32, cell.over_16bit))
         parts = (f"{1e3 * cell.exposed:.1f}", f"{1e3 * cell.codec:.1f}", cell.bottleneck)
         dollars = "" if cell.dollars_per_epoch is None else f"{cell.dollars_per_epoch:.2f}"
-        limits = (_gbit(cell.hide_gbit), _gbit(cell.break_even_gbit), dollars)
+        limits = (_gbit(cell.hide_gbit), _gbit(cell.break_even_gbit), dollars, _gib(cell.memory_bytes, made))
         rows.append((cell.workers, cell.wire, cell.algorithm, *times, bounds, *ratios, *parts, *limits))
     shown = new_table(
         f"{sweep.profile.name} (batch {sweep.profile.batch}) on {made.name}, {state}",
         *("workers", "wire", "algorithm", "step ms", "5-95 %", "bounds", "speedup", "/fp32", "/16 bit"),
-        *("exposed ms", "codec ms", "limit", "hidden from", "pays below", "$/epoch"),
+        *("exposed ms", "codec ms", "limit", "hidden from", "pays below", "$/epoch", "GiB"),
         rows=rows,
     )
     shown.caption = (
         "bounds: all overlapped, nothing overlapped. hidden from: Gb/s of the outermost link in use from which on "
-        f"communication adds under 2 %. pays below: Gb/s under which the wire beats 16 bits. cluster: {made.source}"
+        f"communication adds under 2 %. pays below: Gb/s under which the wire beats 16 bits. GiB: of a rank, without "
+        f"activations (! more than the device has). cluster: {made.source}"
     )
     return shown
 

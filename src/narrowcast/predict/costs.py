@@ -151,6 +151,23 @@ def stage_of(kind: str, cluster: Cluster, world: int) -> Stage:
     return place.over_all_levels(kind, [volume(kind, world)] * (place.level + 1), steps(kind, world))
 
 
+def between_nodes(algorithm: str, cluster: Cluster, world: int) -> Cost:
+    """A sum between nodes of what the ranks of a node hold one part of each: together they send all of it."""
+    ranks = placement(cluster, world)
+    made = ALGORITHMS[algorithm].cost(ranks.of_nodes())
+
+    def outside(stage: Stage) -> Stage:
+        return replace(stage, level=stage.level + 1, inner=(stage.own / ranks.inside, *stage.inner))
+
+    stages, otherwise = (tuple(map(outside, each)) for each in (made.stages, made.otherwise))
+    return replace(made, stages=stages, otherwise=otherwise, codec_share=1 / ranks.inside)
+
+
+def is_summed_by_backend(wire: str) -> bool:
+    """Whether the backend itself adds it up where nobody asks for more: numbers that it knows."""
+    return wire in ("fp32", "as-is", "bf16", "fp16")
+
+
 def resolve(algorithm: str, wire: str, cluster: Cluster, world: int) -> str:
     """What "auto" means: the backend's own sum for float32, as `attach` chooses otherwise."""
     if algorithm != "auto":

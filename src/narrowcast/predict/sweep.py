@@ -13,6 +13,7 @@ from narrowcast.codecs import codec as codec_named
 from narrowcast.parallel import overlap
 from narrowcast.predict.cluster import Cluster
 from narrowcast.predict.costs import DRAWS, Costs
+from narrowcast.predict.memory import needed
 from narrowcast.predict.model import Description, Profile
 from narrowcast.predict.step import BANDWIDTHS, HIDDEN, PLAIN, Prediction, Setup, StepPredictor, steps_for
 
@@ -38,7 +39,7 @@ class Sweep:
         mode: str = "data",
         description: Description | None = None,
     ) -> None:
-        self.profile, self.cluster, self.samples = profile, cluster, samples
+        self.profile, self.cluster, self.samples, self.mode = profile, cluster, samples, mode
         self.steps = steps_for(mode, profile, Costs(cluster, draws, seed), description)
         self._baselines: dict[int, tuple[Tensor, Tensor]] = {}
         self._tuned: dict[Setup, Tensor] = {}
@@ -70,6 +71,7 @@ class Sweep:
             over_16bit_high=high,
             hide_gbit=self._hides(setup),
             break_even_gbit=self._break_even(setup),
+            memory_bytes=needed(self.profile, setup, self.mode, self.cluster.shape(setup.world)[0]).total,
             dollars_per_epoch=self.price(setup.world) * made.step or None,
         )
 
