@@ -14,7 +14,7 @@ from narrowcast.collectives.algorithms import record
 from narrowcast.collectives.algorithms.cost import TREE_HOP, TREE_SHARE
 from narrowcast.collectives.algorithms.record import ALGORITHMS, Setting
 from narrowcast.collectives.segments import Coder
-from narrowcast.predict import cluster, costs, speeds
+from narrowcast.predict import cluster, codec_systems, costs, speeds
 from narrowcast.predict.cluster import Cluster, CodecSpeed, CollectiveTimings, Device, Level
 from narrowcast.predict.costs import Costs, Curve, plan
 
@@ -311,6 +311,19 @@ def test_a_transform_that_nobody_timed_has_its_share_of_the_copy() -> None:
     assert float(Costs(on_gpu, draws=0).codec("int4/128+rot")[0](sizes(2.0**20))) == pytest.approx(
         copied / speeds.ON_GPU["rot"].encode
     )
+
+
+def test_a_slow_codec_slows_no_cast_and_no_baseline() -> None:
+    """bf16 is cast at the speed of memory, whatever int8 takes."""
+    place = cluster.load("10gbe-tcp")
+    slow = codec_systems.with_codec_system(place, "grace-8bit")
+    plain, same = (Costs(made, draws=0).seconds("native", "bf16", sizes(1e6), 8)[0] for made in (place, slow))
+    assert torch.equal(plain, same)
+    _, coded = Costs(slow, draws=0).seconds("one_shot", "int8/256", sizes(2.0**20), 8)
+    system = codec_systems.codec_systems()["grace-8bit"]
+    assert float(coded) == pytest.approx(2**20 * (system.encode_ns + 8 * system.decode_ns) * 1e-9)
+    with pytest.raises(ValueError, match="unknown 'gracious'; take grace-8bit"):
+        codec_systems.with_codec_system(place, "gracious")
 
 
 def test_a_transform_is_timed_like_the_same_one_and_a_plain_wire_like_none() -> None:

@@ -38,6 +38,7 @@ from narrowcast.predict import (
     Setup,
     Sweep,
     advice,
+    codec_systems,
     decision,
     devices,
     parallelism,
@@ -183,6 +184,9 @@ def predict(
     wires: Annotated[str, typer.Option(help="Specs, separated by commas.")] = WIRES,
     algorithms: Annotated[str, typer.Option(help=f"auto, {', '.join(ALGORITHMS)}; separated by commas.")] = "auto",
     parallel: Annotated[str, typer.Option(help=", ".join(parallelism.MODES))] = "data",
+    codec_system: Annotated[
+        str, typer.Option(help="Codecs as slow as those of grace-8bit, dettmers-8bit, ...; --list shows them.")
+    ] = "",
     queues: Annotated[str, typer.Option(help="one: a call after the other; levels: a queue for each level.")] = "one",
     bandwidth: Bandwidth = 0.0,
     device: DeviceName = "",
@@ -208,6 +212,8 @@ def predict(
     options.positive("--samples", samples)
     page = out_file("--html", html) if html else None
     made = _cluster(cluster, bandwidth, price, device)
+    if codec_system:
+        made = codec_systems.with_codec_system(made, codec_system)
     counts = options.workers_of(workers) if workers else [world for world in WORKERS if _joins(made, world)]
     setups = _setups(counts, options.specs_of(wires), algorithms, queues)
     source = profiling.resolve(model, made, batch=batch, shape=shape, flops=flops, compute_ms=compute_ms)
@@ -298,7 +304,13 @@ def _list(json_path: str | None) -> None:
     for name, device in devices.devices().items():
         speed = f"{device.flops / 1e12:.3g} Tflop/s as training reaches them, {device.memory_gib:g} GiB"
         shown.add_row(name, speed, "for --device; from memory of its data sheet")
+    for name, system in codec_systems.codec_systems().items():
+        speed = (
+            f"encode {system.encode_ns:g}, decode {system.decode_ns:g} ns a value; {system.wire}, {system.algorithm}"
+        )
+        shown.add_row(name, speed, f"for --codec-system; {system.source}")
     data = {
+        "codec_systems": {name: asdict(system) for name, system in codec_systems.codec_systems().items()},
         "devices": {name: asdict(device) for name, device in devices.devices().items()},
         "models": {name: {"parameters": m.numel, "macs": m.macs, "source": m.source} for name, m in models.items()},
         "clusters": {name: {"source": c.source, "measured": c.measured} for name, c in clusters.items()},
