@@ -11,9 +11,10 @@ from dist.algorithms import takes
 
 import narrowcast as nc
 from narrowcast.collectives.algorithms import record
+from narrowcast.collectives.algorithms.cost import TREE_HOP, TREE_SHARE
 from narrowcast.collectives.algorithms.record import ALGORITHMS, Setting
 from narrowcast.collectives.segments import Coder
-from narrowcast.predict import costs, speeds
+from narrowcast.predict import cluster, codec_systems, costs, speeds
 from narrowcast.predict.cluster import Cluster, CodecSpeed, CollectiveTimings, Device, Level
 from narrowcast.predict.costs import Costs, Curve, plan
 
@@ -94,16 +95,21 @@ def test_hierarchical_sends_a_share_outside() -> None:
 
 
 def test_a_flat_exchange_between_nodes_goes_through_one_card() -> None:
-    """4 ranks a node: each sends 2/8 of the tensor to each rank outside, twice, and all of it through one card."""
-    assert costs.plan("two_shot", NODES, 8).stages[0].sent == 4 * 2 * 4 / 8
-    assert costs.plan("one_shot", NODES, 8).stages[0].sent == 4 * 4
+    """4 ranks a node: each sends 1/8 of the tensor to each rank outside, and all of it through one card; messages do
+    so twice, NCCL gathers in a ring."""
+    on_cpu = replace(NODES, device=replace(NODES.device, name="cpu"))
+    assert costs.plan("two_shot", on_cpu, 8).stages[0].sent == 2 * 4 * 4 / 8
+    assert costs.plan("two_shot", NODES, 8).stages[0].sent == 4 * 4 / 8 + 7 / 8
+    assert costs.plan("one_shot", on_cpu, 8).stages[0].sent == 4 * 4
+    assert costs.plan("one_shot", NODES, 8).stages[0].sent == 7
+    assert {costs.plan("two_shot", place, 8).stages[0].own for place in (on_cpu, NODES)} == {2 * 7 / 8}
 
 
 @pytest.mark.parametrize("algorithm", SENT)
 def test_a_flat_algorithm_takes_as_long_as_the_slower_of_its_links(algorithm: str) -> None:
     """1 M values on 2 nodes of 4, inside at 1 MB/s: what a member sends, however fast the link between nodes is."""
     crawling = replace(NODES, levels=(Level("inside", 4, 0.008, 0.0), Level("between", 0, 8e6, 100.0)))
-    made, own = costs.plan(algorithm, crawling, 8), 4 * SENT[algorithm](8)
+    made, own = replace(costs.plan(algorithm, crawling, 8), otherwise=()), 4 * SENT[algorithm](8)
     seconds = Costs(crawling, draws=0).wire_seconds(made, "fp32", sizes(1e6))
     assert float(seconds) == pytest.approx(own + made.stages[0].steps * 1e-4, rel=1e-6)
     # and with the links the other way round the node's bytes through its card count
@@ -215,10 +221,65 @@ def test_an_unmeasured_wire_runs_like_the_nearest_measured_one() -> None:
     assert float(made.codec("e4m3fn/128")[0](sizes(2.0**20))) == 1e-3
 
 
-def test_nccl_may_take_a_tree_and_gloo_has_a_ring() -> None:
-    """1024 ranks: 2046 latencies around a ring, 20 up and down a tree."""
+def bus(place: Cluster, world: int, size: float) -> float:
+    """GB/s as nccl-tests counts them, of float32 by the backend's own sum."""
+    made = Costs(place, draws=0)
+    return (
+        costs.volume("all_reduce", world)
+        * size
+        / 1e9
+        / float(made.seconds("native", "fp32", sizes(size / 4), world)[0])
+    )
+
+
+def test_nccl_takes_the_quicker_of_a_ring_and_a_tree_and_gloo_has_a_ring() -> None:
+    """1024 ranks: 2046 latencies around a ring, 20 hops up and down a tree, which has its own bytes."""
     nccl = replace(FLAT, device=Device("H100", memory_gbyte=10.0))
-    assert [costs.plan("native", place, 1024).stages[0].steps for place in (FLAT, nccl)] == [2046, 20]
+    ring, (tree,) = (getattr(costs.plan("native", nccl, 1024), name) for name in ("stages", "otherwise"))
+    assert ring == costs.plan("native", FLAT, 1024).stages
+    assert costs.plan("native", FLAT, 1024).otherwise == ()
+    assert (ring[0].steps, tree.steps) == (2046, TREE_HOP * 20)
+    assert tree.sent == pytest.approx(ring[0].sent / TREE_SHARE)
+    few, many = (float(Costs(nccl, draws=0).seconds("native", "fp32", sizes(n), 1024)[0]) for n in (1.0, 2.0**32))
+    assert few == pytest.approx(tree.steps * 1e-4, rel=1e-3)
+    assert many == pytest.approx(ring[0].sent * 2**34 / 1e9 + ring[0].steps * 1e-4)
+
+
+FOUR_NODES = {2**20: 5.4, 2**24: 64, 2**26: 157, 2**28: 229, 2**30: 362, 2**34: 382}
+"""ml-engineering: bus bandwidth of 4 nodes of 8 B200 with eight 50 GB/s cards each, GB/s. Their NVLink is faster than
+the preset's, which shows with large messages."""
+BY_RINGS = {2: (0.32, 0.85, 0.95), 8: (0.13, 0.69, 0.95), 32: (0.044, 0.39, 0.92), 128: (0.009, 0.10, 0.74)}
+"""SimAI's shares of the cards' speed at 16 MiB, 256 MiB and 4 GiB, by nodes of 8."""
+
+
+def test_four_nodes_are_as_fast_as_somebody_measured() -> None:
+    made = cluster.load("8xH100")
+    for size, measured in FOUR_NODES.items():
+        assert 0.75 < bus(made, 32, size) / measured < 1.35, size
+
+
+@pytest.mark.parametrize("nodes", BY_RINGS)
+def test_rings_of_many_nodes_are_as_slow_as_a_published_table_has_them(nodes: int) -> None:
+    """16 MiB on 128 nodes: 10 ms around a ring; a ring's bytes with a tree's latency would be 26 times quicker."""
+    made = cluster.load("8xH100")
+    plan = replace(costs.plan("native", made, 8 * nodes), otherwise=())
+    for size, share in zip((2**24, 2**28, 2**32), BY_RINGS[nodes], strict=True):
+        seconds = float(Costs(made, draws=0).wire_seconds(plan, "fp32", sizes(size / 4)))
+        assert costs.volume("all_reduce", 8 * nodes) * size / 400e9 / seconds / share == pytest.approx(1.0, abs=0.27)
+
+
+def test_a_tree_sends_a_nodes_bytes_through_the_card_and_not_a_ranks() -> None:
+    """2(N-1)/N of 2 nodes is half of what a ring of 16 sends; inside everybody sends up and down."""
+    (tree,) = costs.plan("native", cluster.load("8xH100"), 16).otherwise
+    assert (tree.sent * TREE_SHARE, tree.own * TREE_SHARE) == (1.0, 2.0)
+
+
+def test_what_was_timed_is_predicted_whichever_of_ring_and_tree_it_was() -> None:
+    points = tuple((2.0**k, 1e-3 + 2.0**k * 1e-9 * (30 if k == 18 else 1)) for k in range(12, 25))
+    level = replace(FLAT.levels[0], tables=(CollectiveTimings("all_reduce", 16, points),))
+    made = Costs(replace(FLAT, levels=(level,), device=Device("H100")), draws=0)
+    for size, seconds in points:
+        assert float(made.seconds("native", "fp32", sizes(size / 4), 16)[0]) == pytest.approx(seconds)
 
 
 def test_unknown_algorithms_and_missing_speeds_are_errors() -> None:
@@ -249,6 +310,19 @@ def test_a_transform_that_nobody_timed_has_its_share_of_the_copy() -> None:
     on_gpu = Costs(replace(FLAT, device=replace(FLAT.device, name="H200")), draws=0)
     encode, *_ = on_gpu.codec("int4/128+rot")
     assert float(encode(sizes(2.0**20))) == pytest.approx(copied / speeds.ON_GPU["rot"].encode)
+
+
+def test_a_slow_codec_slows_no_cast_and_no_baseline() -> None:
+    """bf16 is cast at the speed of memory, whatever int8 takes."""
+    place = cluster.load("10gbe-tcp")
+    slow = codec_systems.with_codec_system(place, "grace-8bit")
+    plain, same = (Costs(made, draws=0).seconds("native", "bf16", sizes(1e6), 8)[0] for made in (place, slow))
+    assert torch.equal(plain, same)
+    _, coded = Costs(slow, draws=0).seconds("one_shot", "int8/256", sizes(2.0**20), 8)
+    system = codec_systems.codec_systems()["grace-8bit"]
+    assert float(coded) == pytest.approx(2**20 * (system.encode_ns + 8 * system.decode_ns) * 1e-9)
+    with pytest.raises(ValueError, match="unknown 'gracious'; take grace-8bit"):
+        codec_systems.with_codec_system(place, "gracious")
 
 
 def test_a_transform_is_timed_like_the_same_one_and_a_plain_wire_like_none() -> None:

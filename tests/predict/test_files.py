@@ -176,7 +176,14 @@ GOOD = 'format = 1\nname = "x"\n[[level]]\nname = "l"\nbandwidth_gbit = 1.0\nlat
         ("5.0\n", '5.0\n[[codec]]\nwire = "int9/256"\n', 8, "codec.0.wire"),
         ("5.0\n", '5.0\n[device]\ncodec_stream = "both"\n', 8, 'take "side" or "compute"'),
         ("5.0\n", "5.0\nranks = 0\n[[level]]\nbandwidth_gbit = 1.0\nlatency_us = 5.0\n", 7, "the devices of a node"),
-        ("5.0\n", "5.0\nranks = 2\n" + 2 * "[[level]]\nbandwidth_gbit = 1.0\nlatency_us = 5.0\n", 11, "one or two"),
+        ("5.0\n", "5.0\nranks = 2\n" + 2 * "[[level]]\nbandwidth_gbit = 1.0\nlatency_us = 5.0\n", 8, "nodes of a rack"),
+        ("5.0\n", "5.0\noversubscription = 0.5\n", 7, "must be 1 or more"),
+        (
+            "5.0\n",
+            "5.0\nranks = 2\n" + 3 * "[[level]]\nbandwidth_gbit = 1.0\nlatency_us = 5.0\nranks = 2\n",
+            16,
+            "one to three",
+        ),
     ],
 )
 def test_an_error_names_file_line_and_reason(old: str, new: str, line: int, word: str) -> None:
@@ -194,7 +201,7 @@ def test_an_edited_bandwidth_is_not_a_measured_one() -> None:
     assert (edited.levels[1].bandwidth_gbit, edited.levels[1].timed_gbit, edited.measured) == (20.0, 10.0, False)
 
 
-@pytest.mark.parametrize("ranks, most", [((8,), 8), ((0,), 0), ((4, 0), 0), ((4, 3), 12)])
+@pytest.mark.parametrize("ranks, most", [((8,), 8), ((0,), 0), ((4, 0), 0), ((4, 3), 12), ((4, 3, 5), 60)])
 def test_a_cluster_joins_so_many_workers_and_no_more(ranks: tuple[int, ...], most: int) -> None:
     made = Cluster("small", tuple(Level("l", n, 1.0, 1.0) for n in ranks))
     assert made.level_of(most or 4096) == len(ranks) - 1

@@ -93,7 +93,10 @@ EXACT = 1 + 1e-9
 @pytest.mark.parametrize("name", cluster.presets())
 def test_bounds_bracket_the_step_on_every_preset(name: str, mode: str) -> None:
     place = cluster.load(name)
-    for model in (zoo.alexnet(), zoo.resnet50(), zoo.gpt2()):
+    if mode == "hsdp" and place.node == 1:
+        pytest.skip("hsdp shards inside nodes")
+    with_blocks = mode in ("tensor", "expert")
+    for model in (zoo.bert_base(), zoo.gpt2()) if with_blocks else (zoo.alexnet(), zoo.resnet50(), zoo.gpt2()):
         profile = model.profile(place.device.flops, place.device.memory_gbyte)
         made = sweep(place, profile, mode=mode, description=model, draws=0).steps
         for world in worlds(place, 1, 2, 8, 16, 64):
@@ -217,7 +220,8 @@ def test_dollars() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_every_way_to_share_the_work_predicts(mode: str) -> None:
-    model, place = zoo.alexnet(), cluster.load("p3.8xlarge")
+    model = (zoo.gpt2 if mode in ("tensor", "expert") else zoo.alexnet)()
+    place = cluster.load("p3.8xlarge")
     made = sweep(place, model.profile(place.device.flops, place.device.memory_gbyte), mode=mode, description=model)
     for world in (1, 4, 8):
         cells = [made.cell(Setup(world, wire)) for wire in WIRES]

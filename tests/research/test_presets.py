@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import statistics
 
 import pytest
-from narrowcast_research.validation import ddl, qsgd
+from narrowcast_research.validation import ddl, grace, qsgd
 from narrowcast_research.validation.published import rows
 
-from narrowcast.predict import cluster, zoo
+from narrowcast.predict import cluster, codec_systems, zoo
 from narrowcast.predict.costs import volume
 
 PRESETS = {name: cluster.load(name) for name in cluster.presets()}
@@ -81,3 +82,27 @@ def test_ethernet_over_tcp_follows_its_words() -> None:
 def test_a_price_has_a_source() -> None:
     for name, made in PRESETS.items():
         assert (made.price_per_hour > 0) == ("price: " in made.source), name
+
+
+def test_graces_codecs_are_lines_through_its_runs() -> None:
+    """ResNet-50, 32 samples a worker: what 2, 4 and 8 workers take beyond compute and bytes is E + P D."""
+    rate = 32 * grace.seconds_a_byte("resnet50")
+    alone = statistics.median(32 / float(r["throughput_med"]) for r in runs("none", 1))
+    numel = zoo.resnet50().numel
+    methods = {"8bit": "8bit", "sign": "signsgd", "onebit": "onebit", "terngrad": "terngrad", "topk": "topk"}
+    for name, method in methods.items():
+        own = []
+        for workers in (2, 4, 8):
+            taken = [r for r in runs(method, workers) if r["param"] in ("n/a", "0.01")]
+            step = statistics.median(32 * workers / float(r["throughput_med"]) for r in taken)
+            size = grace.bytes_a_value(taken[0])
+            assert size is not None
+            own.append(step - alone - rate * size * (workers - 1))
+        line = statistics.linear_regression((2, 4, 8), own)
+        made = codec_systems.codec_systems()[f"grace-{name}"]
+        expected = [1e9 * seconds / numel for seconds in (line.intercept, line.slope)]
+        assert [made.encode_ns, made.decode_ns] == pytest.approx(expected, rel=0.02), name
+
+
+def runs(method: str, workers: int) -> list[dict[str, str]]:
+    return [row for row in grace._runs("resnet50", "10g", workers) if row["method"] == method]

@@ -28,6 +28,9 @@ Shape = Annotated[str, typer.Option("--input", help="What a real model takes: 3x
 Flops = Annotated[
     float, typer.Option(help="The device's speed for descriptions, in flops a second as training reaches it.")
 ]
+DeviceName = Annotated[
+    str, typer.Option("--device", help="Another device on the cluster's links: a100, h100, ...; --list shows them.")
+]
 ComputeMs = Annotated[float, typer.Option(help="A step on one device as somebody measured it, for descriptions.")]
 
 
@@ -81,3 +84,19 @@ def workers_of(text: str) -> list[int]:
     if wrong := [n for n in workers if n < 1]:
         raise ValueError(f"--workers: must be 1 or more, got {wrong[0]}")
     return workers
+
+
+def prices_of(text: str, names: list[str]) -> dict[str, float]:
+    """Of `10gbe-tcp=2.0,25gbe-tcp=2.4`."""
+    prices: dict[str, float] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, _, amount = part.partition("=")
+        try:
+            prices[name] = float(amount)
+        except ValueError:
+            raise ValueError(f"--price: give NAME=DOLLARS, separated by commas, got {part!r}") from None
+        if name not in names:
+            raise ValueError(f"--price: {name!r} is not among the clusters; they are {', '.join(names)}")
+        if not 0 < prices[name] < math.inf:
+            raise ValueError(f"--price: must be a number above 0, got {part!r}")
+    return prices

@@ -8,20 +8,44 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from narrowcast.cli import options
-from narrowcast.cli.options import Bandwidth, Batch, ClusterName, ComputeMs, Flops, ModelName, Shape, one_line, out_file
+from narrowcast.cli.options import (
+    Bandwidth,
+    Batch,
+    ClusterName,
+    ComputeMs,
+    DeviceName,
+    Flops,
+    ModelName,
+    Shape,
+    one_line,
+    out_file,
+)
 from narrowcast.collectives import ALGORITHMS
 from narrowcast.console import JsonPath, emit, make_console, new_table, progress
 from narrowcast.lab import Lab
 from narrowcast.measure import need_cuda
-from narrowcast.predict import Cluster, Prediction, Profile, Setup, Sweep, advice, parallelism, report, zoo
+from narrowcast.predict import (
+    Cluster,
+    Prediction,
+    Profile,
+    Setup,
+    Sweep,
+    advice,
+    codec_systems,
+    decision,
+    devices,
+    parallelism,
+    report,
+    zoo,
+)
 from narrowcast.predict import cluster as cluster_file
 from narrowcast.predict import model as model_file
 from narrowcast.predict import probe as probing
@@ -162,12 +186,19 @@ def predict(
     wires: Annotated[str, typer.Option(help="Specs, separated by commas.")] = WIRES,
     algorithms: Annotated[str, typer.Option(help=f"auto, {', '.join(ALGORITHMS)}; separated by commas.")] = "auto",
     parallel: Annotated[str, typer.Option(help=", ".join(parallelism.MODES))] = "data",
+    codec_system: Annotated[
+        str, typer.Option(help="Codecs as slow as those of grace-8bit, dettmers-8bit, ...; --list shows them.")
+    ] = "",
     queues: Annotated[str, typer.Option(help="one: a call after the other; levels: a queue for each level.")] = "one",
     bandwidth: Bandwidth = 0.0,
+    device: DeviceName = "",
     batch: Batch = 0,
     shape: Shape = "",
     flops: Flops = 0.0,
     compute_ms: ComputeMs = 0.0,
+    jitter: Annotated[
+        float, typer.Option(help="Relative standard deviation of a rank's compute; all wait for the slowest.")
+    ] = 0.0,
     price: Annotated[float, typer.Option(help="Dollars for a node and an hour, instead of the cluster's.")] = 0.0,
     samples: Annotated[int, typer.Option(help="Samples of an epoch, instead of the model's.")] = 0,
     html: Annotated[str, typer.Option(help="Write a page with figures to this file.")] = "",
@@ -182,10 +213,15 @@ def predict(
         raise ValueError("predict: give --model and --cluster; --list shows the built-in ones")
     options.positive("--samples", samples)
     page = out_file("--html", html) if html else None
-    made = _cluster(cluster, bandwidth, price)
+    made = _cluster(cluster, bandwidth, price, device)
+    if codec_system:
+        made = codec_systems.with_codec_system(made, codec_system)
     counts = options.workers_of(workers) if workers else [world for world in WORKERS if _joins(made, world)]
     setups = _setups(counts, options.specs_of(wires), algorithms, queues)
     source = profiling.resolve(model, made, batch=batch, shape=shape, flops=flops, compute_ms=compute_ms)
+    options.positive("--jitter", jitter)
+    if jitter:
+        source = replace(source, profile=replace(source.profile, jitter=jitter))
     sweep = _sweep(source, made, parallel, samples)
     cells = list(progress((sweep.cell(setup) for setup in setups), len(setups), "cells"))
     if page:
@@ -193,11 +229,12 @@ def predict(
     emit([cell.as_dict() for cell in cells], _prediction_table(sweep, cells), json_path)
 
 
-def _cluster(name: str, bandwidth: float, price: float) -> Cluster:
+def _cluster(name: str, bandwidth: float, price: float, device: str) -> Cluster:
     options.positive("--bandwidth", bandwidth)
     options.positive("--price", price)
     made = cluster_file.load(name)
     made = made.with_bandwidth(bandwidth) if bandwidth else made
+    made = devices.with_device(made, device) if device else made
     return replace(made, price_per_hour=price) if price else made
 
 
@@ -224,6 +261,11 @@ def _gbit(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
+def _gib(size: float, made: Cluster) -> str:
+    gib = size / 2**30
+    return f"{gib:.3g}{'!' if 0 < made.device.memory_gib < gib else ''}"
+
+
 def _prediction_table(sweep: Sweep, cells: Iterable[Prediction]) -> Table:
     made = sweep.cluster
     state = "measured" if made.measured else "NOT measured"
@@ -234,17 +276,18 @@ def _prediction_table(sweep: Sweep, cells: Iterable[Prediction]) -> Table:
         ratios = (f"{ratio:.2f}x" for ratio in (cell.speedup, cell.over_fp32, cell.over_16bit))
         parts = (f"{1e3 * cell.exposed:.1f}", f"{1e3 * cell.codec:.1f}", cell.bottleneck)
         dollars = "" if cell.dollars_per_epoch is None else f"{cell.dollars_per_epoch:.2f}"
-        limits = (_gbit(cell.hide_gbit), _gbit(cell.break_even_gbit), dollars)
+        limits = (_gbit(cell.hide_gbit), _gbit(cell.break_even_gbit), dollars, _gib(cell.memory_bytes, made))
         rows.append((cell.workers, cell.wire, cell.algorithm, *times, bounds, *ratios, *parts, *limits))
     shown = new_table(
         f"{sweep.profile.name} (batch {sweep.profile.batch}) on {made.name}, {state}",
         *("workers", "wire", "algorithm", "step ms", "5-95 %", "bounds", "speedup", "/fp32", "/16 bit"),
-        *("exposed ms", "codec ms", "limit", "hidden from", "pays below", "$/epoch"),
+        *("exposed ms", "codec ms", "limit", "hidden from", "pays below", "$/epoch", "GiB"),
         rows=rows,
     )
     shown.caption = (
         "bounds: all overlapped, nothing overlapped. hidden from: Gb/s of the outermost link in use from which on "
-        f"communication adds under 2 %. pays below: Gb/s under which the wire beats 16 bits. cluster: {made.source}"
+        f"communication adds under 2 %. pays below: Gb/s under which the wire beats 16 bits. GiB: of a rank, without "
+        f"activations (! more than the device has). cluster: {made.source}"
     )
     return shown
 
@@ -260,7 +303,17 @@ def _list(json_path: str | None) -> None:
     for name, made in clusters.items():
         links = "; ".join(f"{level.name}: {level.bandwidth_gbit:g} Gb/s" for level in made.levels)
         shown.add_row(name, links, f"not measured; {made.source}")
+    for name, device in devices.devices().items():
+        speed = f"{device.flops / 1e12:.3g} Tflop/s as training reaches them, {device.memory_gib:g} GiB"
+        shown.add_row(name, speed, "for --device; from memory of its data sheet")
+    for name, system in codec_systems.codec_systems().items():
+        speed = (
+            f"encode {system.encode_ns:g}, decode {system.decode_ns:g} ns a value; {system.wire}, {system.algorithm}"
+        )
+        shown.add_row(name, speed, f"for --codec-system; {system.source}")
     data = {
+        "codec_systems": {name: asdict(system) for name, system in codec_systems.codec_systems().items()},
+        "devices": {name: asdict(device) for name, device in devices.devices().items()},
         "models": {name: {"parameters": m.numel, "macs": m.macs, "source": m.source} for name, m in models.items()},
         "clusters": {name: {"source": c.source, "measured": c.measured} for name, c in clusters.items()},
     }
@@ -271,26 +324,58 @@ def _list(json_path: str | None) -> None:
 def advise(
     model: ModelName = "",
     cluster: ClusterName = "",
+    clusters: Annotated[
+        str, typer.Option(help="Buy or compress: several clusters, separated by commas; the first is what you have.")
+    ] = "",
+    price: Annotated[
+        str, typer.Option(help="With --clusters: dollars for a node and an hour, as 10gbe-tcp=2.0,25gbe-tcp=2.4.")
+    ] = "",
     workers: Annotated[int, typer.Option(help="Workers.")] = 0,
-    wires: Annotated[str, typer.Option(help="Wires to choose from, beside float32 and 16 bits.")] = ",".join(
-        advice.WIRES
-    ),
+    wires: Annotated[
+        str,
+        typer.Option(
+            help=f"Wires to choose from, beside float32 and 16 bits; default {','.join(advice.WIRES)}, of which those "
+            "under 8 bits where the gradients of a real model can be looked at."
+        ),
+    ] = "",
+    samples: Annotated[int, typer.Option(help="Samples to pay for; default the model's epoch, or a million.")] = 0,
     bandwidth: Bandwidth = 0.0,
+    device: DeviceName = "",
     batch: Batch = 0,
     shape: Shape = "",
     flops: Flops = 0.0,
     compute_ms: ComputeMs = 0.0,
     json_path: JsonPath = None,
 ) -> None:
-    """Which wire to use, in words: how much it gains, where it stops paying, and what it risks."""
-    if not model or not cluster:
-        raise ValueError("advise: give --model and --cluster; `narrowcast predict --list` shows the built-in ones")
-    made = _cluster(cluster, bandwidth, 0.0)
+    """Which wire to use, in words: how much it gains, where it stops paying, and what it risks.
+
+    With --clusters: whether to buy a faster network or to compress, in steps and dollars.
+    """
+    if not model or bool(cluster) == bool(clusters):
+        problem = "give --model and either --cluster or --clusters"
+        raise ValueError(f"advise: {problem}; `narrowcast predict --list` shows the built-in ones")
+    options.positive("--samples", samples)
+    specs = options.specs_of(wires) if wires else None
+    names = [name.strip() for name in (clusters or cluster).split(",")]
+    prices = options.prices_of(price, names)
+    places = [_cluster(name, bandwidth, prices.get(name, 0.0), device) for name in names]
+    world = _world(places[0], workers)
+    how: dict[str, Any] = {"batch": batch, "shape": shape, "flops": flops, "compute_ms": compute_ms}
+    source = profiling.resolve(model, places[0], **how)
+    # what was measured is the same everywhere, what is described runs at each device's speed
+    others = [source if source.description is None else profiling.resolve(model, made, **how) for made in places[1:]]
+    amount = samples or source.samples or decision.MILLION
+    sweeps = [_sweep(one, made, "data", amount) for one, made in zip([source, *others], places, strict=True)]
+    errors = advice.errors_of(source.module, source.batches, specs or advice.WIRES)
+    answer = (
+        decision.decide(sweeps, world, specs, errors) if clusters else advice.advise(sweeps[0], world, specs, errors)
+    )
+    emit(answer.as_dict(), answer.text, json_path)
+
+
+def _world(made: Cluster, workers: int) -> int:
     tables = [level.tables[0].ranks for level in made.levels if level.tables]
     world = workers or (tables[-1] * made.node if tables else 0)
     if world < 2:
         raise ValueError(f"advise: --workers: must be 2 or more, got {workers}")
-    source = profiling.resolve(model, made, batch=batch, shape=shape, flops=flops, compute_ms=compute_ms)
-    sweep = _sweep(source, made, "data")
-    advised = advice.advise_model(sweep, world, source.module, source.batches, options.specs_of(wires))
-    emit(advised.as_dict(), advised.text, json_path)
+    return world

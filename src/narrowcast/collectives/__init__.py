@@ -2,6 +2,7 @@
 
 from narrowcast.collectives.algorithms import record as record
 from narrowcast.collectives.algorithms.context import Reduction as Reduction
+from narrowcast.collectives.algorithms.cost import TREE_SHARE as TREE_SHARE
 from narrowcast.collectives.algorithms.cost import Cost as Cost
 from narrowcast.collectives.algorithms.cost import Placement as Placement
 from narrowcast.collectives.algorithms.cost import Stage as Stage

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from narrowcast.predict.model import TensorTime as TensorTime
     from narrowcast.predict.model import ddp_buckets as ddp_buckets
     from narrowcast.predict.model import read_profile as read_profile
-    from narrowcast.predict.parallelism import Fsdp as Fsdp
     from narrowcast.predict.probe import local_device as local_device
     from narrowcast.predict.profile import ModelError as ModelError
     from narrowcast.predict.profile import ModelSource as ModelSource
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from narrowcast.predict.profile import example_batch as example_batch
     from narrowcast.predict.profile import mean_over_ranks as mean_over_ranks
     from narrowcast.predict.profile import profile_together as profile_together
+    from narrowcast.predict.sharded import Fsdp as Fsdp
     from narrowcast.predict.step import Prediction as Prediction
     from narrowcast.predict.step import Setup as Setup
     from narrowcast.predict.step import StepPredictor as StepPredictor
@@ -60,7 +60,7 @@ HOMES = homes_of(
         "cluster": "Cluster Device Level load_cluster:load parse_cluster:parse dump_cluster:dump presets",
         "costs": "Costs volume measured_curve",
         "model": "Description Layer Profile TensorTime ddp_buckets load_profile:load dump_profile:dump read_profile",
-        "parallelism": "Fsdp",
+        "sharded": "Fsdp",
         "probe": "measure_cluster:probe local_device",
         "profile": "ModelError ModelSource Profiler build_model:build check_numbers default_loss example_batch"
         " find_object:find mean_over_ranks measure_model:profile profile_together find_model:resolve",

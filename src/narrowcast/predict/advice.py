@@ -20,6 +20,8 @@ WIRES = ("int8/256", "int4/128+ef")
 HALF = "bf16"
 LOW_DB, MODERATE_DB = 20.0, 10.0
 """Signal to rounding error of the gradients: a hundredth and a tenth of their energy."""
+SAFE_BITS = 8.0
+"""Fewer are not advised unless somebody has looked at what they do to the gradients, or asked for them."""
 RISKS = ("low", "moderate", "high")
 
 
@@ -99,24 +101,37 @@ class Advice:
 def advise(
     sweep: Sweep,
     world: int,
-    wires: Sequence[str] = WIRES,
+    wires: Sequence[str] | None = None,
     errors: Sequence[GradientError] = (),
     algorithm: str = "auto",
 ) -> Advice:
-    """Choose among float32 as it is, 16 bits and the wires; one whose accuracy risk is high is not chosen."""
+    """Choose among float32 as it is, 16 bits and the wires; one whose accuracy risk is high is not chosen.
+
+    wires: None for WIRES, of which those under 8 bits count only where their errors are known.
+    """
     if world < 2:
         raise ValueError(f"advise: got {world} worker(s); communication begins with two")
+    by_wire, unknown = {error.wire: error for error in errors}, list[str]()
+    if wires is None:
+        unknown = [wire for wire in WIRES if wire not in by_wire and codec_named(wire).bits_per_value < SAFE_BITS]
+        wires = [wire for wire in WIRES if wire not in unknown]
     risky = {error.wire for error in errors if error.risk == "high"}
-    setups = {PLAIN: Setup(world, PLAIN), HALF: replace(half_precision(sweep.cluster), world=world)}
-    setups |= {wire: Setup(world, wire, algorithm) for wire in wires if wire not in (*setups, *risky)}
+    considered = [PLAIN, HALF, *(wire for wire in wires if wire not in (PLAIN, HALF, *risky))]
+    setups = {wire: setup_of(sweep, world, wire, algorithm) for wire in considered}
     steps = {wire: sweep.steps.steps(setup) for wire, setup in setups.items()}
     choice = choose(steps)
     wire = choice.wire if choice.wire != PLAIN else _fastest(steps)
     prediction = sweep.cell(setups[wire])
     verdict = {PLAIN: "leave-off", HALF: "16-bit"}.get(choice.wire, "compress") if choice.sure else "cannot-tell"
-    by_wire, refused = {error.wire: error for error in errors}, sorted(risky & set(wires))
-    text = _words(verdict, choice, prediction, sweep, by_wire, refused)
+    text = _words(verdict, choice, prediction, sweep, by_wire, sorted(risky & set(wires)), unknown)
     return Advice(verdict, choice.wire, text, choice, prediction, tuple(errors))
+
+
+def setup_of(sweep: Sweep, world: int, wire: str, algorithm: str = "auto") -> Setup:
+    """How a wire travels that is advised."""
+    if wire == HALF:
+        return replace(half_precision(sweep.cluster), world=world)
+    return Setup(world, wire, "auto" if wire == PLAIN else algorithm)
 
 
 def choose(steps: dict[str, Tensor]) -> overlap.WireDecision:
@@ -148,6 +163,7 @@ def _words(
     sweep: Sweep,
     errors: dict[str, GradientError],
     risky: list[str],
+    unknown: list[str],
 ) -> str:
     if verdict in ("compress", "16-bit"):
         first = f"use `{choice.wire}`, {made.algorithm}; {_gains(verdict, choice, made)}; {_pays(made)}"
@@ -157,6 +173,11 @@ def _words(
     else:
         lines = [f"cannot tell: {choice.why.removeprefix('cannot tell: ')}", f"measure first: {_measure(sweep)}"]
     lines += [f"not considered, since the accuracy risk is high: {', '.join(risky)}"] if risky else []
+    if unknown:
+        lines.append(
+            f"8 bits at the least while the accuracy risk is unknown: {', '.join(unknown)} not considered; give a real "
+            "model, and its gradients will be looked at, or name the wire"
+        )
     if not sweep.cluster.measured:
         lines.append(f"the cluster {sweep.cluster.name} was not measured; `narrowcast probe` narrows the interval")
     return "\n".join(lines)
@@ -213,12 +234,21 @@ def advise_model(
     world: int,
     module: nn.Module | None = None,
     batches: tuple[Tensor, Tensor] | None = None,
-    wires: Sequence[str] = WIRES,
+    wires: Sequence[str] | None = None,
     loss: Callable[[Any], Tensor] = default_loss,
 ) -> Advice:
     """`advise`, with the gradients of a real model looked at first."""
-    errors: list[GradientError] = []
-    if module is not None and batches is not None:
-        first, second = (gradients(module, batch, loss) for batch in batches)
-        errors = [gradient_error(wire, first, second) for wire in wires]
-    return advise(sweep, world, wires, errors)
+    return advise(sweep, world, wires, errors_of(module, batches, wires or WIRES, loss))
+
+
+def errors_of(
+    module: nn.Module | None,
+    batches: tuple[Tensor, Tensor] | None,
+    wires: Sequence[str] = WIRES,
+    loss: Callable[[Any], Tensor] = default_loss,
+) -> list[GradientError]:
+    """What wires do to the gradients of a real model; nothing where there is none."""
+    if module is None or batches is None:
+        return []
+    first, second = (gradients(module, batch, loss) for batch in batches)
+    return [gradient_error(wire, first, second) for wire in wires]

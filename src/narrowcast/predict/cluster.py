@@ -12,6 +12,7 @@ from narrowcast.toml_file import SMALLEST, FileError, Section, brief, parse_toml
 FORMAT = 1
 COLLECTIVES = ("all_reduce", "two_shot", "all_gather", "reduce_scatter", "send")
 PRESETS = Path(__file__).with_name("data") / "clusters"
+MOST_LEVELS = 3
 LARGEST, WIDEST = 1e18, 10.0
 """Of sizes, seconds and speeds: further out products of a few of them are no numbers any more. And of spreads."""
 
@@ -44,6 +45,14 @@ class Level:
     tables: tuple[CollectiveTimings, ...] = ()
     timed_gbit: float = 0.0
     """The bandwidth at which the tables were timed; 0: `bandwidth_gbit`. Where the two differ, tables are scaled."""
+
+    oversubscription: float = 1.0
+    """How many times more its members send together than the switches between them carry: each gets so much less."""
+
+    @property
+    def member_gbit(self) -> float:
+        """What is left for a member while all of them send."""
+        return self.bandwidth_gbit / self.oversubscription
 
     @property
     def measured_gbit(self) -> float:
@@ -78,6 +87,10 @@ class Device:
     codec_stream: str = "side"
     """Where codecs run: "side" (beside the backward pass) or "compute" (they hold it up)."""
     spread: float = 0.0
+    memory_gib: float = 0.0
+    """Its size; 0: not known."""
+    jitter: float = 0.0
+    """Relative standard deviation of a rank's compute from step to step: all wait for the slowest."""
 
     @property
     def is_cpu(self) -> bool:
@@ -117,17 +130,26 @@ class Cluster:
 
     def shape(self, world: int) -> tuple[int, int]:
         """Ranks of a node, and nodes."""
+        self.sizes(world)
+        inside = min(self.node, world)
+        return inside, math.ceil(world / inside)
+
+    def sizes(self, world: int) -> tuple[int, ...]:
+        """How many members each level joins where workers fill node after node, from the inside out."""
         most = math.prod(level.ranks for level in self.levels)
         if most and world > most:
             raise ValueError(
                 f"cluster {self.name}: joins at most {most}, got {world} workers; take fewer or edit `ranks`"
             )
-        inside = min(self.node, world)
-        return inside, math.ceil(world / inside)
+        left, sizes = world, list[int]()
+        for level in self.levels[:-1]:
+            sizes.append(min(level.ranks, left))
+            left = math.ceil(left / sizes[-1])
+        return (*sizes, left)
 
     def level_of(self, world: int) -> int:
         """The outermost link that so many workers use."""
-        return 0 if self.shape(world)[1] == 1 else len(self.levels) - 1
+        return max((number for number, size in enumerate(self.sizes(world)) if size > 1), default=0)
 
     def slowdowns(self, wire: str) -> Overlap:
         """What compute and calls with this wire do to one another."""
@@ -178,11 +200,12 @@ def parse(text: str, name: str = "cluster.toml") -> Cluster:
     tables = top.tables("level")
     if not tables:
         top.fail("level", "a cluster needs at least one [[level]]")
-    if len(tables) > 2:
-        top.fail("level.2", "take one or two [[level]]: inside a node, and between nodes")
+    if len(tables) > MOST_LEVELS:
+        top.fail(f"level.{MOST_LEVELS}", "take one to three [[level]]: inside a node, between nodes, between racks")
     levels = tuple(map(_level, tables))
-    if len(levels) == 2 and not levels[0].ranks:
-        top.fail("level.0.ranks", "must be the devices of a node, 1 or more, where there are two levels")
+    for number, (level, members) in enumerate(zip(levels[:-1], ("devices of a node", "nodes of a rack"), strict=False)):
+        if not level.ranks:
+            top.fail(f"level.{number}.ranks", f"must be the {members}, 1 or more, where there is a level around it")
     return Cluster(
         name=top.text("name", "cluster"),
         levels=levels,
@@ -197,7 +220,7 @@ def parse(text: str, name: str = "cluster.toml") -> Cluster:
 
 
 def _level(table: Section) -> Level:
-    table.check_keys("name", "ranks", "bandwidth_gbit", "latency_us", "spread", "timed_gbit", "collective")
+    table.check_keys(*(key for key in Level.__dataclass_fields__ if key != "tables"), "collective")
     return Level(
         name=table.text("name", table.path),
         ranks=int(table.number("ranks", 0)),
@@ -206,6 +229,7 @@ def _level(table: Section) -> Level:
         spread=float(table.number("spread", 0.0, most=WIDEST)),
         tables=tuple(map(_collective, table.tables("collective"))),
         timed_gbit=float(table.number("timed_gbit", 0.0)),
+        oversubscription=float(table.number("oversubscription", 1.0, low=1.0)),
     )
 
 
@@ -235,13 +259,17 @@ def _codec(table: Section) -> CodecSpeed:
     return CodecSpeed(wire, encode, decode, float(table.number("busy", 1.0, above=0.0)), *slower)
 
 
+NAMES = ("name", "codec_stream")
+"""What is no number of a device."""
+
+
 def _device(table: Section) -> Device:
     plain = Device()
     table.check_keys(*vars(plain))
     stream = table.text("codec_stream", plain.codec_stream)
     if stream not in ("side", "compute"):
         table.fail("codec_stream", f'take "side" or "compute", got {stream!r}')
-    most = {"flops": LARGEST, "memory_gbyte": LARGEST, "launch_us": LARGEST, "spread": WIDEST}
+    most = {key: WIDEST if key in ("spread", "jitter") else LARGEST for key in vars(plain) if key not in NAMES}
     numbers = {key: float(table.number(key, getattr(plain, key), most=limit)) for key, limit in most.items()}
     return Device(name=table.text("name", plain.name), codec_stream=stream, **numbers)
 

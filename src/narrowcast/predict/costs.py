@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives import ALGORITHMS, CHUNK_BYTES, MAX_CHUNKS, Cost, Placement, Stage, direct_steps
+from narrowcast.collectives import ALGORITHMS, CHUNK_BYTES, MAX_CHUNKS, TREE_SHARE, Cost, Placement, Stage, direct_steps
 from narrowcast.predict import speeds
 from narrowcast.predict.cluster import Cluster, CodecSpeed, CollectiveTimings, Level, without_wishes
 from narrowcast.predict.model import wire_sizes
@@ -119,17 +119,17 @@ def steps(kind: str, ranks: int) -> float:
     return {"broadcast": 1.0, "send": 1.0}[kind]
 
 
-def placement(cluster: Cluster, inside: int, nodes: int, world: int) -> Placement:
-    """So many ranks on each of so many nodes."""
-    inner, outer = cluster.levels[0].latency_us, cluster.levels[-1].latency_us
-    return Placement(
-        world,
-        inside,
-        nodes,
-        level=0 if nodes == 1 else len(cluster.levels) - 1,
-        inner_latency=inner / outer if outer else 1.0,
-        backend_has_trees=not cluster.device.is_cpu,
-    )
+def is_nccl(cluster: Cluster) -> bool:
+    """Whether the backend is NCCL, as on every device that is no processor."""
+    return not cluster.device.is_cpu
+
+
+def placement(cluster: Cluster, world: int) -> Placement:
+    """So many ranks, node by node."""
+    outermost = cluster.levels[cluster.level_of(world)].latency_us
+    relative = tuple(level.latency_us / outermost if outermost else 1.0 for level in cluster.levels)
+    sizes = cluster.sizes(world) if len(cluster.levels) > 1 else ()
+    return Placement(world, sizes, relative, is_nccl(cluster))
 
 
 def plan(algorithm: str, cluster: Cluster, world: int) -> Cost:
@@ -138,13 +138,34 @@ def plan(algorithm: str, cluster: Cluster, world: int) -> Cost:
         raise ValueError(f"algorithm: unknown {algorithm!r}; take auto, {', '.join(ALGORITHMS)}")
     if ALGORITHMS[algorithm].takes_nodes and len(cluster.levels) == 1:
         raise ValueError(f"algorithm: {algorithm} needs two levels, cluster {cluster.name} has one; take two_shot")
-    return ALGORITHMS[algorithm].cost(placement(cluster, *cluster.shape(world), world))
+    return ALGORITHMS[algorithm].cost(placement(cluster, world))
 
 
-def ring_stage(kind: str, cluster: Cluster, world: int) -> Stage:
-    """One collective by itself, from rank to rank: every link on the way carries the same bytes."""
-    sent = volume(kind, world)
-    return Stage(cluster.level_of(world), kind, sent, steps(kind, world), own=sent)
+def stage_of(kind: str, cluster: Cluster, world: int) -> Stage:
+    """One collective by itself: from everybody to everybody, or from rank to rank around a ring."""
+    place = placement(cluster, world)
+    if kind == "all_to_all":
+        return place.direct(kind)
+    if kind in PASSES:
+        return place.ring(kind, PASSES[kind])
+    return place.over_all_levels(kind, [volume(kind, world)] * (place.level + 1), steps(kind, world))
+
+
+def between_nodes(algorithm: str, cluster: Cluster, world: int) -> Cost:
+    """A sum between nodes of what the ranks of a node hold one part of each: together they send all of it."""
+    ranks = placement(cluster, world)
+    made = ALGORITHMS[algorithm].cost(ranks.of_nodes())
+
+    def outside(stage: Stage) -> Stage:
+        return replace(stage, level=stage.level + 1, inner=(stage.own / ranks.inside, *stage.inner))
+
+    stages, otherwise = (tuple(map(outside, each)) for each in (made.stages, made.otherwise))
+    return replace(made, stages=stages, otherwise=otherwise, codec_share=1 / ranks.inside)
+
+
+def is_summed_by_backend(wire: str) -> bool:
+    """Whether the backend itself adds it up where nobody asks for more: numbers that it knows."""
+    return wire in ("fp32", "as-is", "bf16", "fp16")
 
 
 def resolve(algorithm: str, wire: str, cluster: Cluster, world: int) -> str:
@@ -174,7 +195,7 @@ class Costs:
         self.fixed = bandwidths is not None
         self.levels = [self._level(n, level) for n, level in enumerate(cluster.levels)]
         if bandwidths is not None:
-            self.levels[level].gbit_D = bandwidths
+            self.levels[level].gbit_D = bandwidths / cluster.levels[level].oversubscription
         self.device_D = self.spread("device", cluster.device.spread)
         self._codecs: dict[str, tuple[Curve, Curve, float]] = {}
         self._cache: dict[tuple[object, ...], Tensor] = {}
@@ -200,17 +221,27 @@ class Costs:
             factor = volume(table.name, table.ranks)
             points = tuple((row[0] * factor, *row[1:]) for row in table.points)
             timed = self._curve(f"level{number}.{table.name}", points)
-            tables[table.name] = (timed, self._known_steps(number, table))
-        gbit_D = torch.tensor([level.bandwidth_gbit], dtype=torch.float64)
+            for stage in self._timed_stages(number, table):
+                # where it was timed a tree took as long as a ring: it is one table of what the backend chose
+                share = TREE_SHARE if stage.kind == "double_tree" else 1.0
+                tables[stage.kind] = (Curve(timed.bytes_K / share, timed.seconds_DK), stage.steps)
+        gbit_D = torch.tensor([level.member_gbit], dtype=torch.float64)
         return Link(level, self.spread(f"level{number}", level.spread), tables, gbit_D)
 
-    def _known_steps(self, number: int, table: CollectiveTimings) -> float:
-        """The latencies that are in a table already."""
-        if table.name != "all_reduce":
-            return steps(table.name, table.ranks)
+    def _timed_at(self, number: int, ranks: int) -> Placement:
+        """Where the members of a level were when its tables were timed: one of each node, or all of one node."""
         within = len(self.cluster.levels) > 1 and number == 0
-        shape = (table.ranks, 1) if within else (1, table.ranks)
-        return placement(self.cluster, *shape, table.ranks).backend_steps
+        return Placement(ranks, (ranks, 1) if within else (), nccl=is_nccl(self.cluster))
+
+    def _timed_stages(self, number: int, table: CollectiveTimings) -> tuple[Stage, ...]:
+        """What happened in the timings of a table: their latencies are in it already."""
+        place = self._timed_at(number, table.ranks)
+        if table.name == "all_reduce":
+            made = ALGORITHMS["native"].cost(place)
+            return *made.stages, *made.otherwise
+        if table.name == "two_shot":
+            return ALGORITHMS["two_shot"].cost(place).stages
+        return (Stage(number, table.name, volume(table.name, table.ranks), steps(table.name, table.ranks)),)
 
     def plan(self, algorithm: str, world: int) -> Cost:
         """What an algorithm does on `world` ranks here."""
@@ -222,18 +253,24 @@ class Costs:
         """Seconds of all stages, [D, N]."""
         key = ("wire", cost, wire, tuple(values_N.tolist()))
         if key not in self._cache:
-            total = torch.zeros(self.draws + 1, len(values_N), dtype=torch.float64)
-            for stage in cost.stages:
-                total = total + self._stage_seconds(stage, _sizes("fp32" if stage.as_is else wire, values_N))
+            total = self._in_a_row(cost.stages, wire, values_N)
+            if cost.otherwise:
+                total = total.minimum(self._in_a_row(cost.otherwise, wire, values_N))
             self._cache[key] = total
         return self._cache[key]
 
+    def _in_a_row(self, stages: Sequence[Stage], wire: str, values_N: Tensor) -> Tensor:
+        total = torch.zeros(self.draws + 1, len(values_N), dtype=torch.float64)
+        for stage in stages:
+            total = total + self._stage_seconds(stage, _sizes("fp32" if stage.as_is else wire, values_N))
+        return total
+
     def _stage_seconds(self, stage: Stage, size_N: Tensor) -> Tensor:
-        """The node's bytes between nodes or a member's inside, whichever takes longer: they move at the same time."""
+        """What a member of each level sends, whichever takes longest: it moves at the same time."""
         link = self.levels[stage.level]
         moving = link.moving(stage.kind, size_N * stage.sent)
-        if stage.level and stage.own is not None:
-            moving = moving.maximum(self.levels[0].moving(stage.kind, size_N * stage.own))
+        for inner, sent in zip(self.levels, stage.inner, strict=False):
+            moving = moving.maximum(inner.moving(stage.kind, size_N * sent))
         return moving + link.latency(stage.steps)
 
     def codec_seconds(self, cost: Cost, wire: str, values_N: Tensor) -> Tensor:
@@ -322,9 +359,8 @@ class Costs:
         return self._cache[key]
 
     def _excess_of(self, table: CollectiveTimings, stage: Stage, values_N: Tensor) -> Tensor:
-        sent, rounds = volume("two_shot", table.ranks), steps("two_shot", table.ranks)
-        call = ALGORITHMS["two_shot"].cost(Placement(table.ranks, 1, table.ranks))
-        there = replace(call, stages=(replace(stage, sent=sent, steps=rounds, own=None),))
+        call = ALGORITHMS["two_shot"].cost(self._timed_at(stage.level, table.ranks))
+        there = replace(call, stages=(replace(call.stages[0], level=stage.level, kind=stage.kind),))
         # beyond the sizes that were timed it grows in proportion
         timed_N = values_N.clamp(table.points[0][0] / 4, table.points[-1][0] / 4)
         parts, _ = self._composed(there, table.wire, timed_N, table.ranks)

@@ -56,6 +56,8 @@ class Profile:
     """Values that cross a pipeline boundary or a tensor-parallel layer, for each sample."""
     ranks: int = 1
     """How many ranks ran at once when it was measured: where they share processors, it already shows."""
+    jitter: float = 0.0
+    """Relative standard deviation of a rank's compute from step to step; 0: as the cluster's device says."""
 
     @property
     def numel(self) -> int:
@@ -230,7 +232,7 @@ def wire_sizes(wire: str, values: tuple[int, ...]) -> tuple[int, ...]:
 
 
 ROW = '["name", values, seconds] or ["name", values, seconds, [rows, ...]]'
-OPTIONAL = {"spread": 0.0, "activations": 0, "ranks": 1}
+OPTIONAL = {"spread": 0.0, "activations": 0, "ranks": 1, "jitter": 0.0}
 NUMBERS = ("batch", "forward", "backward", "update", *OPTIONAL)
 
 

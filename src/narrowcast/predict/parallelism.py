@@ -1,168 +1,33 @@
-"""Other ways to share the work than plain data parallelism: FSDP, pipelines, and layers split in sub-batches.
+"""Other ways to share the work than plain data parallelism: pipelines, tensor and expert parallelism, and layers split
+in sub-batches; FSDP and HSDP are in sharded.py.
 
 Each is a `StepPredictor` with its own timeline. Shapes as in step.py: D versions, U units of the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import replace
-from typing import ClassVar
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives import Cost, choose
-from narrowcast.parallel import BUCKET_BYTES, activation_codecs, overlap
-from narrowcast.predict import costs, low_rank
+from narrowcast.predict import costs
 from narrowcast.predict.costs import Costs
-from narrowcast.predict.model import Bucket, CallPlan, Description, Layer, PlannedSum, Profile, ddp_buckets, wire_sizes
+from narrowcast.predict.model import Description, Layer, Profile, wire_sizes
+from narrowcast.predict.scheme import Scheme
+from narrowcast.predict.sharded import Fsdp, Hsdp, block_of
 from narrowcast.predict.step import Setup, StepPredictor, Timeline, timeline
 
-MODES = ("data", "fsdp", "pipeline", "model", "hybrid")
+MODES = ("data", "fsdp", "hsdp", "pipeline", "tensor", "expert", "model", "hybrid")
 MICRO_BATCHES = 4
 """Micro-batches for each stage of a pipeline."""
+SUMS_A_BLOCK = 4
+"""Exchanges of activations in a block: two forward, two backward."""
 
 
-class _Scheme(StepPredictor):
-    """A way to share the work whose collectives go from rank to rank, each value encoded once."""
-
-    name: ClassVar[str]
-    sums_gradients: ClassVar[bool] = False
-    """Whether the wire is that of gradients alone."""
-
-    def algorithm(self, setup: Setup) -> str:
-        return self.name
-
-    def roundings(self, setup: Setup) -> int:
-        return int(setup.world > 1 and not codec_named(setup.wire).lossless)
-
-    def span(self, setup: Setup) -> tuple[Timeline, Tensor, Tensor]:
-        factor_D = self.compute_D * self.together(setup.world)
-        if setup.world == 1:
-            compute_D = self.profile.compute * factor_D
-            nothing = torch.zeros(len(compute_D), 0, dtype=torch.float64)
-            return timeline(compute_D, compute_D, nothing.sum(1), compute_D, compute_D), nothing, nothing
-        if codec_named(setup.wire).rank and not self.sums_gradients:
-            raise ValueError(
-                f"--parallel {self.name} with {setup.wire}: low rank is for gradients, and here the wire is that of "
-                "activations; take --parallel data or fsdp, or another wire"
-            )
-        if not self.sums_gradients:
-            activation_codecs(f"--parallel {self.name}", setup.wire, None)
-        return self._span(setup, factor_D)
-
-    def _span(self, setup: Setup, factor_D: Tensor) -> tuple[Timeline, Tensor, Tensor]:
-        """Of several workers; a rank takes `factor_D` times the profile's time to compute."""
-        raise NotImplementedError
-
-    def _bytes(self, setup: Setup) -> float:
-        return self._sent_bytes(setup) if setup.world > 1 else 0.0
-
-    def _sent_bytes(self, setup: Setup) -> float:
-        raise NotImplementedError
-
-    def _collective(self, kind: str, wire: str, world: int, values: Sequence[float]) -> tuple[Tensor, Tensor]:
-        """Seconds of a collective of each size, and of the codec in it, [D, N]."""
-        sizes_N = torch.tensor([float(n) for n in values], dtype=torch.float64)
-        encodes = 1 / world if kind == "all_gather" else 1.0
-        cost = Cost((costs.ring_stage(kind, self.cluster, world),), encodes=encodes, decodes=1.0, roundings=1)
-        coding = torch.zeros(self.costs.draws + 1, len(sizes_N), dtype=torch.float64)
-        if wire not in ("fp32", "as-is"):
-            coding = self.costs.codec_seconds(cost, wire, sizes_N)
-        return self.costs.wire_seconds(cost, wire, sizes_N) + coding, coding
-
-
-class Fsdp(_Scheme):
-    """Parameters are gathered before forward and again before backward, gradients reduced and scattered: 3 collectives.
-
-    The wire is that of gradients; parameters travel as `parameters` says.
-    """
-
-    name = "fsdp"
-    sums_gradients = True
-
-    def __init__(self, profile: Profile, made: Costs, parameters: str = "bf16") -> None:
-        super().__init__(profile, made)
-        self.parameters = parameters
-
-    def _units(self) -> tuple[Bucket, ...]:
-        """As the backward pass meets them."""
-        return ddp_buckets(self.profile.tensors, first_bytes=BUCKET_BYTES, min_values=0)
-
-    def _span(self, setup: Setup, factor: Tensor) -> tuple[Timeline, Tensor, Tensor]:
-        profile, units, world = self.profile, self._units(), setup.world
-        ends = torch.tensor([unit.ready for unit in units], dtype=torch.float64)
-        slices = torch.diff(ends, prepend=torch.zeros(1, dtype=torch.float64))
-        backward_DU = slices * factor[:, None]
-        forward_DU = (slices.flip(0) / ends[-1] * profile.forward) * factor[:, None]
-        values = [unit.values for unit in units]
-        gather, coding = self._collective("all_gather", self.parameters, world, values)
-        scatter, more = self._reduced(setup, units)
-        # forward: the next unit is gathered while this one computes
-        start = torch.zeros_like(gather)
-        forward = overlap.queue(overlap.queue(start, gather.flip(-1)), forward_DU)[:, -1:]
-        # backward: gathers and scatters take turns on one link
-        taken = overlap.queue(forward + start, gather + torch.cat([start[:, :1], scatter[:, :-1]], dim=-1))
-        computed = overlap.queue(taken, backward_DU)
-        sent = overlap.queue(computed, scatter)[:, -1]
-        link = forward[:, 0] + gather.sum(-1) + scatter.sum(-1)
-        end = torch.maximum(torch.maximum(sent, link), computed[:, -1])
-        update_D, work_D = profile.update / world * factor, (profile.forward + profile.backward) * factor
-        seconds = torch.cat([gather, gather, scatter], dim=-1)
-        codec = torch.cat([coding, coding, more], dim=-1)
-        total_D = seconds.sum(-1)
-        least_D, most_D = torch.maximum(work_D, total_D) + update_D, work_D + total_D + update_D
-        return timeline(end + update_D, profile.compute * factor, total_D, least_D, most_D), seconds, codec
-
-    def _reduced(self, setup: Setup, units: Sequence[Bucket]) -> tuple[Tensor, Tensor]:
-        """Seconds of each unit's gradients, and of the codec in them, [D, U]."""
-        if not codec_named(setup.wire).rank:
-            return self._collective("reduce_scatter", setup.wire, setup.world, [unit.values for unit in units])
-        seconds, coding = torch.zeros(2, self.costs.draws + 1, len(units), dtype=torch.float64)
-        for place, unit in enumerate(units):
-            for call in low_rank.low_rank_calls([unit], setup.wire, setup.min_values):
-                took, coded = self._low_rank_call(setup, call)
-                seconds[:, place] += took
-                coding[:, place] += coded
-        return seconds, coding
-
-    def _low_rank_call(self, setup: Setup, call: CallPlan) -> tuple[Tensor, Tensor]:
-        """All matrices of a unit together, or a reduce-scatter of the rest."""
-        if not call.matrices:
-            seconds, coding = self._collective("reduce_scatter", call.wire, setup.world, [call.values])
-            return seconds[:, 0], coding[:, 0]
-        total = low_rank.product_seconds(self.costs, call.wire, call.matrices)
-        coded = total
-        for one in call.sums:
-            size = torch.tensor([float(one.values)], dtype=torch.float64)
-            seconds, coding = self.costs.seconds(self._way(setup, one), one.wire, size, setup.world)
-            total, coded = total + one.often * seconds[:, 0], coded + one.often * coding[:, 0]
-        return total, coded
-
-    def _way(self, setup: Setup, one: PlannedSum) -> str:
-        return choose("auto", codec_named(one.wire), one.values, setup.world, False)
-
-    def _sent_bytes(self, setup: Setup) -> float:
-        share, units = costs.volume("all_gather", setup.world), self._units()
-        values = tuple(unit.values for unit in units)
-        weights = 2 * share * sum(wire_sizes(self.parameters, values))
-        if not codec_named(setup.wire).rank:
-            return weights + share * sum(wire_sizes(setup.wire, values))
-        calls = [call for unit in units for call in low_rank.low_rank_calls([unit], setup.wire, setup.min_values)]
-        return weights + sum(self._sum_bytes(setup, call, one) for call in calls for one in call.sums)
-
-    def _sum_bytes(self, setup: Setup, call: CallPlan, one: PlannedSum) -> float:
-        """Of factors, which all ranks get, or of what is scattered."""
-        share = costs.volume("reduce_scatter", setup.world)
-        if call.matrices:
-            stages = self.costs.plan(self._way(setup, one), setup.world).stages
-            share = sum(stage.sent if stage.own is None else stage.own for stage in stages)
-        return share * one.often * wire_sizes(one.wire, (one.values,))[0]
-
-
-class Pipeline(_Scheme):
+class Pipeline(Scheme):
     """As many stages as workers, micro-batches in a row; activations and their gradients cross boundaries."""
 
     name = "pipeline"
@@ -194,7 +59,7 @@ class Pipeline(_Scheme):
         return 2.0 * sum(wire_sizes(setup.wire, (values,)))
 
 
-class SubBatches(_Scheme):
+class SubBatches(Scheme):
     """Dettmers' scheme: layers split over the workers, in as many sub-batches as there are workers.
 
     "hybrid": fully connected layers are split, the others data parallel. "model": every layer is split. A layer's
@@ -258,10 +123,112 @@ class SubBatches(_Scheme):
         return self._data_parallel()._bytes(setup) + share * moved
 
 
+class TensorParallel(Scheme):
+    """Every block's matrices cut over all ranks: two sums of activations forward and two backward, nothing hidden.
+
+    The same samples a worker as with data parallelism: all ranks compute their part of all samples.
+    """
+
+    name = "tensor"
+
+    def __init__(self, profile: Profile, made: Costs, blocks: int) -> None:
+        super().__init__(profile, made)
+        self.blocks = blocks
+
+    def algorithm(self, setup: Setup) -> str:
+        return "native" if costs.is_summed_by_backend(setup.wire) else "two_shot"
+
+    def roundings(self, setup: Setup) -> int:
+        return StepPredictor.roundings(self, setup)
+
+    def _values(self, setup: Setup) -> int:
+        return max(1, int(self.profile.activations * self.profile.batch * setup.world))
+
+    def _span(self, setup: Setup, factor: Tensor) -> tuple[Timeline, Tensor, Tensor]:
+        sizes = torch.tensor([float(self._values(setup))], dtype=torch.float64)
+        once, coding = self.costs.seconds(self.algorithm(setup), setup.wire, sizes, setup.world)
+        often = SUMS_A_BLOCK * self.blocks
+        update_D = self.profile.update / setup.world * factor
+        work_D = (self.profile.forward + self.profile.backward) * factor
+        total_D = often * once[:, 0]
+        whole_D = work_D + total_D + update_D
+        made = timeline(whole_D, self.profile.compute * factor, total_D, whole_D, whole_D)
+        return made, total_D[:, None], (often * coding[:, 0])[:, None]
+
+    def _sent_bytes(self, setup: Setup) -> float:
+        stages = self.costs.plan(self.algorithm(setup), setup.world).stages
+        size = wire_sizes(setup.wire, (self._values(setup),))[0]
+        return SUMS_A_BLOCK * self.blocks * size * sum(stage.own for stage in stages)
+
+
+class ExpertParallel(Scheme):
+    """The feed-forward matrices of each block are one expert a rank: samples travel there and back, forward and
+    backward, with nothing to hide under; the gradients of all else are added up as with data parallelism.
+    """
+
+    name = "expert"
+
+    def __init__(self, profile: Profile, made: Costs, blocks: int) -> None:
+        super().__init__(profile, made)
+        self.blocks = blocks
+        kept = tuple(tensor for tensor in profile.tensors if tensor.numel != _expert_size(profile, blocks))
+        self._dense = StepPredictor(replace(profile, tensors=kept), made)
+
+    def with_costs(self, made: Costs) -> Self:
+        other = super().with_costs(made)
+        other._dense = self._dense.with_costs(made)
+        return other
+
+    def _values(self) -> int:
+        return max(1, int(self.profile.activations * self.profile.batch))
+
+    def _span(self, setup: Setup, factor: Tensor) -> tuple[Timeline, Tensor, Tensor]:
+        base, seconds, coding = self._dense.span(setup)
+        once, coded = self._collective("all_to_all", setup.wire, setup.world, [self._values()])
+        often = SUMS_A_BLOCK * self.blocks
+        moved, coded = often * once, often * coded
+        total_D = moved[:, 0]
+        made = timeline(
+            base.step + total_D,
+            self.profile.compute * factor,
+            base.communication + total_D,
+            base.least + total_D,
+            base.most + total_D,
+        )
+        return made, torch.cat([seconds, moved], dim=-1), torch.cat([coding, coded], dim=-1)
+
+    def _sent_bytes(self, setup: Setup) -> float:
+        size = wire_sizes(setup.wire, (self._values(),))[0]
+        moved = SUMS_A_BLOCK * self.blocks * size * costs.volume("all_to_all", setup.world)
+        return self._dense._bytes(setup) + moved
+
+
+def _expert_size(profile: Profile, blocks: int) -> int:
+    """Of the largest matrix that every block has."""
+    counts = Counter(tensor.numel for tensor in profile.tensors)
+    return max((numel for numel, count in counts.items() if count >= blocks), default=0)
+
+
+def blocks_of(mode: str, profile: Profile, description: Description | None) -> int:
+    """How many transformer blocks there are, by their attention or by numbered modules."""
+    layers = description.layers if description is not None else ()
+    named = {block_of(tensor.name) for tensor in profile.tensors} - {""}
+    blocks = sum(layer.name.startswith("attention") for layer in layers) or len(named)
+    if not blocks or not profile.activations:
+        raise ValueError(
+            f"--parallel {mode}: {profile.name} has no blocks with known activations; take bert-base, bert-large or "
+            "gpt2, or a profile whose names have numbered blocks and that says `activations`"
+        )
+    return blocks
+
+
 def shared_otherwise(mode: str, profile: Profile, made: Costs, description: Description | None) -> StepPredictor:
     """The timeline of a way to share the work other than "data"."""
-    if mode == "fsdp":
-        return Fsdp(profile, made)
+    if mode in ("fsdp", "hsdp"):
+        return (Fsdp if mode == "fsdp" else Hsdp)(profile, made)
+    if mode in ("tensor", "expert"):
+        blocks = blocks_of(mode, profile, description)
+        return (TensorParallel if mode == "tensor" else ExpertParallel)(profile, made, blocks)
     if mode == "pipeline":
         return Pipeline(profile, made)
     if mode in ("model", "hybrid"):

@@ -26,6 +26,9 @@ ON_CPU = {"top": CopyShare(0.23, 0.63), "rot": CopyShare(0.42, 0.59), "spike": C
 ON_GPU = {"top": CopyShare(0.41, 0.67), "rot": CopyShare(0.90, 0.95), "spike": CopyShare(0.89, 0.93)}
 
 
+CASTS = ("bf16", "fp16")
+
+
 def share_of(wire: str, cluster: Cluster) -> CopyShare:
     """What a codec reaches of the copy on the cluster's devices; ValueError where nobody knows."""
     option = option_of(wire)
@@ -50,6 +53,9 @@ def timed_like(wire: str, cluster: Cluster) -> CodecSpeed | None:
     if own is not None:
         return own
     alike = [speed for speed in cluster.codecs if option_of(speed.wire) == option_of(wire)]
+    if wire in CASTS and cluster.device.memory_gbyte:
+        # a codec that somebody found slow says nothing about a cast
+        alike = [speed for speed in alike if speed.wire in CASTS]
     plain = [speed for speed in alike if not codec_named(speed.wire).feedback and speed.wire != "fp32"]
     return min(plain or alike, key=lambda speed: abs(bits_of(speed.wire) - bits_of(wire)), default=None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import statistics
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -94,6 +95,8 @@ class Prediction:
     dollars_per_epoch: float | None = None
     bubble: float = 0.0
     """Seconds in which the stages of a pipeline wait for one another, whatever the link."""
+    memory_bytes: float = 0.0
+    """Of a rank, without activations."""
 
     def as_dict(self) -> dict[str, Any]:
         return {key: _finite(value) for key, value in asdict(self).items()}
@@ -115,6 +118,13 @@ class Timeline(overlap.Span):
 def timeline(whole_D: Tensor, compute_D: Tensor, communication_D: Tensor, least_D: Tensor, most_D: Tensor) -> Timeline:
     """Of `whole_D` seconds, of which compute alone would take `compute_D`."""
     return Timeline(whole_D, whole_D, communication_D, (whole_D - compute_D).clamp_min(0), least_D, most_D)
+
+
+def slowest_of(world: int, jitter: float) -> float:
+    """The slowest of so many ranks over a usual one: the expected largest of normal draws, by Blom's formula."""
+    if world == 1 or not jitter:
+        return 1.0
+    return 1 + jitter * statistics.NormalDist().inv_cdf((world - 0.375) / (world + 0.25))
 
 
 Kinds = dict[tuple[str, str], list[tuple[int, PlannedSum]]]
@@ -147,8 +157,11 @@ class StepPredictor:
         return step_D * spread("model", MODEL_SPREAD) * spread(f"model {setup.wire}", WIRE_SPREAD)
 
     def together(self, world: int) -> float:
-        """How many times slower a rank computes beside the others, unless the profile has seen it."""
-        return self.cluster.overlap.together if world > 1 and self.profile.ranks == 1 else 1.0
+        """How many times slower compute is beside the others: where ranks share processors, unless the profile has seen
+        it, and since all wait for the slowest.
+        """
+        shared = self.cluster.overlap.together if world > 1 and self.profile.ranks == 1 else 1.0
+        return shared * slowest_of(world, self.profile.jitter or self.cluster.device.jitter)
 
     def algorithm(self, setup: Setup) -> str:
         """What the wire travels by, in a word."""
@@ -282,8 +295,7 @@ class StepPredictor:
         for (wire, algorithm), sums in self.plan(setup)[1].items():
             for stage in self.costs.plan(algorithm, setup.world).stages:
                 sizes = wire_sizes("fp32" if stage.as_is else wire, tuple(one.values for _, one in sums))
-                own = stage.sent if stage.own is None else stage.own
-                total += own * sum(size * one.often for size, (_, one) in zip(sizes, sums, strict=True))
+                total += stage.own * sum(size * one.often for size, (_, one) in zip(sizes, sums, strict=True))
         return total
 
 

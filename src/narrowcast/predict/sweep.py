@@ -13,6 +13,7 @@ from narrowcast.codecs import codec as codec_named
 from narrowcast.parallel import overlap
 from narrowcast.predict.cluster import Cluster
 from narrowcast.predict.costs import DRAWS, Costs
+from narrowcast.predict.memory import needed
 from narrowcast.predict.model import Description, Profile
 from narrowcast.predict.step import BANDWIDTHS, HIDDEN, PLAIN, Prediction, Setup, StepPredictor, steps_for
 
@@ -22,7 +23,7 @@ PAYS = 0.01
 
 def half_precision(cluster: Cluster) -> Setup:
     """The 16-bit baseline: the backend's own sum on accelerators, `attach(model, "bf16")` on CPUs."""
-    return Setup(1, "bf16", "auto" if cluster.device.name.startswith("cpu") else "native")
+    return Setup(1, "bf16", "auto" if cluster.device.is_cpu else "native")
 
 
 class Sweep:
@@ -38,7 +39,7 @@ class Sweep:
         mode: str = "data",
         description: Description | None = None,
     ) -> None:
-        self.profile, self.cluster, self.samples = profile, cluster, samples
+        self.profile, self.cluster, self.samples, self.mode = profile, cluster, samples, mode
         self.steps = steps_for(mode, profile, Costs(cluster, draws, seed), description)
         self._baselines: dict[int, tuple[Tensor, Tensor]] = {}
         self._tuned: dict[Setup, Tensor] = {}
@@ -70,7 +71,8 @@ class Sweep:
             over_16bit_high=high,
             hide_gbit=self._hides(setup),
             break_even_gbit=self._break_even(setup),
-            dollars_per_epoch=self._dollars(setup.world, made.step),
+            memory_bytes=needed(self.profile, setup, self.mode, self.cluster.shape(setup.world)[0]).total,
+            dollars_per_epoch=self.price(setup.world) * made.step or None,
         )
 
     def _baseline(self, world: int) -> tuple[Tensor, Tensor]:
@@ -107,9 +109,7 @@ class Sweep:
         last = float(BANDWIDTHS[wins][-1])
         return float("inf") if last == float(BANDWIDTHS[-1]) else last
 
-    def _dollars(self, world: int, step: float) -> float | None:
-        if not self.cluster.price_per_hour or not self.samples:
-            return None
-        nodes = -(-world // self.cluster.node)
-        steps = self.samples / (self.profile.batch * world)
-        return self.cluster.price_per_hour * nodes * steps * step / 3600
+    def price(self, world: int) -> float:
+        """Dollars of an epoch for each second that a step takes; 0: not known."""
+        nodes, steps = -(-world // self.cluster.node), self.samples / (self.profile.batch * world)
+        return self.cluster.price_per_hour * nodes * steps / 3600

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from narrowcast.collectives.algorithms.context import Call
-from narrowcast.collectives.algorithms.cost import Cost, Placement, Stage
+from narrowcast.collectives.algorithms.cost import Cost, Placement
 from narrowcast.collectives.algorithms.record import Algorithm, Order, Setting, check_power_of_two, register
 from narrowcast.collectives.algorithms.workers import Workers
 from narrowcast.collectives.segments import store
@@ -66,8 +66,11 @@ def sent_bytes(setting: Setting) -> list[int]:
 
 def cost(ranks: Placement) -> Cost:
     """All ranks of a node send what they have through its card, once for each doubling of the nodes."""
-    between = math.ceil(math.log2(ranks.nodes)) * ranks.inside if ranks.level else ranks.halvings
-    stage = Stage(ranks.level, "two_shot", float(between), float(ranks.halvings), own=float(ranks.halvings))
+    sent = [float(ranks.halvings)]
+    for level in range(1, ranks.level + 1):
+        members = ranks.members(level)
+        sent.append(math.ceil(math.log2(members)) * ranks.world / members)
+    stage = ranks.over_all_levels("two_shot", sent, float(ranks.halvings))
     return Cost((stage,), float(ranks.halvings), 2.0 * ranks.halvings, roundings=ranks.halvings)
 
 

@@ -13,7 +13,7 @@ from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives import primitives
 from narrowcast.collectives.algorithms import two_shot
 from narrowcast.collectives.algorithms.context import Call, Reduction
-from narrowcast.collectives.algorithms.cost import Cost, Placement, Stage, direct_steps
+from narrowcast.collectives.algorithms.cost import Cost, Placement, Stage, both
 from narrowcast.collectives.algorithms.record import Algorithm, Nodes, Order, Setting, register
 from narrowcast.collectives.algorithms.workers import Part, Workers
 from narrowcast.collectives.residuals import Residuals, add_lost, empty_into
@@ -237,14 +237,21 @@ def level_bytes(setting: Setting) -> tuple[list[int], list[int]]:
     return inside, outside
 
 
+def _between(ranks: Placement) -> Stage:
+    """Two shots of one rank of each node; all k groups of them share the links."""
+    outer = ranks.of_nodes()
+    made = both(outer.direct("two_shot"), outer.gather(1 / outer.world))
+    own = made.own / ranks.inside
+    return replace(made, level=made.level + 1, inner=(own, *made.inner))
+
+
 def cost(ranks: Placement) -> Cost:
     """Inside a node as it is; every rank sends its n/k outside, and the k of them share the node's link."""
     k, m = ranks.inside, ranks.nodes
     scatter, gather = (
         Stage(0, kind, (k - 1) / k, float(k - 1), as_is=True) for kind in ("reduce_scatter", "all_gather")
     )
-    sent = 2 * ((m - 1) / m)
-    between = (Stage(1, "two_shot", sent, 2.0 * direct_steps(m), own=sent / k),) if m > 1 else ()
+    between = (_between(ranks),) if m > 1 else ()
     stages = (scatter, *between, gather) if k > 1 else between
     return Cost(stages, encodes=1 + 1 / m, decodes=2.0, roundings=2, codec_share=1 / k)
 

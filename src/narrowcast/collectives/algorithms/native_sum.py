@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from narrowcast.codecs import Codec
 from narrowcast.collectives.algorithms.context import Call
-from narrowcast.collectives.algorithms.cost import Cost, Placement, Stage
+from narrowcast.collectives.algorithms.cost import Cost, Placement
 from narrowcast.collectives.algorithms.record import Algorithm, Order, Setting, register
 from narrowcast.collectives.algorithms.workers import Workers
 from narrowcast.collectives.segments import store
@@ -58,8 +60,9 @@ def native_bytes(setting: Setting) -> list[int]:
 
 
 def native_cost(ranks: Placement) -> Cost:
-    stage = Stage(ranks.level, "all_reduce", ranks.ring_bytes, ranks.backend_steps, own=ranks.ring_bytes)
-    return Cost((stage,), encodes=0, decodes=0, roundings=ranks.world)
+    """A ring, or between nodes with NCCL a double tree where that is quicker."""
+    tree = (ranks.double_tree(),) if ranks.nccl and ranks.nodes > 1 else ()
+    return Cost((ranks.ring("all_reduce"),), encodes=0, decodes=0, roundings=ranks.world, otherwise=tree)
 
 
 def run_shared_scale(call: Call) -> None:
@@ -132,8 +135,9 @@ def shared_scale_bytes(setting: Setting) -> list[int]:
 
 def shared_scale_cost(ranks: Placement) -> Cost:
     """Two sums of the backend, one after the other: of the scales, and of the integers."""
-    stage = Stage(ranks.level, "all_reduce", ranks.ring_bytes, 2 * ranks.backend_steps, own=ranks.ring_bytes)
-    return Cost((stage,), encodes=1.0, decodes=1.0, roundings=1)
+    one = native_cost(ranks)
+    twice = [tuple(replace(stage, steps=2 * stage.steps) for stage in stages) for stages in (one.stages, one.otherwise)]
+    return Cost(twice[0], encodes=1.0, decodes=1.0, roundings=1, otherwise=twice[1])
 
 
 register(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from narrowcast.collectives.algorithms import rounds
 from narrowcast.collectives.algorithms.context import Call
-from narrowcast.collectives.algorithms.cost import Cost, Placement, Stage, direct_steps
+from narrowcast.collectives.algorithms.cost import Cost, Placement
 from narrowcast.collectives.algorithms.record import Algorithm, Order, Setting, register
 from narrowcast.collectives.algorithms.workers import FIRST, Workers
 from narrowcast.collectives.runtime.shots import Gather, Scatter
@@ -73,9 +73,7 @@ def sent_bytes(setting: Setting) -> list[int]:
 
 
 def cost(ranks: Placement) -> Cost:
-    own = float(ranks.world - 1)
-    stage = Stage(ranks.level, "two_shot", float(ranks.peers), direct_steps(ranks.world), own=own)
-    return Cost((stage,), encodes=1.0, decodes=float(ranks.world), roundings=1)
+    return Cost((ranks.gather(1.0),), encodes=1.0, decodes=float(ranks.world), roundings=1)
 
 
 register(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.collectives.algorithms.context import Call
-from narrowcast.collectives.algorithms.cost import Cost, Placement, Stage
+from narrowcast.collectives.algorithms.cost import Cost, Placement
 from narrowcast.collectives.algorithms.record import Algorithm, Order, Setting, register
 from narrowcast.collectives.algorithms.sums import RingSum
 from narrowcast.collectives.algorithms.workers import Part, Workers
@@ -103,8 +103,7 @@ def sent_bytes(setting: Setting) -> list[int]:
 
 
 def cost(ranks: Placement) -> Cost:
-    stage = Stage(ranks.level, "two_shot", ranks.ring_bytes, ranks.ring_steps, own=ranks.ring_bytes)
-    return Cost((stage,), encodes=1.0, decodes=2.0, roundings=ranks.world)
+    return Cost((ranks.ring("two_shot"),), encodes=1.0, decodes=2.0, roundings=ranks.world)
 
 
 register(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.collectives.algorithms.context import Call
-from narrowcast.collectives.algorithms.cost import Cost, Placement, Stage
+from narrowcast.collectives.algorithms.cost import Cost, Placement
 from narrowcast.collectives.algorithms.record import Algorithm, Order, Setting, check_power_of_two, register
 from narrowcast.collectives.algorithms.workers import FIRST, SECOND, Workers
 from narrowcast.collectives.segments import Range, take
@@ -101,8 +101,8 @@ def sent_bytes(setting: Setting) -> list[int]:
 
 
 def cost(ranks: Placement) -> Cost:
-    sent = 2 * ranks.peers / ranks.world
-    stage = Stage(ranks.level, "two_shot", sent, 2.0 * ranks.halvings, own=ranks.ring_bytes)
+    sent = [2 * each for each in ranks.direct_bytes]
+    stage = ranks.over_all_levels("two_shot", sent, 2.0 * ranks.halvings)
     return Cost((stage,), encodes=1.0, decodes=2.0, roundings=ranks.halvings + 1)
 
 

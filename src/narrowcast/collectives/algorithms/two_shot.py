@@ -10,7 +10,7 @@ from torch import Tensor
 
 from narrowcast.collectives.algorithms import rounds
 from narrowcast.collectives.algorithms.context import Call
-from narrowcast.collectives.algorithms.cost import Cost, Placement, Stage, direct_steps
+from narrowcast.collectives.algorithms.cost import Cost, Placement, both
 from narrowcast.collectives.algorithms.record import Algorithm, Order, Setting, register
 from narrowcast.collectives.algorithms.workers import FIRST, SECOND, Workers
 from narrowcast.collectives.runtime.shots import Gather, Scatter
@@ -170,8 +170,8 @@ def sent_bytes(setting: Setting) -> list[int]:
 
 
 def cost(ranks: Placement) -> Cost:
-    sent = 2 * ranks.peers / ranks.world
-    stage = Stage(ranks.level, "two_shot", sent, 2.0 * direct_steps(ranks.world), own=ranks.ring_bytes)
+    """Everybody's part to everybody, and the sums back: one call of a device's backend each, or messages."""
+    stage = both(ranks.direct("two_shot"), ranks.gather(1 / ranks.world))
     return Cost((stage,), encodes=1 + 1 / ranks.world, decodes=2.0, roundings=2, chunked=True)
 
 
