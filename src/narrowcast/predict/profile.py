@@ -8,7 +8,7 @@ import math
 import statistics
 import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -117,7 +117,8 @@ class Profiler:
         self._module, self._batch, self._loss = module, batch, loss
         self._optimizer = optimizer or torch.optim.SGD(module.parameters(), lr=0.0)
         device = next((p.device for p in module.parameters()), torch.device("cpu"))
-        self._clock, self._autocast = DeviceClock(device), torch.autocast(device.type, torch.bfloat16, enabled=bf16)
+        self._clock = DeviceClock(device)
+        self._autocast = torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
         self._runs: list[_Run] = []
         self._ready: dict[str, Any] = {}
         """When each gradient of this step was ready."""
