@@ -1,4 +1,4 @@
-"""Write the tables of formats, codecs and algorithms from the registries; `--check` says whether docs/ has them.
+"""Write the tables of formats, codecs, algorithms and results; `--check` says whether docs/ has them.
 
 A page holds `<!-- generated: NAME -->` and `<!-- end -->`; what stands between the two is replaced.
 """
@@ -10,6 +10,8 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from narrowcast_research.results import VERDICTS, PaperItem, items
 
 from narrowcast.codecs import all_specs, codec, low_rank_specs
 from narrowcast.collectives.algorithms.record import ALGORITHMS, Algorithm
@@ -69,11 +71,40 @@ def algorithm_table() -> str:
     return _table(columns, map(_algorithm_row, ALGORITHMS.values()))
 
 
+def _result_row(item: PaperItem) -> list[str]:
+    sources = [f"`{command}`" for command in item.commands] + [_link(file) for file in item.files]
+    return [str(item.number), item.paper, item.says, f"**{item.verdict}**", item.found, "<br>".join(sources)]
+
+
+def _link(file: str) -> str:
+    """A page as a link, whatever else by its path."""
+    page = file.removeprefix("docs/")
+    return f"[{page}]({page})" if file.startswith("docs/") and page.endswith(".md") else f"`{file}`"
+
+
+def result_table() -> str:
+    """Every item of the papers."""
+    return _table(["", "paper", "says", "", "what we found", "command, file"], map(_result_row, items()))
+
+
+def verdict_table() -> str:
+    """How many items have which verdict, by paper."""
+    papers = list(dict.fromkeys(item.group for item in items()))
+    counts = [
+        [sum(item.verdict == one and item.group == paper for item in items()) for one in VERDICTS] for paper in papers
+    ]
+    rows = [[paper, *map(str, row)] for paper, row in zip(papers, counts, strict=True)]
+    totals = [str(sum(column)) for column in zip(*counts, strict=True)]
+    return _table(["", *VERDICTS], [*rows, ["all", *totals]])
+
+
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "families": ("formats.md", family_table),
     "formats": ("formats.md", format_table),
     "codecs": ("codecs.md", codec_table),
     "algorithms": ("collectives.md", algorithm_table),
+    "verdicts": ("results.md", verdict_table),
+    "results": ("results.md", result_table),
 }
 
 

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 GENERATOR = Path(__file__).parents[1] / "docs" / "generate.py"
-TABLES = ("families", "formats", "codecs", "algorithms")
+TABLES = ("families", "formats", "codecs", "algorithms", "verdicts", "results")
 
 
 @pytest.fixture(scope="module")

@@ -271,12 +271,12 @@ class WithEinsum(nn.Module):
 
 
 def test_what_cannot_be_lowered_raises_or_is_listed() -> None:
-    with pytest.raises(NotImplementedError, match="LSTM"):
-        simulate.lower(nn.Sequential(nn.LSTM(3, 4)), weights="bf16")
+    with pytest.raises(NotImplementedError, match="Bilinear"):
+        simulate.lower(nn.Sequential(nn.Bilinear(3, 4, 2)), weights="bf16")
     lowered = simulate.lower(WithEinsum(), weights="bf16")
     with pytest.raises(NotImplementedError, match="calls einsum, which is not lowered; write it as matmul"):
         lowered(torch.ones(2, 2))
-    model = nn.Sequential(nn.LSTM(3, 4), WithEinsum())
+    model = nn.Sequential(nn.Bilinear(3, 4, 2), WithEinsum())
     lowered = simulate.lower(model, weights="bf16", unsupported="float32")
     assert "NOT lowered" in {row.module: row.runs for row in lowered.explain()}["0"]
     model[1](torch.ones(2, 2))

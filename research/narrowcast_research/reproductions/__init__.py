@@ -11,7 +11,11 @@ if TYPE_CHECKING:
 HOMES = {
     "aps-cifar10": ("aps_cifar10", "ApsCifar10"),
     "aps-roundoff": ("aps_roundoff", "ApsRoundoff"),
+    "aps-rivals": ("aps_rivals", "ApsRivals"),
+    "aps-speed": ("aps_speed", "ApsSpeed"),
+    "aps-e3m0": ("aps_e3m0", "ApsE3m0"),
     "dettmers-mnist": ("dettmers_mnist", "DettmersMnist"),
+    "dettmers-errors": ("dettmers_errors", "DettmersErrors"),
     "gupta-fixed": ("gupta", "GuptaFixed"),
     "zamirai-bf16": ("zamirai", "ZamiraiBf16"),
     "pure16": ("pure16", "Pure16"),
@@ -21,6 +25,9 @@ HOMES = {
     "mellempudi-loss-scale": ("mellempudi", "Mellempudi"),
     "lu-posit": ("lu", "LuPosit"),
     "mogami": ("mogami", "Mogami"),
+    "noune-logmax": ("noune", "NouneLogMax"),
+    "positnn-quire": ("positnn", "PositNN"),
+    "svyatkovskiy-rnn": ("svyatkovskiy", "SvyatkovskiyRnn"),
 }
 """Every reproduction: its file and its class."""
 

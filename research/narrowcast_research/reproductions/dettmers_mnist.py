@@ -58,7 +58,7 @@ class DettmersMnist(Reproduction):
     def run(self, cell: Cell, options: Options, work: Work) -> Result | None:
         data = pictures("mnist", options)
         gradients, forward, backward = SPECS[cell["type"]]
-        model = seeded(lambda: _network(data, options), cell["seed"])
+        model = seeded(lambda: network(data, options), cell["seed"])
         data_parallel = cell["parallel"] == "data"
         if not data_parallel and cell["type"] != "float32":
             model = _with_wires(model, forward, backward)
@@ -113,7 +113,7 @@ def _standard_error(values: list[float]) -> float:
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
-def _network(data: Dataset, options: Options) -> nn.Module:
+def network(data: Dataset, options: Options) -> nn.Module:
     if options.quick:
         return linear_layers((64, 64, 64, data.classes))
     return linear_layers((784, 1024, 1024, data.classes), dropout=(0.2, 0.3, 0.3))

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
-from torch import nn
-from torch.nn import functional as F
+from torch import Tensor
 
-from narrowcast.data import Dataset
-from narrowcast.simulate import Batches, LossScale, lower
+from narrowcast.simulate import LossScale, lower
 from narrowcast_research.reproductions.base import (
     Cell,
     Claim,
@@ -23,7 +20,7 @@ from narrowcast_research.reproductions.base import (
     spread,
 )
 from narrowcast_research.reproductions.pictures import pictures
-from narrowcast_research.reproductions.short import perceptron, sgd
+from narrowcast_research.reproductions.short import accuracy_of, perceptron, train_scaled
 
 FP8 = "e5m2"
 ROWS = ("no outliers, float32", "dynamic, minimum rises", "rule off: dynamic alone")
@@ -53,9 +50,9 @@ class Mellempudi(Reproduction):
             # rises twice, at a third and at two thirds of the run, as gradients shrink
             rising = {0: 2.0**8, steps // 3: 2.0**9, 2 * steps // 3: 2.0**10} if cell["row"] == ROWS[1] else {}
             scaler = LossScale(2.0**10, interval=2 * steps, minimums=rising)
-        broken = cell["row"] != ROWS[0]
-        skipped = _train(model, data, scaler, steps, cell["seed"], broken)
-        return {"accuracy": _accuracy(model, data), "skipped": skipped, "scale": scaler.get_scale()}
+        change = None if cell["row"] == ROWS[0] else _break_some
+        skipped = train_scaled(model, data, scaler, steps, cell["seed"], change=change)
+        return {"accuracy": accuracy_of(model, data), "skipped": skipped, "scale": scaler.get_scale()}
 
     def report(self, found: list[tuple[Cell, Result]], options: Options) -> Report:
         accuracy, scale, skipped = (by(found, "row", key) for key in ("accuracy", "scale", "skipped"))
@@ -72,26 +69,6 @@ class Mellempudi(Reproduction):
         return Report(self.title, columns, rows, claims)
 
 
-def _train(model: nn.Module, data: Dataset, scaler: LossScale, steps: int, seed: int, broken: bool) -> int:
-    """How many steps were left out."""
-    optimizer, batches, skipped = sgd(list(model.parameters()), 0.05), Batches(len(data.x_train), 64, 1, seed), 0
-    for step in range(steps):
-        chosen = batches.indices(step, 0).to(data.x_train.device)
-        x = data.x_train[chosen]
-        if broken and step % EVERY == EVERY - 1:
-            x[0] *= OUTLIER
-        optimizer.zero_grad()
-        scaler.scale(F.cross_entropy(model(x), data.y_train[chosen])).backward()
-        scaler.step(optimizer)
-        skipped += scaler.skipped
-        scaler.update()
-    return skipped
-
-
-@torch.no_grad()
-def _accuracy(model: nn.Module, data: Dataset) -> float:
-    right = sum(
-        int((model(x).argmax(1) == y).sum())
-        for x, y in zip(data.x_test.split(1000), data.y_test.split(1000), strict=True)
-    )
-    return 100 * right / len(data.y_test)
+def _break_some(step: int, x: Tensor) -> None:
+    if step % EVERY == EVERY - 1:
+        x[0] *= OUTLIER

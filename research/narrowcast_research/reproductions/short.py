@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from narrowcast.data import Dataset
-from narrowcast.simulate import Run, World, train
+from narrowcast.simulate import Batches, LossScale, Run, World, train
 from narrowcast.study import linear_layers, seeded
 from narrowcast_research.reproductions.base import Options, Result, Work
 from narrowcast_research.reproductions.pictures import pictures
@@ -90,3 +91,44 @@ def exchange_run(
     if not run.finished:
         return None
     return {"accuracy": 100 * (run.accuracy or 0.0), "bits": bits.mean, "wires": bits.wires[:8]}
+
+
+def train_scaled(
+    model: nn.Module,
+    data: Dataset,
+    scaler: LossScale,
+    steps: int,
+    seed: int,
+    *,
+    rate: float = 0.05,
+    share: float = 1.0,
+    change: Callable[[int, Tensor], None] | None = None,
+) -> int:
+    """Train on one worker under a loss scale; how many steps were left out.
+
+    share: the loss is one of so many that add up, and is divided by it. change: what becomes of a batch before it is
+    seen.
+    """
+    optimizer, batches, skipped = (
+        sgd(list(model.parameters()), rate * share),
+        Batches(len(data.x_train), 64, 1, seed),
+        0,
+    )
+    for step in range(steps):
+        chosen = batches.indices(step, 0).to(data.x_train.device)
+        x = data.x_train[chosen]
+        if change is not None:
+            change(step, x)
+        optimizer.zero_grad()
+        scaler.scale(F.cross_entropy(model(x), data.y_train[chosen]) / share).backward()
+        scaler.step(optimizer)
+        skipped += scaler.skipped
+        scaler.update()
+    return skipped
+
+
+@torch.no_grad()
+def accuracy_of(model: nn.Module, data: Dataset) -> float:
+    """On the test pictures, in percent."""
+    parts = zip(data.x_test.split(1000), data.y_test.split(1000), strict=True)
+    return 100 * sum(int((model(x).argmax(1) == y).sum()) for x, y in parts) / len(data.y_test)

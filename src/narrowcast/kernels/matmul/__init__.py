@@ -12,6 +12,7 @@ from narrowcast.kernels.dispatch import KernelChoice
 from narrowcast.kernels.matmul.accumulator import Accumulator, accumulator, how_to_compute
 from narrowcast.kernels.native import matmul as native_matmul
 from narrowcast.kernels.reference import matmul as reference_matmul
+from narrowcast.kernels.reference import quire
 
 
 def matmul(
@@ -91,7 +92,9 @@ def _as_batches(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]]:
 
 
 def _dispatch(a: Tensor, b: Tensor, rule: Accumulator, seed: int, out: Tensor) -> None:
-    if a.is_cuda:
+    if rule.order == "quire":
+        quire.matmul(a, b, rule, out)
+    elif a.is_cuda:
         from narrowcast.kernels.triton import matmul as triton_matmul
 
         triton_matmul.matmul(a, b, rule, seed, out, how_to_compute(a, b, rule))
@@ -106,6 +109,8 @@ def explain(accumulate: str | Accumulator = "bf16", device: str = "cpu") -> Kern
     rule = accumulator(accumulate)
     if rule.is_torch:
         return KernelChoice("matmul", device, "torch", "")
+    if rule.order == "quire":
+        return KernelChoice("matmul", device, "reference", "exact sums are float64 products of slices")
     if device.startswith("cuda"):
         return KernelChoice("matmul", device, "triton", "")
     why = native_matmul.why_not(rule)

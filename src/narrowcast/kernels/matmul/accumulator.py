@@ -15,6 +15,7 @@
 | `+sr` | stochastic rounding, of every product and every sum |
 | `+mogami` | multiplication by adding bit patterns (Mogami 2020) |
 | `+saturate` | overflow gives the largest number instead of each format's own rule |
+| `+quire` | the exact sum of the exact products, rounded once (posits' quire) |
 | `+sequential` | k = 0, 1, 2, ... This is how all but `fp32` sum; `fp32` alone means torch's own matmul, in its order |
 """
 
@@ -33,8 +34,8 @@ from narrowcast.formats import format as format_named
 
 FLOAT32 = "fp32"
 _LARGEST = torch.finfo(torch.float32).max
-ORDERS = ("sequential", "blocked", "pairwise", "any")
-FLAGS = ("kahan", "fma", "pairwise", "sequential", "sr", "mogami", "saturate")
+ORDERS = ("sequential", "blocked", "pairwise", "quire", "any")
+FLAGS = ("kahan", "fma", "pairwise", "quire", "sequential", "sr", "mogami", "saturate")
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ class Accumulator:
     p = R_products(a[i,k] * b[k,j]);  s = R_sums(s + p)                   from s = 0
     kahan:  y = R(p - c);  t = R(s + y);  c = R(R(t - s) - y);  s = t     from s = c = 0
     fused:  p is not rounded
+    quire:  R_sums(the exact sum of all exact products)
     """
 
     sums: str = FLOAT32
@@ -157,6 +159,12 @@ class Accumulator:
             raise ValueError("accumulator: outer= is the format in which blocks are added; give a block, as fp16/128")
         if self.kahan and self.order == "pairwise":
             raise ValueError("accumulator: Kahan's method follows a running sum; it does not go with pairwise")
+        if self.order == "quire" and (
+            self.kahan or self.fused or self.products or self.stochastic or self.multiply != "ieee"
+        ):
+            raise ValueError(
+                "accumulator: a quire rounds once, at the end, to nearest; leave every other option but saturate out"
+            )
         if self.fused and self.products is not None:
             raise ValueError("accumulator: a fused product is not rounded; leave either fma or mul= out")
         if self.saturate and all(name in (None, FLOAT32) for name in (self.sums, self.products, self.outer)):
@@ -189,10 +197,11 @@ class Accumulator:
         text = self.sums + (f"/{self.block}" if self.block else "")
         text += f"+mul={self.products}" if self.products else ""
         text += f"+outer={self.outer}" if self.outer else ""
-        pairwise = self.order == "pairwise"
+        pairwise, quire = self.order == "pairwise", self.order == "quire"
         # what a bare fp32 would mean otherwise
         sequential = self.order == "sequential" and self._is_plain_float32()
-        flags = self.kahan, self.fused, pairwise, sequential, self.stochastic, self.multiply == "mogami", self.saturate
+        mogami = self.multiply == "mogami"
+        flags = self.kahan, self.fused, pairwise, quire, sequential, self.stochastic, mogami, self.saturate
         return text + "".join(f"+{flag}" for flag, on in zip(FLAGS, flags, strict=True) if on)
 
 
@@ -226,7 +235,7 @@ def _parse(text: str) -> Accumulator:
     if wrong is not None:
         raise ValueError(f"accumulator {text!r}: {wrong}; options are mul=FORMAT, outer=FORMAT, {', '.join(FLAGS)}")
     block = int(match["block"] or 0)
-    orders = ["blocked"] * bool(block) + [name for name in ("pairwise", "sequential") if name in flags]
+    orders = ["blocked"] * bool(block) + [name for name in ("pairwise", "quire", "sequential") if name in flags]
     if len(orders) > 1:
         raise ValueError(f"accumulator {text!r}: {' and '.join(orders)} exclude one another")
     is_torch = text == FLOAT32

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from narrowcast.simulate.precision import autograd, gemm
+from narrowcast.simulate.precision import autograd, gemm, recurrent
 from narrowcast.simulate.precision.formats import ACTIVATION, OUTPUT, ROUNDED_OUTPUT, WEIGHT, LoweredCall, Site, role_of
 
 Handler = Callable[..., Any]
@@ -278,6 +278,7 @@ HANDLERS: dict[Callable[..., Any], Handler] = {
     torch.group_norm: _norm(torch.group_norm, 1),
     torch.instance_norm: _norm(torch.instance_norm, 0),
     torch.rms_norm: _norm(torch.rms_norm, 1),
+    **recurrent.HANDLERS,
 }
 
 
@@ -286,7 +287,7 @@ def _refused(home: Any, names: str, advice: str = "") -> dict[Callable[..., Any]
     return {getattr(home, name): advice for name in names.split() if hasattr(home, name)}
 
 
-AS_MATMUL, AS_LINEAR, AS_FUNCTION = "write it as matmul", "write it with F.linear", "write it with torch.nn.functional"
+AS_MATMUL, AS_FUNCTION = "write it as matmul", "write it with torch.nn.functional"
 
 REFUSED: dict[Callable[..., Any], str] = {
     **_refused(torch, "einsum tensordot inner dot vdot mv addmv addbmm chain_matmul matrix_power", AS_MATMUL),
@@ -303,7 +304,5 @@ REFUSED: dict[Callable[..., Any], str] = {
     **_refused(functional, "bilinear embedding_bag linear_cross_entropy"),
     **_refused(torch, "conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc"),
     **_refused(torch, "convolution native_batch_norm native_layer_norm native_group_norm", AS_FUNCTION),
-    **_refused(torch, "lstm gru rnn_tanh rnn_relu", "write the cell with F.linear"),
-    **_refused(torch, "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell", AS_LINEAR),
 }
 """Functions that multiply matrices and are not lowered, with what to do instead."""

@@ -22,13 +22,13 @@ from narrowcast.simulate.precision.casts import MASTER, Caster, What, caster
 from narrowcast.simulate.precision.formats import NoiseOrigin, Overrides, Precision, Site
 from narrowcast.simulate.precision.handlers import HANDLERS, REFUSED
 
-CONVOLUTIONS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.MultiheadAttention, nn.Embedding)
-NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
-WITH_SUBMODULES = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.TransformerEncoder, nn.TransformerDecoder)
-NOT_LOWERED = (
-    *(nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Bilinear, nn.EmbeddingBag),
+MULTIPLYING = (
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.MultiheadAttention, nn.Embedding),
     *(nn.RNNBase, nn.RNNCellBase),
 )
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+WITH_SUBMODULES = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.TransformerEncoder, nn.TransformerDecoder)
+NOT_LOWERED = (nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Bilinear, nn.EmbeddingBag)
 NAMES = {func: func.__name__ for func in (*HANDLERS, *REFUSED)}
 """Looked up, since a compiler makes no string of a function's own name."""
 
@@ -215,7 +215,7 @@ def _runs(what: Precision) -> str:
 def _why_left(module: nn.Module, norms: bool) -> str | None:
     """Why a module is not lowered, or None where it is."""
     is_torchs = type(module).__module__.startswith("torch.nn.modules")
-    if not is_torchs or isinstance(module, (*CONVOLUTIONS, *WITH_SUBMODULES)):
+    if not is_torchs or isinstance(module, (*MULTIPLYING, *WITH_SUBMODULES)):
         return None
     if isinstance(module, NORMS):
         return None if norms else "norms=False"
@@ -242,16 +242,16 @@ def lower(
 
     weights: parameters, and what is computed from parameters alone (`w.t().contiguous()`, `w * 0.5`), are cast at each
     use in a lowered operation; what the optimizer holds stays as it is. activations: all other operands, buffers among
-    them, and outputs of norms. gradients: what comes back to each operation, and the gradient of each
-    weight. accumulate: how matrix products and convolutions sum ("fp32" is torch's own); accumulate_backward: in the
-    gradients. master: parameters themselves are rounded to this format now, and by `keep_master(optimizer)` after each
-    step.
+    them, outputs of norms and the states of recurrent layers. gradients: what comes back to each operation, and the
+    gradient of each weight. accumulate: how matrix products and convolutions sum ("fp32" is torch's own);
+    accumulate_backward: in the gradients. master: parameters themselves are rounded to this format now, and by
+    `keep_master(optimizer)` after each step.
 
-    Lowered: nn.Linear, Conv1d, Conv2d, Embedding, MultiheadAttention, the layers of nn.Transformer, norms (norms=False
-    leaves them), and in any module of yours F.linear, conv1d, conv2d, matmul, `@`, mm, bmm, addmm, baddbmm,
-    scaled_dot_product_attention, embedding and the norms as functions. What multiplies matrices otherwise (RNNs,
-    transposed convolutions, einsum, ...) raises, or with unsupported="float32" is left alone and listed by `explain()`.
-    All else (softmax, activations, pooling, the loss) is float32.
+    Lowered: nn.Linear, Conv1d, Conv2d, Embedding, LSTM, GRU, RNN and their cells, MultiheadAttention, the layers of
+    nn.Transformer, norms (norms=False leaves them), and in any module of yours F.linear, conv1d, conv2d, matmul, `@`,
+    mm, bmm, addmm, baddbmm, scaled_dot_product_attention, embedding and the norms as functions. What multiplies
+    matrices otherwise (transposed convolutions, einsum, ...) raises, or with unsupported="float32" is left alone and
+    listed by `explain()`. All else (softmax, activations, pooling, the loss) is float32.
 
     overrides: {pattern of module names: {role: format} or "as-is"}, the first that matches decides.
     """
