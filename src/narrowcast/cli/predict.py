@@ -6,7 +6,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,7 +30,7 @@ from narrowcast.cli.options import (
 from narrowcast.collectives import ALGORITHMS
 from narrowcast.console import JsonPath, emit, make_console, new_table, progress
 from narrowcast.lab import Lab
-from narrowcast.measure import need_cuda
+from narrowcast.measure import need_cuda, wait_until_quiet
 from narrowcast.predict import (
     Cluster,
     Prediction,
@@ -43,6 +43,7 @@ from narrowcast.predict import (
     devices,
     parallelism,
     report,
+    spreads,
     zoo,
 )
 from narrowcast.predict import cluster as cluster_file
@@ -52,6 +53,8 @@ from narrowcast.predict import profile as profiling
 
 WIRES = "fp32,bf16,int8/256,int4/128"
 WORKERS = (1, 2, 4, 8, 16)
+BUSY = 0.05
+"""Of the processors: above it a probe waits, where it is asked to."""
 
 
 @one_line
@@ -64,6 +67,11 @@ def probe(
     wires: Annotated[str, typer.Option(help="Codecs to time, separated by commas.")] = ",".join(probing.WIRES),
     seconds: Annotated[float, typer.Option(help="About how long it may take.")] = 60.0,
     name: Annotated[str, typer.Option(help="What the cluster is called.")] = "",
+    model: Annotated[
+        str, typer.Option(help="module:name or file.py:name: time its DDP steps, too, and calibrate with them.")
+    ] = "",
+    shape: Shape = "",
+    wait: Annotated[float, typer.Option(help="Wait up to so many seconds until nothing else uses the machine.")] = 0.0,
 ) -> None:
     """Measure a cluster: links, codecs and what overlap costs. Under torchrun, in the lab, or on this machine."""
     specs, file = options.specs_of(wires), out_file("--out", out)
@@ -71,14 +79,20 @@ def probe(
         raise ValueError(f"--seconds: must be above 0, got {seconds:g}")
     if gpu:
         need_cuda()
+    if wait:
+        options.positive("--wait", wait)
+        share = wait_until_quiet(wait, BUSY)
+        if share >= BUSY:
+            typer.echo(f"probe: after {wait:g} s others still use {100 * share:.0f} % of the processors", err=True)
+    steps = [f"model={model}", *([f"input={shape}"] if shape else [])] if model else []
     words = [sys.executable, "-m", "narrowcast.predict.probe", "nccl" if gpu else "gloo", str(seconds)]
     if lab:
-        words += [name or f"lab of {hosts} hosts at {lab}", *specs]
+        words += [name or f"lab of {hosts} hosts at {lab}", *specs, *steps]
         text = _probe_lab(words, lab, hosts, gpu, seconds)
     elif local:
-        text = _probe_local([*words, name or f"{local} processes on one machine", *specs], local, seconds)
+        text = _probe_local([*words, name or f"{local} processes on one machine", *specs, *steps], local, seconds)
     elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        _probe_rank(file, seconds, name, specs)
+        _probe_rank(file, seconds, name, specs, model, shape)
         return
     else:
         raise ValueError("probe: start it with torchrun on every node, or give --lab RATE or --local RANKS")
@@ -103,13 +117,13 @@ def _probe_local(words: list[str], ranks: int, seconds: float) -> str:
     return done.stdout.partition(probing.MARK + "\n")[2]
 
 
-def _probe_rank(file: Path, seconds: float, name: str, specs: list[str]) -> None:
+def _probe_rank(file: Path, seconds: float, name: str, specs: list[str], model: str, shape: str) -> None:
     import torch.distributed as dist
 
     dist.init_process_group()
     first = dist.get_rank() == 0
     say = (lambda text: typer.echo(text, err=True)) if first else lambda text: None
-    made = probing.probe(specs, seconds, name or "cluster", say)
+    made = probing.probe(specs, seconds, name or "cluster", say, model, shape)
     if first:
         file.write_text(cluster_file.dump(made))
         _show_cluster(made, file)
@@ -122,7 +136,7 @@ def _show_cluster(made: Cluster, out: Path) -> None:
     slow = made.overlap
     shown.caption = (
         f"compute is {slow.compute:.2f}x slower beside a collective, a collective {slow.collective:.2f}x beside "
-        f"compute, and a rank {slow.together:.2f}x while all compute"
+        f"compute, and a rank {slow.together:.2f}x while all compute\n{spreads.rest_words(made)}"
     )
     make_console().print(shown)
 
@@ -264,7 +278,7 @@ def _gib(size: float, made: Cluster) -> str:
     return f"{gib:.3g}{'!' if 0 < made.device.memory_gib < gib else ''}"
 
 
-def _prediction_table(sweep: Sweep, cells: Iterable[Prediction]) -> Table:
+def _prediction_table(sweep: Sweep, cells: Sequence[Prediction]) -> Table:
     made = sweep.cluster
     state = "measured" if made.measured else "NOT measured"
     rows = []
@@ -287,6 +301,12 @@ def _prediction_table(sweep: Sweep, cells: Iterable[Prediction]) -> Table:
         f"communication adds under 2 %. pays below: Gb/s under which the wire beats 16 bits. GiB: of a rank, without "
         f"activations (! more than the device has). cluster: {made.source}"
     )
+    beyond = sorted({cell.workers for cell in cells if cell.beyond_probed})
+    if beyond:
+        shown.caption += (
+            f"\nBEYOND WHAT WAS PROBED ({made.probed_ranks} members of the outermost link): "
+            f"{', '.join(map(str, beyond))} workers; how calls grow is arithmetic there"
+        )
     return shown
 
 

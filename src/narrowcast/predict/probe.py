@@ -3,13 +3,15 @@
 Runs on every rank of a process group. Each timing is the slowest rank's, exchanged at once, so that all ranks hold the
 same numbers to the last bit.
 
-A rank, as the lab or torchrun starts it: python -m narrowcast.predict.probe gloo|nccl SECONDS NAME WIRE...
+A rank, as the lab or torchrun starts it:
+python -m narrowcast.predict.probe gloo|nccl SECONDS NAME WIRE... [model=TARGET [input=SHAPE]]
 Rank 0 prints the file after a line with MARK.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import os
 import platform
 import statistics
@@ -27,6 +29,7 @@ from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
 from narrowcast.measure import (
     DeviceClock,
+    LoadWatch,
     MatrixSum,
     WireSum,
     first_decides,
@@ -37,7 +40,8 @@ from narrowcast.measure import (
     slowest,
 )
 from narrowcast.predict import cluster as cluster_file
-from narrowcast.predict.cluster import Cluster, CodecSpeed, CollectiveTimings, Device, Level, Overlap, Points
+from narrowcast.predict import loop
+from narrowcast.predict.cluster import MOST_BUSY, Cluster, CodecSpeed, CollectiveTimings, Device, Level, Overlap, Points
 
 MARK = "# narrowcast cluster"
 WIRES = ("fp32", "bf16", "int8/256", "int4/128", "int4/128+ef")
@@ -207,6 +211,10 @@ class Prober:
             x = x @ self._weights[0] * 1e-3
         torch.ones(16, 4 * WORK, dtype=torch.float32, device=self.device) @ self._weights[1]
 
+    def work_seconds(self) -> float:
+        """Of the same work at the begin and at the end: a machine that does something else in between shows."""
+        return statistics.median(self.mean_seconds(self._work, ROUNDS) for _ in range(ROUNDS))
+
     def copy_speed(self) -> float:
         """GB/s read and written by a large copy."""
         x = torch.ones(1 << 22, dtype=torch.float32, device=self.device)
@@ -316,8 +324,13 @@ def probe(
     seconds: float = 60.0,
     name: str = "cluster",
     tell: Callable[[str], None] = lambda text: None,
+    model: str = "",
+    shape: str = "",
 ) -> Cluster:
-    """Measure the cluster of the default process group. Collective; all ranks return the same."""
+    """Measure the cluster of the default process group. Collective; all ranks return the same.
+
+    model: whose DDP steps calibrate the timeline; shape: of its inputs.
+    """
     if not dist.is_initialized() or dist.get_world_size() < 2:
         raise ValueError("probe: needs a process group of two ranks or more; start it with torchrun or in the lab")
     prober = Prober(seconds, tell, wires, local_device())
@@ -326,6 +339,7 @@ def probe(
         torch.cuda.set_device(prober.device)
     local, world = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), dist.get_world_size()
     local, nodes = (local, world // local) if local > 1 and world % local == 0 else (1, world)
+    watch, before = LoadWatch(), prober.work_seconds()
     levels = list(_levels(prober, local, nodes))
     codecs = tuple(prober.codec(wire) for wire in wires)
     overlap, speed = prober.overlap(), prober.copy_speed()
@@ -334,7 +348,12 @@ def probe(
     device = Device(torch.cuda.get_device_name(prober.device) if is_cuda else processor, memory_gbyte=speed)
     today = time.strftime("%Y-%m-%d", time.gmtime())
     source = f"narrowcast probe on {local} x {nodes} ranks, {backend}, torch {torch.__version__}, {today}"
-    made = Cluster(name, tuple(levels), device, overlap, codecs, measured=True, source=source)
+    drift = abs(math.log(prober.work_seconds() / before))
+    busy = min(MOST_BUSY, watch.together())
+    made = Cluster(name, tuple(levels), device, overlap, codecs, True, source, busy=busy, drift=drift)
+    if model:
+        tell(f"steps of {model}")
+        made = loop.measure_named(made, model, shape, prober.device)
     return _agreed(made)
 
 
@@ -363,9 +382,11 @@ def _agreed(made: Cluster) -> Cluster:
 
 
 def main() -> None:
-    backend, seconds, name, *wires = sys.argv[1:]
+    backend, seconds, name, *words = sys.argv[1:]
+    wires = [word for word in words if not word.startswith(("model=", "input="))]
+    more = dict(word.split("=", 1) for word in words if word not in wires)
     with process_group(backend == "nccl"):
-        made = probe(wires, float(seconds), name)
+        made = probe(wires, float(seconds), name, model=more.get("model", ""), shape=more.get("input", ""))
         if dist.get_rank() == 0:
             sys.stdout.write(f"{MARK}\n{cluster_file.dump(made)}\n")
             sys.stdout.flush()
