@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -61,6 +63,7 @@ def test_no_advice_to_compress_reaches_below_16_bits(name: str) -> None:
 def test_the_link_is_not_spoken_of_where_it_is_the_limit() -> None:
     """Communication adds a lot, but codecs would add more."""
     place = Cluster("slow codecs", (Level("link", 0, 2.0, 9.0),), Device("cpu", memory_gbyte=0.2))
+    place = replace(place, measured=True, busy=0.0)
     sweep = Sweep(zoo.alexnet().profile_of(1.0), place)
     found = advise(sweep, 4)
     assert (found.verdict, sweep.cell(Setup(4, "fp32")).bottleneck) == ("leave-off", "link")

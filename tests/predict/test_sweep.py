@@ -26,6 +26,7 @@ from narrowcast.predict.sweep import Sweep
 
 SLOW = Cluster("slow", (Level("link", 0, 0.1, 100.0),), Device("cpu", memory_gbyte=10.0, launch_us=0.0))
 FAST = Cluster("fast", (Level("link", 0, 1000.0, 1.0),), Device("cpu", memory_gbyte=10.0, launch_us=0.0))
+SLOW, FAST = (replace(one, measured=True, busy=0.0) for one in (SLOW, FAST))
 PROFILE = Profile("m", 8, 0.1, 0.2, 0.05, (TensorTime("b", 1_000_000, 0.1), TensorTime("a", 1_000_000, 0.2)))
 WIRES = ("fp32", "bf16", "int8/256", "int4/128")
 

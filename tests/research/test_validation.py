@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from narrowcast_research.validation import (
+    calibrate,
     ddl,
     dettmers2016,
     formulas,
@@ -20,10 +22,13 @@ from narrowcast_research.validation import (
 )
 from narrowcast_research.validation.metrics import Cell
 
+from narrowcast.predict import spreads
 from narrowcast.toml_file import FileError
 
+QUICK = [name for name in registry.VALIDATIONS if name not in ("lab", "intervals")]
 
-@pytest.mark.parametrize("name", [name for name in registry.VALIDATIONS if name != "lab"])
+
+@pytest.mark.parametrize("name", [*QUICK, pytest.param("intervals", marks=pytest.mark.slow)])
 def test_what_is_promised_is_reached(name: str) -> None:
     for result in registry.run([name]):
         assert all(result.met().values()), registry.target_lines(result)
@@ -98,9 +103,9 @@ def test_sizes_that_judge_were_not_seen_by_the_fit() -> None:
 
 def test_a_left_out_model_has_no_part_in_its_factor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Change every measurement of one model: its own factor must not move."""
-    before, plain = ddl.left_out(), ddl._times
+    before, plain = ddl.left_out(), ddl.times
     wrong = {key: 0.5 * t if key[0] == "BERT-Base" else t for key, t in plain(ddl.WANTED).items()}
-    monkeypatch.setattr(ddl, "_times", lambda method: wrong if method == ddl.WANTED else plain(method))
+    monkeypatch.setattr(ddl, "times", lambda method: wrong if method == ddl.WANTED else plain(method))
     after = ddl.left_out()
     assert after["BERT-Base"] == before["BERT-Base"]
     assert after["ResNet-50"] != before["ResNet-50"]
@@ -168,7 +173,7 @@ def written(tmp_path: Path, rows: str) -> Path:
 
 def test_a_table_is_fitted_on_its_calibrating_rows_alone(tmp_path: Path) -> None:
     """Steps made with 8 Gb/s and 100 us: the fit finds them, and the predicted rows come out."""
-    link = table.Link(8.0, 100.0, 50.0)
+    link = table.Link(8.0, 100.0, 50.0, 50.0)
     rows = "a,4000000,,10,x,4,fp32,{},calibrate\nb,,1000;200000;3000000,20,x,4,fp32,{},calibrate\n"
     rows += "resnet50,,,100,x,8,fp32,{},calibrate\na,4000000,,10,x,8,fp32,{},predict\n"
     path = written(tmp_path, rows.format(1000, 1000, 1000, 1000))
@@ -191,7 +196,7 @@ def test_what_the_rows_do_not_determine_is_not_called_a_fit(tmp_path: Path) -> N
 
     assert assumed(one) == ["us", "GB/s"]
     assert assumed(one + other.format("fp32")) == ["GB/s"]
-    assert assumed(one + other.format("int8/256")) == ["GB/s"]
+    assert assumed(one + other.format("int8/256")) == ["us"]
     assert assumed(one + one.replace("4000000", "7000000") + other.format("int8/256")) == []
 
 
@@ -268,6 +273,62 @@ def test_the_grid_is_the_promised_one() -> None:
 PAGE = Path(__file__).parents[2] / "docs" / "validation.md"
 
 
+@pytest.mark.slow
 def test_the_page_of_results_is_up_to_date() -> None:
     wanted = registry.markdown(registry.run())
     assert PAGE.read_text() == wanted, "run: narrowcast validate --markdown docs/validation.md"
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_each_part_of_the_page_is_up_to_date(name: str) -> None:
+    page = PAGE.read_text()
+    for result in registry.run([name]):
+        (part,) = registry.sections([result])
+        assert part in page, "run: narrowcast validate --markdown docs/validation.md"
+
+
+@pytest.mark.slow
+def test_the_spreads_are_what_the_command_makes_of_the_data() -> None:
+    wanted = spreads.dump(calibrate.calibrated())
+    assert spreads.FILE.read_text() == wanted, f"run: narrowcast validate --calibrate {spreads.FILE.name}"
+
+
+def test_the_spreads_of_probed_clusters_are_those_of_the_data() -> None:
+    shipped = spreads.shipped()
+    for kind, quiet in (("disturbed", False), ("probed", True)):
+        found = calibrate.estimate(calibrate.probed_errors(quiet))
+        assert (found.step, found.wire) == pytest.approx((shipped[kind].step, shipped[kind].wire), abs=1e-4)
+
+
+def test_a_cluster_has_no_part_in_its_own_interval() -> None:
+    errors = calibrate.probed_errors(quiet=True)
+    wrong = [replace(error, log=9.0) if error.cluster == errors[0].cluster else error for error in errors]
+    others = [[one for one in these if one.cluster != errors[0].cluster] for these in (errors, wrong)]
+    assert calibrate.estimate(others[0]) == calibrate.estimate(others[1])
+    assert calibrate.estimate(wrong).step > 2 * calibrate.estimate(errors).step
+
+
+def test_clusters_count_alike_however_many_cells_they_have() -> None:
+    many = [(0.1, "a", 1.0)] * 98 + [(0.5, "b", 1.0)] * 2
+    assert calibrate.quantile(many, 0.4) == 0.1
+    assert calibrate.quantile(many, 0.6) == 0.5
+
+
+def test_a_link_that_nothing_waits_for_is_an_error(tmp_path: Path) -> None:
+    rows = "a,4000000,,10,x,4,fp32,10.001,calibrate\na,4000000,,10,x,8,fp32,50,predict\n"
+    with pytest.raises(FileError, match="a limit of the search"):
+        table.validate(written(tmp_path, rows))
+
+
+def test_gpus_of_a_node_and_buckets_are_read(tmp_path: Path) -> None:
+    head = HEADER.strip() + ",gpus_per_node,bucket_mb\n"
+    rows = "resnet50,,,100,x,8,fp32,300,calibrate,,,4,1\nresnet50,,,100,x,16,fp32,310,predict,,,4,\n"
+    path = tmp_path / "nodes.csv"
+    path.write_text(head + rows)
+    first, second = table.load(path)
+    assert (first.gpus_per_node, first.setup.bucket_bytes, second.setup.bucket_bytes) == (4, 2**20, 25 * 2**20)
+    (cell,) = [cell for cell in table.validate(path).cells if cell.counted]
+    assert cell.low < cell.predicted < cell.high
+    path.write_text(head + rows.replace("x,8", "x,4"))
+    with pytest.raises(FileError, match="do not use the link between nodes"):
+        table.load(path)

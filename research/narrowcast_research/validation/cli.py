@@ -12,6 +12,8 @@ from rich.table import Table
 from narrowcast.cli import one_line, out_file, workers_of
 from narrowcast.console import JsonPath, emit, make_console, new_table, progress
 from narrowcast.measure import need_cuda
+from narrowcast.predict import spreads
+from narrowcast_research.validation import calibrate as calibration
 from narrowcast_research.validation import lab as lab_validation
 from narrowcast_research.validation import registry, table
 from narrowcast_research.validation.lab_models import MODELS, SMALL
@@ -36,11 +38,16 @@ def validate(
     gpu: Annotated[bool, typer.Option("--gpu", help="Lab runs with NCCL; their ranks share the GPU.")] = False,
     within: Annotated[float, typer.Option(help="Start no further lab run after so many seconds; 0: run all.")] = 0.0,
     cells: Annotated[bool, typer.Option(help="Print every cell of long tables, too.")] = False,
+    calibrate: Annotated[
+        str, typer.Option(help="Write the spreads that intervals are made of to this file, from all measured steps.")
+    ] = "",
     markdown: Annotated[str, typer.Option(help="Write the page of all results to this file.")] = "",
     json_path: JsonPath = None,
 ) -> None:
     """The predictor against published and measured data: measured, predicted, error, and what was fitted on what."""
     page = out_file("--markdown", markdown) if markdown else None
+    if calibrate:
+        out_file("--calibrate", calibrate).write_text(spreads.dump(calibration.calibrated()))
     if lab:
         results = [_validate_lab(Path(lab), hosts, rates, models, within, gpu)]
     elif data:
@@ -58,6 +65,7 @@ def validate(
             emit([result.as_dict() for result in results], _targets_table(results), json_path)
         else:
             make_console().print(_targets_table(results))
+            make_console().print(new_table("Summary", *registry.SUMMARY, rows=registry.summary(results)))
     if any(not all(result.met().values()) for result in results):
         raise typer.Exit(1)
 
@@ -80,7 +88,8 @@ def _validate_lab(folder: Path, hosts: str, rates: str, models: str, within: flo
 def _show_result(result: Result, every_cell: bool) -> None:
     unit = f" {result.unit}" if result.unit else ""
     each = 1 if every_cell else -(-len(result.cells) // SHOWN)
-    shown = new_table(result.title, *result.columns, f"measured{unit}", f"predicted{unit}", "error")
+    ends = ["5-95 %"] if registry.has_intervals(result) else []
+    shown = new_table(result.title, *result.columns, f"measured{unit}", f"predicted{unit}", *ends, "error")
     for cell in result.cells[::each]:
         shown.add_row(*registry.cell_row(result, cell))
     shown.caption = f"one in {each} of {len(result.cells)} cells; --cells prints all" if each > 1 else None

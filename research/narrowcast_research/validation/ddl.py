@@ -17,7 +17,7 @@ SLOWER = tuple(1 + 0.05 * number for number in range(61))
 """Candidates for how much slower a collective is beside compute, up to 4 times: the best ones lie inside."""
 
 
-def _times(method: str) -> dict[tuple[str, str, int], float]:
+def times(method: str) -> dict[tuple[str, str, int], float]:
     return {
         (row["dnn"], row["link"], int(row["gpus"])): float(row["iter_ms"]) / 1e3
         for row in rows("ddl_benchmarks_2020.csv")
@@ -25,7 +25,7 @@ def _times(method: str) -> dict[tuple[str, str, int], float]:
     }
 
 
-def _compute(name: str) -> float:
+def compute_seconds(name: str) -> float:
     """Seconds of a step on one GPU."""
     row = next(row for row in rows("ddl_benchmarks_2020.csv") if row["dnn"] == name)
     return float(row["bs"]) / float(row["single_gpu"])
@@ -33,7 +33,7 @@ def _compute(name: str) -> float:
 
 def predicted(name: str, without_overlap: float, slower: float) -> float:
     """A step whose communication, known from the run without overlap, starts as gradients become ready."""
-    compute = _compute(name)
+    compute = compute_seconds(name)
     profile = MODELS[name]().profile_of(compute)
     cut = ddp_buckets(profile.tensors)
     total = sum(bucket.values for bucket in cut)
@@ -46,10 +46,10 @@ def predicted(name: str, without_overlap: float, slower: float) -> float:
 
 
 def cells(slower: dict[str, float]) -> list[Cell]:
-    given = _times(GIVEN)
+    given = times(GIVEN)
     return [
         Cell((name, link, str(gpus)), measured, predicted(name, given[name, link, gpus], slower[name]))
-        for (name, link, gpus), measured in _times(WANTED).items()
+        for (name, link, gpus), measured in times(WANTED).items()
     ]
 
 

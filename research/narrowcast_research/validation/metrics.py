@@ -25,6 +25,11 @@ class Cell:
     high: float = 0.0
 
     @property
+    def inside(self) -> bool | None:
+        """Whether the measurement lies in the predicted interval, where there is one."""
+        return self.low <= self.measured <= self.high if self.high else None
+
+    @property
     def error(self) -> float:
         return self.predicted / self.measured - 1
 
@@ -41,6 +46,8 @@ class Figures:
     rank: float | None = None
     decisions: float | None = None
     decided: int = 0
+    inside: float | None = None
+    """The share of cells whose measurement lies in the predicted 5 to 95 % interval, of those that have one."""
 
 
 @dataclass
@@ -105,6 +112,7 @@ def figures(
         return Figures(0, float("nan"), float("nan"), float("nan"), float("nan"))
     errors = [100 * cell.error for cell in counted]
     sizes = [abs(error) for error in errors]
+    within = [cell.inside for cell in counted if cell.inside is not None]
     rank, decisions, decided = (None, None, 0) if case is None else order(counted, case, lower_is_better)
     return Figures(
         cells=len(counted),
@@ -115,6 +123,7 @@ def figures(
         rank=rank,
         decisions=decisions,
         decided=decided,
+        inside=statistics.fmean(within) if within else None,
     )
 
 

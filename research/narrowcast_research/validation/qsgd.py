@@ -28,7 +28,7 @@ NOT_QUANTISED = 10_000
 """Tensors with fewer values travel as they are, as the paper says."""
 
 
-def _hours() -> dict[tuple[str, str, int], tuple[float, float]]:
+def hours() -> dict[tuple[str, str, int], tuple[float, float]]:
     return {
         (row["model"], row["precision"], int(row["gpus"])): (float(row["comm_h"]), float(row["comp_h"]))
         for row in rows("qsgd_fig4_epoch_hours.csv")
@@ -46,10 +46,10 @@ class PaperRuns:
         return None if batches is None or workers not in GPUS else batches[GPUS.index(workers)]
 
     def compute_seconds(self, network: Description, workers: int, batch: int, flops: float) -> float | None:
-        hours = _compute_hours().get((network.name, workers))
-        if hours is None:
+        found = _compute_hours().get((network.name, workers))
+        if found is None:
             return None
-        seconds = 3600 * hours * workers * batch / network.samples
+        seconds = 3600 * found * workers * batch / network.samples
         return seconds * load_cluster(MEASURED_ON).device.flops / flops
 
 
@@ -62,7 +62,7 @@ def _compute_hours() -> dict[tuple[str, int], float]:
     names = {label: build().name for label, (build, _) in MODELS.items()}
     return {
         (names[label], gpus): compute
-        for (label, precision, gpus), (_, compute) in _hours().items()
+        for (label, precision, gpus), (_, compute) in hours().items()
         if precision == "32bit" and label in names
     }
 
@@ -88,15 +88,15 @@ def predicted(model: Description, wire: str, gpus: int, batch: int, plain: tuple
 
 def cells() -> tuple[list[Cell], list[Cell]]:
     """The predicted cells, and the given ones, which take part in the order of wires."""
-    hours, wanted, given = _hours(), [], []
+    known, wanted, given = hours(), [], []
     for name, (build, batches) in MODELS.items():
         model = build()
         for gpus, batch in zip(GPUS, batches, strict=True):
-            plain = hours[name, "32bit", gpus]
+            plain = known[name, "32bit", gpus]
             given.append(Cell((name, str(gpus), "32bit"), sum(plain), sum(plain), counted=False))
             for label, wire in WIRES.items():
                 made = predicted(model, wire, gpus, batch, plain)
-                wanted.append(Cell((name, str(gpus), label), sum(hours[name, label, gpus]), made))
+                wanted.append(Cell((name, str(gpus), label), sum(known[name, label, gpus]), made))
     return wanted, given
 
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from narrowcast_research.validation import collectives, ddl, dettmers2016, formulas, grace, lab, qsgd, transfer
+from narrowcast_research.validation import (
+    calibrate,
+    collectives,
+    ddl,
+    dettmers2016,
+    formulas,
+    grace,
+    lab,
+    qsgd,
+    transfer,
+)
 from narrowcast_research.validation.metrics import Cell, Figures, Result
 
 Make = Callable[[], list[Result]]
@@ -23,6 +33,7 @@ VALIDATIONS: dict[str, Make] = {
     "grace": lambda: [grace.validate()],
     "lab": lambda: [lab.validate()] if lab.read(lab.SHIPPED) else [],
     "nccl": lambda: [lab.validate_nccl()],
+    "intervals": lambda: [calibrate.validate()],
 }
 
 
@@ -34,8 +45,7 @@ def run(names: Sequence[str] = ()) -> Iterable[Result]:
         yield from VALIDATIONS[name]()
 
 
-FIGURES = ("cells", "mape", "median", "largest", "bias", "rank", "decisions")
-HEADINGS = ("cells", "MAPE", "median", "largest", "bias", "rank correlation", "decisions")
+HEADINGS = ("cells", "MAPE", "median", "largest", "bias", "in 5-95 %", "rank correlation", "decisions")
 
 
 def figure_row(found: Figures) -> list[str]:
@@ -45,7 +55,8 @@ def figure_row(found: Figures) -> list[str]:
     ]
     rank = "" if found.rank is None else f"{found.rank:.2f}"
     share = "" if found.decisions is None else f"{100 * found.decisions:.0f} % of {found.decided}"
-    return [str(found.cells), *errors, rank, share]
+    inside = "" if found.inside is None else f"{100 * found.inside:.0f} %"
+    return [str(found.cells), *errors, inside, rank, share]
 
 
 LABELS = {
@@ -54,6 +65,7 @@ LABELS = {
     "decisions": "decision accuracy",
     "rank": "rank correlation",
     "order": "right order",
+    "inside": "share in the interval",
 }
 PERCENT = ("mape", "largest")
 
@@ -78,6 +90,8 @@ Written by `narrowcast validate --markdown docs/validation.md`: every figure her
 promised one is missed.
 
 - **MAPE** is the mean of the relative errors' sizes, **bias** that of the errors with their sign.
+- **In 5-95 %** is the share of measured cells in the predicted interval, of which 85 to 97 % are promised: the last
+  table has it for clusters of which the spreads know nothing.
 - **Rank correlation** is Kendall's tau between measured and predicted, within each case, averaged.
 - **Decisions**: the share of cases whose predicted best wire is the best measured one, or within 3 % of it.
 - Cells that are *not counted* are shown and take no part in the figures.
@@ -87,8 +101,14 @@ promised one is missed.
 
 
 def markdown(results: Iterable[Result], cells: int = 60) -> str:
-    """A page: for each table what was fitted, the figures, and its cells, or some of very many."""
-    parts = [PAGE]
+    """A page: a summary, then each table."""
+    results = list(results)
+    return "\n".join([PAGE, *_table(SUMMARY, summary(results)), "", *sections(results, cells)])
+
+
+def sections(results: Iterable[Result], cells: int = 60) -> list[str]:
+    """For each table what was fitted, the figures, and its cells, or some of very many."""
+    parts = []
     for result in results:
         heads = ["", *HEADINGS]
         rows = [["all", *figure_row(result.figures)]]
@@ -96,12 +116,18 @@ def markdown(results: Iterable[Result], cells: int = 60) -> str:
         lines = [f"## {result.title} [{result.name}]", "", f"Fitted: {result.fitted}.", "", *_table(heads, rows), ""]
         lines += [f"- {line}" for line in [*target_lines(result), *result.notes]]
         parts.append("\n".join([*lines, "", *_cells(result, cells)]) + "\n")
-    return "\n".join(parts)
+    return parts
 
 
 def _cells(result: Result, most: int) -> list[str]:
     unit = f" ({result.unit})" if result.unit else ""
-    heads = [*result.columns, f"measured{unit}", f"predicted{unit}", "error"]
+    heads = [
+        *result.columns,
+        f"measured{unit}",
+        f"predicted{unit}",
+        *(["5-95 %"] if has_intervals(result) else []),
+        "error",
+    ]
     each = -(-len(result.cells) // most)
     rows = [cell_row(result, cell) for cell in result.cells[::each]]
     more = [f"One in {each} of {len(result.cells)} cells:", ""] if each > 1 else []
@@ -111,7 +137,25 @@ def _cells(result: Result, most: int) -> list[str]:
 def cell_row(result: Result, cell: Cell) -> list[str]:
     measured, predicted = (f"{value * result.scale:.4g}" for value in (cell.measured, cell.predicted))
     mark = "" if cell.counted else " (not counted)"
-    return [*cell.key, measured, predicted, f"{100 * cell.error:+.1f} %{mark}"]
+    ends = [f"{cell.low * result.scale:.4g}-{cell.high * result.scale:.4g}"] if has_intervals(result) else []
+    return [*cell.key, measured, predicted, *ends, f"{100 * cell.error:+.1f} %{mark}"]
+
+
+def has_intervals(result: Result) -> bool:
+    return any(cell.high for cell in result.cells)
+
+
+def summary(results: Iterable[Result]) -> list[list[str]]:
+    """A line for each data set, and for each part of it: error, bias and share in the interval."""
+    rows = []
+    for result in results:
+        for part, found in {"": result.figures, **result.extra}.items():
+            inside = "" if found.inside is None else f"{100 * found.inside:.0f} %"
+            rows.append([result.name, part, str(found.cells), f"{found.mape:.1f} %", f"{found.bias:+.1f} %", inside])
+    return rows
+
+
+SUMMARY = ("data", "part", "cells", "MAPE", "bias", "in 5-95 %")
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

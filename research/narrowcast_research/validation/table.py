@@ -3,7 +3,7 @@
 A CSV file with a header. Columns: `model` (a built-in name, or any), `parameters` or `layers` (values of each layer in
 forward order, separated by ;) where the model is not built in, `compute_ms` (a step on one device), `link` (any label),
 `workers`, `wire` (a spec), `measured_ms`, `role` (calibrate or predict); and, if wanted, `algorithm`
-(auto) and `overlap` (yes).
+(auto), `overlap` (yes), `gpus_per_node` (1) and `bucket_mb` (25).
 """
 
 from __future__ import annotations
@@ -12,12 +12,27 @@ import csv
 import io
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from narrowcast.codecs import codec as codec_named
-from narrowcast.predict import Cluster, Description, Device, Layer, Level, Profile, Setup, StepPredictor, costs, zoo
+from narrowcast.parallel import BUCKET_BYTES
+from narrowcast.predict import (
+    Cluster,
+    CodecSpeed,
+    Description,
+    Device,
+    Layer,
+    Level,
+    Profile,
+    Setup,
+    Spreads,
+    StepPredictor,
+    costs,
+    zoo,
+)
 from narrowcast.toml_file import FileError, brief, error_at, read_text
 from narrowcast_research.validation.metrics import Cell, Result, figures
 
@@ -40,6 +55,7 @@ class Run:
     setup: Setup
     seconds: float
     role: str
+    gpus_per_node: int = 1
 
 
 class _Rows:
@@ -88,15 +104,23 @@ class _Rows:
                 f"and {row['compute_ms']}; take it for predict, or measure compute again"
             )
         profile = self.description(row).profile_of(compute, spread=0.0)
-        return Run(row["model"], profile, row["link"], setup, measured, role)
+        inside = self.whole("gpus_per_node", row.get("gpus_per_node") or "1")
+        if role == "calibrate" and setup.world <= inside > 1:
+            raise self.fail(
+                f"workers: {setup.world} on nodes of {inside} GPUs do not use the link between nodes; take the row for "
+                "predict, or leave gpus_per_node out where the link is that inside"
+            )
+        return Run(row["model"], profile, row["link"], setup, measured, role, inside)
 
     def setup(self, row: dict[str, str]) -> Setup:
         overlap = self.one_of({"overlap": row.get("overlap") or "yes"}, "overlap", ("yes", "no")) == "yes"
-        made = Setup(
-            self.whole("workers", row["workers"]), row["wire"], row.get("algorithm") or "auto", overlap=overlap
-        )
+        bucket = BUCKET_BYTES
+        if row.get("bucket_mb"):
+            bucket = max(1, int(self.number(row, "bucket_mb") * 2**20))
+        workers, cluster = self.whole("workers", row["workers"]), Link(*START).cluster(1)
+        made = Setup(workers, row["wire"], row.get("algorithm") or "auto", bucket_bytes=bucket, overlap=overlap)
         try:
-            costs.plan(costs.resolve(made.algorithm, made.wire, Link(*START).cluster, 2), Link(*START).cluster, 2)
+            costs.plan(costs.resolve(made.algorithm, made.wire, cluster, 2), cluster, 2)
         except ValueError as error:
             raise self.fail(str(error)) from None
         return made
@@ -147,67 +171,152 @@ class Link:
     gbit: float
     latency_us: float
     codec_gbyte: float
+    decode_gbyte: float
+    rows: int = 0
+    """How many it was fitted on."""
 
-    @cached_property
-    def cluster(self) -> Cluster:
-        level = Level("link", 0, self.gbit, self.latency_us)
-        return Cluster("fitted", (level,), Device(memory_gbyte=self.codec_gbyte, launch_us=0.0))
+    def cluster(self, inside: int) -> Cluster:
+        """With so many GPUs on each node, joined by what is assumed of a PCIe switch."""
+        outer = Level("link", 0, self.gbit, self.latency_us)
+        levels = (outer,) if inside == 1 else (Level("inside a node", inside, INSIDE_GBIT, INSIDE_US), outer)
+        device = Device(memory_gbyte=min(self.codec_gbyte, self.decode_gbyte), launch_us=0.0)
+        made = Cluster("fitted", levels, device, fitted_rows=self.rows)
+        if self.codec_gbyte == self.decode_gbyte:
+            return made
+        return replace(made, codecs=tuple(map(self._speed, CODECS)))
+
+    def _speed(self, wire: str) -> CodecSpeed:
+        """Timings of a codec that reads and writes at the two speeds."""
+        size = 4 + codec_named(wire).bits_per_value / 8
+        encode, decode = (
+            tuple((n, n * size / (speed * 1e9)) for n in (1e3, 1e9)) for speed in (self.codec_gbyte, self.decode_gbyte)
+        )
+        return CodecSpeed(wire, encode, decode)
 
     def seconds(self, run: Run) -> float:
-        steps = StepPredictor(run.profile, costs.Costs(self.cluster, draws=0))
-        return float(steps.steps(run.setup)[0])
+        return float(self.predictor(run, 0).steps(run.setup)[0])
+
+    def predictor(self, run: Run, draws: int = costs.DRAWS, known: Spreads | None = None) -> StepPredictor:
+        return StepPredictor(run.profile, costs.Costs(self.cluster(run.gpus_per_node), draws, known=known))
 
 
-START = (10.0, 50.0, 50.0)
-LIMITS = ((1e-3, 1e5), (1.0, 1e5), (0.1, 1e4))
+INSIDE_GBIT, INSIDE_US = 80.0, 20.0
+CODECS = ("bf16", "int8/256", "int4/128", "onebit/64")
+"""Wires are taken for the one nearest in bits."""
+GBIT, LATENCY, CODEC, DECODE = range(4)
+NAMES = ("bandwidth", "latency", "codec", "decode")
+START = (10.0, 50.0, 50.0, 50.0)
+LIMITS = ((1e-3, 2e3), (1.0, 1e5), (0.1, 1e4), (0.1, 1e4))
 """Gb/s, us and GB/s between which a fit looks."""
 
 
-def _free(runs: Sequence[Run]) -> int:
-    """How many of the three may be fitted: no more than there are rows, and latency only beside other sizes."""
-    lossy = any(not codec_named(run.setup.wire).lossless for run in runs)
-    apart = len({run.profile.numel for run in runs}) > 1 or len(runs) > 2
-    return min(len(runs), 2 + lossy if apart else 1)
+def free_numbers(runs: Sequence[Run]) -> tuple[int, ...]:
+    """Which of the four are fitted: no more than there are rows.
+
+    Bandwidth; then the codec's speed, where a row has a lossy wire; then latency, where rows differ in size or there
+    are three; then decoding apart from encoding, where lossy rows differ in workers: their share in a call does, too.
+    """
+    lossy = [run for run in runs if not codec_named(run.setup.wire).lossless]
+    found = [GBIT, *([CODEC] if lossy else [])]
+    if len({run.profile.numel for run in runs}) > 1 or len(runs) > 2:
+        found.append(LATENCY)
+    if len({run.setup.world for run in lossy}) > 1:
+        found.append(DECODE)
+    return tuple(found[: len(runs)])
 
 
 def fit(runs: Sequence[Run]) -> Link:
-    """Bandwidth and latency, and the codec's speed where a row has a lossy wire, by least squares of log errors."""
-    free = _free(runs)
-    best, step = [math.log(value) for value in START], 1.0
-    error = _misfit(best, runs)
-    while step > 0.01:
-        moved = False
-        for place in range(free):
-            for way in (step, -step):
-                tried = [value + way * (number == place) for number, value in enumerate(best)]
-                found = _misfit(tried, runs)
-                if found < error:
-                    best, error, moved = tried, found, True
-        step = step if moved else step / 2
-    return Link(*map(math.exp, best))
+    """The numbers of `free_numbers`, by least squares of log errors (Levenberg, Marquardt) from the best bandwidth on.
+
+    What rows hardly tell stays near where it began: each number has a wide prior, as if it had been measured once.
+    """
+    free, begin = free_numbers(runs), [math.log(value) for value in START]
+    tried = [_moved(begin, GBIT, way, free) for way in SCAN]
+    best = min(tried, key=lambda logs: sum(value**2 for value in _errors(logs, runs)))
+    errors, damping = _errors(best, runs), 1e-3
+    for _ in range(ROUNDS):
+        columns = [_errors(_moved(best, place, NUDGE, free), runs) for place in free]
+        slope = (torch.tensor(columns, dtype=torch.float64) - torch.tensor(errors, dtype=torch.float64)).T / NUDGE
+        left = slope.T @ slope
+        right = slope.T @ torch.tensor(errors, dtype=torch.float64)
+        # a number at its limit does not move, and has no slope
+        ridge = damping * left.diag() + 1e-12
+        move = torch.linalg.solve(left + ridge.diag(), -right)
+        logs = best
+        for place, way in zip(free, move.tolist(), strict=True):
+            logs = _moved(logs, place, max(-2.0, min(2.0, way)), free)
+        found = _errors(logs, runs)
+        if sum(value**2 for value in found) < sum(value**2 for value in errors):
+            best, errors, damping = logs, found, damping / 10
+        else:
+            damping *= 10
+    return replace(_link(best), rows=len(runs))
+
+
+PRIOR = (10.0, 1.0, 1.5, 1.5)
+"""How far the logarithm of each number may lie from START without being a surprise."""
+NOISE = 0.05
+"""How exact a measured step is taken to be beside them."""
+ROUNDS, NUDGE = 8, 0.02
+SCAN = tuple(0.75 * number for number in range(-9, 7))
+
+
+def _errors(logs: Sequence[float], runs: Sequence[Run]) -> list[float]:
+    """Log errors of the rows, then what the numbers are off from what was assumed, in the same unit."""
+    link = _link(logs)
+    assumed = [NOISE * (value - math.log(at)) / wide for value, at, wide in zip(logs, START, PRIOR, strict=True)]
+    return [*(math.log(link.seconds(run) / run.seconds) for run in runs), *assumed]
+
+
+def _moved(logs: Sequence[float], place: int, way: float, free: Sequence[int]) -> list[float]:
+    """Decoding goes with encoding unless it is fitted apart."""
+    both = (CODEC, DECODE) if place == CODEC and DECODE not in free else (place,)
+    moved = (value + way * (number in both) for number, value in enumerate(logs))
+    return [min(max(value, math.log(low)), math.log(high)) for value, (low, high) in zip(moved, LIMITS, strict=True)]
 
 
 def _misfit(logs: Sequence[float], runs: Sequence[Run]) -> float:
-    link = Link(*map(math.exp, logs))
-    values = (link.gbit, link.latency_us, link.codec_gbyte)
-    if not all(low <= value <= high for value, (low, high) in zip(values, LIMITS, strict=True)):
-        return math.inf
-    return sum(math.log(link.seconds(run) / run.seconds) ** 2 for run in runs)
+    return sum(value**2 for value in _errors(logs, runs)[: len(runs)])
+
+
+def limits_hit(link: Link, runs: Sequence[Run]) -> list[str]:
+    """The fitted numbers at an end of what is tried, and those that make no difference: rows tell nothing of them."""
+    logs, free = _logs(link), free_numbers(runs)
+    error, found = _misfit(logs, runs), []
+    for place in free:
+        ends = [end for end in LIMITS[place] if abs(logs[place] - math.log(end)) < AT_AN_END]
+        if ends:
+            found.append(f"{NAMES[place]} (at the limit {ends[0]:g})")
+        elif all(_misfit(_moved(logs, place, way, free), runs) == error for way in (0.5, -0.5)):
+            found.append(f"{NAMES[place]} (any value fits)")
+    return found
+
+
+AT_AN_END = 0.7
+
+
+def _link(logs: Sequence[float]) -> Link:
+    gbit, latency, encode, decode = map(math.exp, logs)
+    return Link(gbit, latency, encode, decode)
+
+
+def _logs(link: Link) -> list[float]:
+    return [math.log(value) for value in (link.gbit, link.latency_us, link.codec_gbyte, link.decode_gbyte)]
 
 
 def explained(link: Link, runs: Sequence[Run]) -> str:
-    """The three numbers, and which of them the rows did not determine."""
-    words = (f"{link.gbit:.3g} Gb/s", f"{link.latency_us:.3g} us", f"codec {link.codec_gbyte:.3g} GB/s")
-    logs = [math.log(value) for value in (link.gbit, link.latency_us, link.codec_gbyte)]
-    error = _misfit(logs, runs)
-
-    def fitted(place: int) -> bool:
-        """Whether another value would have made a difference."""
-        moved = ([value + way * (number == place) for number, value in enumerate(logs)] for way in (0.5, -0.5))
-        return place < _free(runs) and any(_misfit(tried, runs) != error for tried in moved)
-
-    taken = [word if fitted(place) else f"{word} (assumed)" for place, word in enumerate(words)]
-    return f"{', '.join(taken)}, on {len(runs)} row{'s' * (len(runs) > 1)}"
+    """The numbers, which of them the rows did not determine, and which are at a limit."""
+    words = [f"{link.gbit:.3g} Gb/s", f"{link.latency_us:.3g} us", f"codec {link.codec_gbyte:.3g} GB/s"]
+    free, hit = free_numbers(runs), limits_hit(link, runs)
+    if DECODE in free:
+        words.append(f"decode {link.decode_gbyte:.3g} GB/s")
+    nothing = {text.partition(" ")[0] for text in hit}
+    taken = [
+        word if place in free and NAMES[place] not in nothing else f"{word} (assumed)"
+        for place, word in enumerate(words)
+    ]
+    more = f"; the rows do not tell {', '.join(hit)}" if hit else ""
+    return f"{', '.join(taken)}, on {len(runs)} row{'s' * (len(runs) > 1)}{more}"
 
 
 def validate(path: str | Path) -> Result:
@@ -221,14 +330,21 @@ def validate(path: str | Path) -> Result:
         if not known:
             raise FileError(f"{path}:1: link {brief(name)} has no row whose role is calibrate; give one or more")
         link = fit(known)
+        if any(text.startswith(NAMES[GBIT]) for text in limits_hit(link, known)):
+            raise FileError(
+                f"{path}:1: link {brief(name)}: fitted to {link.gbit:.3g} Gb/s, a limit of the search: the rows whose "
+                "role is calibrate do not wait for this link; take some with more workers or float32, or measure "
+                "compute_ms again"
+            )
         notes.append(f"{name}: {explained(link, known)}")
         for run in own:
             key = (run.model, name, str(run.setup.world), run.setup.wire, run.role)
-            cells.append(Cell(key, run.seconds, link.seconds(run), run.role == "predict"))
+            made = link.predictor(run).predict(run.setup)
+            cells.append(Cell(key, run.seconds, made.step, run.role == "predict", made.low, made.high))
     return Result(
         name=Path(path).name,
         title=f"{Path(path).name}: seconds a step",
-        fitted="bandwidth, latency and codec speed of each link, but for what its line calls assumed, on the rows "
+        fitted="bandwidth, latency and codec speeds of each link, but for what its line calls assumed, on the rows "
         "whose role is calibrate",
         columns=("model", "link", "workers", "wire", "role"),
         cells=cells,

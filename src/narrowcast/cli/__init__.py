@@ -14,7 +14,7 @@ except ImportError as missing:
     sys.exit(f"narrowcast: the command line needs typer and rich ({missing}); run: pip install 'narrowcast[cli]'")
 
 from narrowcast import plugins
-from narrowcast.cli import bench, data, lab, listings, predict, study
+from narrowcast.cli import bench, data, lab, listings, predict, probe, study
 from narrowcast.cli.options import BAD_INPUT
 from narrowcast.cli.options import one_line as one_line
 from narrowcast.cli.options import out_file as out_file
@@ -30,7 +30,7 @@ app = typer.Typer(
 GROUPS = {"bench": bench.app, "lab": lab.app, "data": data.app, "study": study.app}
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(predict.probe, predict.profile, predict.predict, predict.advise),
+    *(probe.probe, predict.profile, predict.predict, predict.advise),
     *(study.report, listings.formats, listings.codecs, listings.doctor),
 )
 

@@ -1,15 +1,10 @@
-"""`narrowcast probe`, `profile`, `predict` and `advise`."""
+"""`narrowcast profile`, `predict` and `advise`."""
 
 from __future__ import annotations
 
-import json
-import math
 import os
-import subprocess
-import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -29,9 +24,7 @@ from narrowcast.cli.options import (
     out_file,
 )
 from narrowcast.collectives import ALGORITHMS
-from narrowcast.console import JsonPath, emit, make_console, new_table, progress
-from narrowcast.lab import Lab
-from narrowcast.measure import need_cuda
+from narrowcast.console import JsonPath, emit, new_table, progress
 from narrowcast.predict import (
     Cluster,
     Prediction,
@@ -53,80 +46,6 @@ from narrowcast.predict import profile as profiling
 
 WIRES = "fp32,bf16,int8/256,int4/128"
 WORKERS = (1, 2, 4, 8, 16)
-
-
-@one_line
-def probe(
-    out: Annotated[str, typer.Option("--out", "-o", help="Where to write the file.")] = "cluster.toml",
-    lab: Annotated[str, typer.Option(help="Probe a lab whose links have this rate (1gbit, none).")] = "",
-    hosts: Annotated[int, typer.Option(help="Hosts of the lab.")] = 2,
-    gpu: Annotated[bool, typer.Option("--gpu", help="CUDA tensors and NCCL; a lab's ranks share the GPU.")] = False,
-    local: Annotated[int, typer.Option(help="Probe so many processes on this machine, over the loopback.")] = 0,
-    wires: Annotated[str, typer.Option(help="Codecs to time, separated by commas.")] = ",".join(probing.WIRES),
-    seconds: Annotated[float, typer.Option(help="About how long it may take.")] = 60.0,
-    name: Annotated[str, typer.Option(help="What the cluster is called.")] = "",
-) -> None:
-    """Measure a cluster: links, codecs and what overlap costs. Under torchrun, in the lab, or on this machine."""
-    specs, file = options.specs_of(wires), out_file("--out", out)
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"--seconds: must be above 0, got {seconds:g}")
-    if gpu:
-        need_cuda()
-    words = [sys.executable, "-m", "narrowcast.predict.probe", "nccl" if gpu else "gloo", str(seconds)]
-    if lab:
-        words += [name or f"lab of {hosts} hosts at {lab}", *specs]
-        text = _probe_lab(words, lab, hosts, gpu, seconds)
-    elif local:
-        text = _probe_local([*words, name or f"{local} processes on one machine", *specs], local, seconds)
-    elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        _probe_rank(file, seconds, name, specs)
-        return
-    else:
-        raise ValueError("probe: start it with torchrun on every node, or give --lab RATE or --local RANKS")
-    file.write_text(text)
-    _show_cluster(cluster_file.parse(text, out), file)
-
-
-def _probe_lab(words: list[str], rate: str, hosts: int, gpu: bool, seconds: float) -> str:
-    with Lab(hosts, None if rate == "none" else rate, gpu=gpu) as made:
-        done = made.run(words, capture=True, timeout=10 * seconds + 60).check()
-    return str(done.json_lines()[-1]["cluster"])
-
-
-def _probe_local(words: list[str], ranks: int, seconds: float) -> str:
-    if ranks < 2:
-        raise ValueError(f"probe --local: got {ranks}; communication begins with two")
-    launcher = f"-m torch.distributed.run --standalone --nproc-per-node={ranks} --no-python".split()
-    words = [sys.executable, *launcher, *words]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=10 * seconds + 60)
-    if done.returncode:
-        raise ValueError(f"probe --local: the ranks failed: {done.stderr.strip().splitlines()[-1:]}")
-    *_, whole = (line for line in done.stdout.splitlines() if line.startswith("{"))
-    return str(json.loads(whole)["cluster"])
-
-
-def _probe_rank(file: Path, seconds: float, name: str, specs: list[str]) -> None:
-    import torch.distributed as dist
-
-    dist.init_process_group()
-    first = dist.get_rank() == 0
-    say = (lambda text: typer.echo(text, err=True)) if first else lambda text: None
-    made = probing.probe(specs, seconds, name or "cluster", say)
-    if first:
-        file.write_text(cluster_file.dump(made))
-        _show_cluster(made, file)
-    dist.destroy_process_group()
-
-
-def _show_cluster(made: Cluster, out: Path) -> None:
-    rows = [(at.name, f"{at.bandwidth_gbit:.3g}", f"{at.latency_us:.3g}", len(at.tables)) for at in made.levels]
-    shown = new_table(f"{made.name} -> {out}", "link", "Gb/s", "latency us", "tables", rows=rows)
-    slow = made.overlap
-    shown.caption = (
-        f"compute is {slow.compute:.2f}x slower beside a collective, a collective {slow.collective:.2f}x beside "
-        f"compute, and a rank {slow.together:.2f}x while all compute"
-    )
-    make_console().print(shown)
 
 
 def _profile_ranks(model: str, batch: int, shape: str, steps: int) -> tuple[Profile, bool]:
@@ -266,7 +185,7 @@ def _gib(size: float, made: Cluster) -> str:
     return f"{gib:.3g}{'!' if 0 < made.device.memory_gib < gib else ''}"
 
 
-def _prediction_table(sweep: Sweep, cells: Iterable[Prediction]) -> Table:
+def _prediction_table(sweep: Sweep, cells: Sequence[Prediction]) -> Table:
     made = sweep.cluster
     state = "measured" if made.measured else "NOT measured"
     rows = []
@@ -289,6 +208,12 @@ def _prediction_table(sweep: Sweep, cells: Iterable[Prediction]) -> Table:
         f"communication adds under 2 %. pays below: Gb/s under which the wire beats 16 bits. GiB: of a rank, without "
         f"activations (! more than the device has). cluster: {made.source}"
     )
+    beyond = sorted({cell.workers for cell in cells if cell.beyond_probed})
+    if beyond:
+        shown.caption += (
+            f"\nBEYOND WHAT WAS PROBED ({made.probed_ranks} members of the outermost link): "
+            f"{', '.join(map(str, beyond))} workers; how calls grow is arithmetic there"
+        )
     return shown
 
 

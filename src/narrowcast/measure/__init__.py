@@ -13,6 +13,8 @@ from narrowcast.measure.link import MatrixSum as MatrixSum
 from narrowcast.measure.link import WireSum as WireSum
 from narrowcast.measure.link import count_interface as count_interface
 from narrowcast.measure.link import link_bytes as link_bytes
+from narrowcast.measure.load import LoadWatch as LoadWatch
+from narrowcast.measure.load import wait_until_quiet as wait_until_quiet
 from narrowcast.measure.machine import cpu_name as cpu_name
 from narrowcast.measure.machine import describe_machine as describe_machine
 from narrowcast.measure.ranks import GPU_BACKEND as GPU_BACKEND

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from narrowcast.predict.advice import advise as advise
     from narrowcast.predict.advice import advise_model as advise_model
     from narrowcast.predict.cluster import Cluster as Cluster
+    from narrowcast.predict.cluster import CodecSpeed as CodecSpeed
     from narrowcast.predict.cluster import Device as Device
     from narrowcast.predict.cluster import Level as Level
     from narrowcast.predict.cluster import presets as presets
@@ -37,9 +38,13 @@ if TYPE_CHECKING:
     from narrowcast.predict.profile import mean_over_ranks as mean_over_ranks
     from narrowcast.predict.profile import profile_together as profile_together
     from narrowcast.predict.sharded import Fsdp as Fsdp
+    from narrowcast.predict.spreads import Spread as Spread
+    from narrowcast.predict.spreads import Spreads as Spreads
+    from narrowcast.predict.step import BANDWIDTHS as BANDWIDTHS
     from narrowcast.predict.step import Prediction as Prediction
     from narrowcast.predict.step import Setup as Setup
     from narrowcast.predict.step import StepPredictor as StepPredictor
+    from narrowcast.predict.step import traffic as traffic
     from narrowcast.predict.sweep import Sweep as Sweep
     from narrowcast.predict.zoo import MODELS as MODELS
 
@@ -57,14 +62,15 @@ if TYPE_CHECKING:
 HOMES = homes_of(
     {
         "advice": "Advice advise advise_model",
-        "cluster": "Cluster Device Level load_cluster:load parse_cluster:parse dump_cluster:dump presets",
+        "cluster": "Cluster CodecSpeed Device Level load_cluster:load parse_cluster:parse dump_cluster:dump presets",
         "costs": "Costs volume measured_curve",
         "model": "Description Layer Profile TensorTime ddp_buckets load_profile:load dump_profile:dump read_profile",
         "sharded": "Fsdp",
         "probe": "measure_cluster:probe local_device",
         "profile": "ModelError ModelSource Profiler build_model:build check_numbers default_loss example_batch"
         " find_object:find mean_over_ranks measure_model:profile profile_together find_model:resolve",
-        "step": "Prediction Setup StepPredictor",
+        "spreads": "Spread Spreads",
+        "step": "BANDWIDTHS Prediction Setup StepPredictor traffic",
         "sweep": "Sweep",
         "zoo": "MODELS",
     }

@@ -12,6 +12,8 @@ from narrowcast.toml_file import SMALLEST, FileError, Section, brief, parse_toml
 FORMAT = 1
 COLLECTIVES = ("all_reduce", "two_shot", "all_gather", "reduce_scatter", "send")
 PRESETS = Path(__file__).with_name("data") / "clusters"
+TABLES = ("device", "overlap", "loop", "level", "codec")
+MOST_BUSY = 0.99
 MOST_LEVELS = 3
 LARGEST, WIDEST = 1e18, 10.0
 """Of sizes, seconds and speeds: further out products of a few of them are no numbers any more. And of spreads."""
@@ -110,6 +112,18 @@ class Overlap:
 
 
 @dataclass(frozen=True)
+class Loop:
+    """What real DDP steps took beyond what bare calls and bare compute tell."""
+
+    step_ms: float = 0.0
+    """DDP's own cost of a step: its hooks and its bookkeeping."""
+    plain: float = 1.0
+    """How many times longer the backend's own sums take in a step."""
+    wires: float = 1.0
+    """And calls with fewer bits."""
+
+
+@dataclass(frozen=True)
 class Cluster:
     """Everything that a prediction needs to know about machines. Levels go from the inside out."""
 
@@ -122,6 +136,24 @@ class Cluster:
     source: str = ""
     price_per_hour: float = 0.0
     """Dollars for a node."""
+    busy: float | None = None
+    """The share of the processors that others used while it was measured; None: nobody looked."""
+    drift: float = 0.0
+    """By how much the same timings differed between the begin and the end of the measurement, as a share."""
+    loop: Loop = field(default_factory=Loop)
+    fitted_rows: int = 0
+    """How many measured steps its link was fitted on; 0: none."""
+
+    @property
+    def probed_ranks(self) -> int:
+        """The largest number of members whose calls were timed on the outermost link; 0: none."""
+        return max((table.ranks for table in self.levels[-1].tables), default=0)
+
+    @property
+    def unrest(self) -> float:
+        """The relative standard deviation that a disturbed measurement adds to what it timed: who gets a share of the
+        processors may see anything between their own speed and that share of it."""
+        return math.hypot(-math.log1p(-(self.busy or 0.0)), self.drift) if self.measured else 0.0
 
     @property
     def node(self) -> int:
@@ -195,7 +227,7 @@ def load(name: str | Path) -> Cluster:
 def parse(text: str, name: str = "cluster.toml") -> Cluster:
     document = parse_toml(text, name)
     top = Section(document, document.values)
-    top.check_keys("format", "name", "measured", "source", "price_per_hour", "device", "overlap", "level", "codec")
+    top.check_keys("format", "name", "measured", "source", "price_per_hour", "busy", "drift", *TABLES)
     top.check_format(FORMAT)
     tables = top.tables("level")
     if not tables:
@@ -216,6 +248,9 @@ def parse(text: str, name: str = "cluster.toml") -> Cluster:
         measured=top.truth("measured") and all(level.measured_gbit == level.bandwidth_gbit for level in levels),
         source=top.text("source", ""),
         price_per_hour=float(top.number("price_per_hour", 0.0)),
+        busy=float(top.number("busy", most=MOST_BUSY)) if "busy" in top.values else None,
+        drift=float(top.number("drift", 0.0, most=WIDEST)),
+        loop=_loop(top.table("loop")),
     )
 
 
@@ -279,6 +314,12 @@ def _overlap(table: Section) -> Overlap:
     return Overlap(**{key: float(table.number(key, 1.0, above=0.0)) for key in vars(Overlap())})
 
 
+def _loop(table: Section) -> Loop:
+    table.check_keys(*vars(Loop()))
+    slower = {key: float(table.number(key, 1.0, above=0.0)) for key in ("plain", "wires")}
+    return Loop(float(table.number("step_ms", 0.0)), **slower)
+
+
 def _read_points(table: Section, key: str) -> Points:
     rows = table.values.get(key)
     if not isinstance(rows, list) or not rows:
@@ -298,11 +339,15 @@ def dump(cluster: Cluster) -> str:
     """The file's text: `parse(dump(c))` is c, up to six digits of a number."""
     head: dict[str, object] = {"format": FORMAT, "name": cluster.name, "measured": cluster.measured}
     head |= {"source": cluster.source, "price_per_hour": cluster.price_per_hour}
+    if cluster.busy is not None:
+        head |= {"busy": cluster.busy, "drift": cluster.drift}
     lines = [
         "# Made by `narrowcast probe`, to be read and edited. Sizes in bytes, times in seconds unless the name says."
     ]
     lines += [*toml_lines(head), "", "[device]", *toml_lines(vars(cluster.device))]
     lines += ["", "[overlap]", *toml_lines(vars(cluster.overlap))]
+    if cluster.loop != Loop():
+        lines += ["", "[loop]", *toml_lines(vars(cluster.loop))]
     for level in cluster.levels:
         own = {key: value for key, value in vars(level).items() if key != "tables"}
         lines += ["", "[[level]]", *toml_lines(own)]

@@ -7,6 +7,7 @@ small messages often have two peaks, between which a median jumps. Shapes: D dra
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,12 +18,15 @@ from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives import ALGORITHMS, CHUNK_BYTES, MAX_CHUNKS, TREE_SHARE, Cost, Placement, Stage, direct_steps
-from narrowcast.predict import speeds
+from narrowcast.predict import speeds, spreads
 from narrowcast.predict.cluster import Cluster, CodecSpeed, CollectiveTimings, Level, without_wishes
 from narrowcast.predict.model import wire_sizes
+from narrowcast.predict.spreads import Spreads
 
 DRAWS = 40
 """Versions of every measurement beside the means: enough for a 5 to 95 % interval."""
+QUICKEST = 0.9
+"""Of the time that a preset states: it has nearly what its line carries, so other clusters are slower, not quicker."""
 FAR_OUT = 8.0
 """Timings so many times above the median belong to something else that ran."""
 
@@ -65,12 +69,6 @@ def measured_curve(points: Sequence[Sequence[float]], draws: int, generator: tor
     ordered = sorted(points, key=lambda point: point[0])
     knots = torch.tensor([float(p[0]) for p in ordered], dtype=torch.float64)
     return Curve(knots, torch.stack([draw_means(p[1:], draws, generator) for p in ordered], dim=1))
-
-
-def spread_factor(spread: float, draws: int, generator: torch.Generator) -> Tensor:
-    """1, then factors of a lognormal with this relative spread, [D + 1]: for what nobody has measured."""
-    noise = torch.randn(draws, generator=generator, dtype=torch.float64)
-    return torch.cat([torch.ones(1, dtype=torch.float64), torch.exp(spread * noise)])
 
 
 @dataclass
@@ -188,17 +186,20 @@ class Costs:
         seed: int = 0,
         bandwidths: Tensor | None = None,
         level: int = -1,
+        known: Spreads | None = None,
     ) -> None:
-        """bandwidths: instead of versions of the measurements, versions of the link `level`, in Gb/s."""
+        """bandwidths: instead of versions of the measurements, versions of the link `level`, in Gb/s. known: how far
+        predictions were off elsewhere, if not as the shipped file has it."""
         self.cluster, self._seed = cluster, seed
+        self._cache: dict[tuple[object, ...], Tensor] = {}
+        self.known = (known or spreads.shipped())[spreads.kind_of(cluster)]
         self.draws = draws if bandwidths is None else len(bandwidths) - 1
         self.fixed = bandwidths is not None
         self.levels = [self._level(n, level) for n, level in enumerate(cluster.levels)]
         if bandwidths is not None:
             self.levels[level].gbit_D = bandwidths / cluster.levels[level].oversubscription
-        self.device_D = self.spread("device", cluster.device.spread)
+        self.device_D = self.spread("device", math.hypot(cluster.device.spread, cluster.unrest))
         self._codecs: dict[str, tuple[Curve, Curve, float]] = {}
-        self._cache: dict[tuple[object, ...], Tensor] = {}
         self._plans: dict[tuple[str, int], Cost] = {}
 
     def generator(self, name: str) -> torch.Generator:
@@ -206,8 +207,12 @@ class Costs:
         number = sum(ord(letter) * 257**place % 2**31 for place, letter in enumerate(name))
         return torch.Generator().manual_seed(self._seed + number % 2**31)
 
-    def spread(self, name: str, spread: float) -> Tensor:
-        return spread_factor(0.0 if self.fixed else spread, self.draws, self.generator(name))
+    def spread(self, name: str, spread: float, freedom: float = math.inf) -> Tensor:
+        key = ("spread", name, spread, freedom)
+        if key not in self._cache:
+            made = spreads.factors(0.0 if self.fixed else spread, self.draws, self.generator(name), freedom)
+            self._cache[key] = made
+        return self._cache[key]
 
     def _curve(self, name: str, points: tuple[tuple[float, ...], ...]) -> Curve:
         made = measured_curve(points, 0 if self.fixed else self.draws, self.generator(name))
@@ -226,7 +231,14 @@ class Costs:
                 share = TREE_SHARE if stage.kind == "double_tree" else 1.0
                 tables[stage.kind] = (Curve(timed.bytes_K / share, timed.seconds_DK), stage.steps)
         gbit_D = torch.tensor([level.member_gbit], dtype=torch.float64)
-        return Link(level, self.spread(f"level{number}", level.spread), tables, gbit_D)
+        return Link(level, self._link_spread(number, level), tables, gbit_D)
+
+    def _link_spread(self, number: int, level: Level) -> Tensor:
+        """What its file says, and no less than links were off elsewhere; more where the probe was disturbed."""
+        wide = math.hypot(max(level.spread, self.known.link), self.cluster.unrest)
+        if not self.known.link:
+            return self.spread(f"level{number}", wide)
+        return self.spread(f"level{number}", wide, self.known.freedom).clamp_min(QUICKEST)
 
     def _timed_at(self, number: int, ranks: int) -> Placement:
         """Where the members of a level were when its tables were timed: one of each node, or all of one node."""

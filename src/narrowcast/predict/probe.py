@@ -3,18 +3,19 @@
 Runs on every rank of a process group. Each timing is the slowest rank's, exchanged at once, so that all ranks hold the
 same numbers to the last bit.
 
-A rank, as the lab or torchrun starts it: python -m narrowcast.predict.probe gloo|nccl SECONDS NAME WIRE...
+A rank, as the lab or torchrun starts it:
+python -m narrowcast.predict.probe gloo|nccl SECONDS NAME WIRE... [model=TARGET [input=SHAPE]]
 Rank 0 prints {"cluster": the file's text} as lines of JSON: what is known after each part, the last one complete.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import os
 import platform
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,12 +24,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
 from narrowcast.measure import (
     DeviceClock,
+    LoadWatch,
     MatrixSum,
-    WireSum,
     first_decides,
     from_barrier,
     mean,
@@ -38,7 +38,9 @@ from narrowcast.measure import (
     tell_progress,
 )
 from narrowcast.predict import cluster as cluster_file
-from narrowcast.predict.cluster import Cluster, CodecSpeed, CollectiveTimings, Device, Level, Overlap, Points
+from narrowcast.predict import loop
+from narrowcast.predict.cluster import MOST_BUSY, Cluster, CodecSpeed, CollectiveTimings, Device, Level, Overlap, Points
+from narrowcast.predict.probed_calls import Background, Call, backend_sum, gather, swap, two_shot
 
 WIRES = ("fp32", "bf16", "int8/256", "int4/128", "int4/128+ef")
 SIZES = (*tuple(1 << power for power in range(12, 26, 2)), 24 << 20)
@@ -103,11 +105,11 @@ class Prober:
         """Latency, bandwidth and tables of the links between the members of a group; others only wait."""
         larger = (LARGEST_ON_GPU,) if self.is_gpu else ()
         sizes, wire_sizes = (*SIZES, *larger), (*WIRE_SIZES, *larger)
-        jobs = [("all_reduce", "fp32", _plain, sizes), ("two_shot", "fp32", _two_shot("fp32"), sizes)]
-        jobs += [("all_gather", "fp32", _gather, FEW_SIZES), ("send", "fp32", _swap, FEW_SIZES)]
+        jobs = [("all_reduce", "fp32", backend_sum, sizes), ("two_shot", "fp32", two_shot("fp32"), sizes)]
+        jobs += [("all_gather", "fp32", gather, FEW_SIZES), ("send", "fp32", swap, FEW_SIZES)]
         # a call by low rank is two sums of few values, which the others tell the time of
         whole = [wire for wire in self.wires if wire != "fp32" and not codec_named(wire).rank]
-        jobs += [("two_shot", wire, _two_shot(wire), wire_sizes) for wire in whole]
+        jobs += [("two_shot", wire, two_shot(wire), wire_sizes) for wire in whole]
         tables = []
         for kind, wire, run, sizes in jobs:
             self.tell(f"{name}: {kind}" if wire == "fp32" else f"{name}: {kind} of {wire}")
@@ -120,7 +122,7 @@ class Prober:
         return Level(name, most, gbit, 1e6 * latency, tables=tuple(tables), timed_gbit=gbit)
 
     def table(
-        self, run: _Run, sizes: Sequence[int], group: dist.ProcessGroup | None, member: bool, until: float
+        self, run: Call, sizes: Sequence[int], group: dist.ProcessGroup | None, member: bool, until: float
     ) -> Points:
         rows: list[tuple[float, ...]] = []
         for size in sizes:
@@ -150,10 +152,10 @@ class Prober:
             busy = self.codec_row(wire, CODEC_VALUES[1], "encode")
         slower = statistics.fmean(busy[1:]) / statistics.fmean(encode[1][1:])
         # on a GPU the two threads would wait for each other's turn in the interpreter, which those of training do not
-        both = (0.0, 0.0) if self.is_gpu else self.beside(_two_shot(wire))
+        both = (0.0, 0.0) if self.is_gpu else self.beside(two_shot(wire))
         return CodecSpeed(wire, encode, decode, max(1.0, slowest([slower])[0]), *both)
 
-    def beside(self, run: _Run) -> tuple[float, float]:
+    def beside(self, run: Call) -> tuple[float, float]:
         """How many times slower compute is beside collectives that run on and on, and these beside compute."""
         values, rounds = (GPU_BACKGROUND, GPU_WORK_ROUNDS) if self.is_gpu else (BACKGROUND, WORK_ROUNDS)
         x = torch.linspace(-1, 1, values, dtype=torch.float32, device=self.device)
@@ -164,10 +166,10 @@ class Prober:
         slow = mean([moved.seconds_each])[0]
         return max(1.0, busy / together), max(1.0, slow / quiet)
 
-    def background(self, run: _Run | None = None, values: int = 0) -> _background:
+    def background(self, run: Call | None = None, values: int = 0) -> Background:
         if not self._side:
             self._side = [dist.new_group()]
-        return _background(self.device, self._side[0], run or _plain, values or BACKGROUND)
+        return Background(self.device, self._side[0], run or backend_sum, values or BACKGROUND)
 
     def codec_row(self, wire: str, values: int, way: str) -> tuple[float, ...]:
         codec, x = codec_named(wire), torch.randn(values, dtype=torch.float32, device=self.device)
@@ -199,7 +201,7 @@ class Prober:
         """Compute alone, with all ranks at once, and beside collectives; collectives beside compute."""
         self.tell("compute beside communication")
         alone, together = self._one_at_a_time(), self.mean_seconds(self._work)
-        return Overlap(*self.beside(_plain), together=max(1.0, together / alone))
+        return Overlap(*self.beside(backend_sum), together=max(1.0, together / alone))
 
     def _one_at_a_time(self) -> float:
         mine = 0.0
@@ -222,104 +224,15 @@ class Prober:
             x = x @ self._weights[0] * 1e-3
         torch.ones(16, 4 * side, dtype=dtype, device=self.device) @ self._weights[1]
 
+    def work_seconds(self) -> float:
+        """Of the same work at the begin and at the end: a machine that does something else in between shows."""
+        return statistics.median(self.mean_seconds(self._work, ROUNDS) for _ in range(ROUNDS))
+
     def copy_speed(self) -> float:
         """GB/s read and written by a large copy."""
         x = torch.ones(1 << 22, dtype=torch.float32, device=self.device)
         y = torch.empty_like(x)
         return 8 * x.numel() / self.mean_seconds(lambda: y.copy_(x)) / 1e9
-
-
-_Run = Callable[[Tensor, "dist.ProcessGroup | None"], object]
-
-
-def _plain(x: Tensor, group: dist.ProcessGroup | None) -> object:
-    return dist.all_reduce(x, group=group)
-
-
-def _gather(x: Tensor, group: dist.ProcessGroup | None) -> object:
-    """Everybody's part of x, by all."""
-    world = dist.get_world_size(group)
-    # Gloo wants equal parts, and worlds need not be powers of two
-    parts = [*x[: len(x) // world * world].view(world, -1)]
-    return dist.all_gather(parts, parts[dist.get_rank(group)].clone(), group=group)
-
-
-def _swap(x: Tensor, group: dist.ProcessGroup | None) -> object:
-    """Neighbours exchange x; of an odd number of ranks the last one waits."""
-    rank, world = dist.get_rank(group), dist.get_world_size(group)
-    peer = rank ^ 1
-    if peer >= world:
-        return None
-    other = peer if group is None else dist.get_global_rank(group, peer)
-    # together: NCCL sends nothing before the peer's receive is asked for, and both ask for their own first
-    both = [dist.P2POp(dist.isend, x, other, group), dist.P2POp(dist.irecv, torch.empty_like(x), other, group)]
-    return [message.wait() for message in dist.batch_isend_irecv(both)]
-
-
-def _two_shot(wire: str) -> _Run:
-    codec = codec_named(wire)
-    if codec.rank:
-        return _matrix_sums(codec)
-    # as `attach` does where small tensors of a bucket travel apart: a list, which is gathered and written back
-    parts = 1 if codec.lossless else 2
-
-    def run(x: Tensor, group: dist.ProcessGroup | None) -> None:
-        WireSum(x, codec, parts=parts, op=dist.ReduceOp.AVG, algorithm="two_shot", group=group)()
-
-    return run
-
-
-def _matrix_sums(codec: Codec) -> _Run:
-    made: dict[object, MatrixSum] = {}
-
-    def run(x: Tensor, group: dist.ProcessGroup | None) -> None:
-        if group not in made:
-            made[group] = MatrixSum(x, codec, op=dist.ReduceOp.AVG, algorithm="two_shot", group=group)
-        made[group]()
-
-    return run
-
-
-class _background:
-    """Inside the block a thread sums tensors with the other ranks, one after the other; on a stream of its own."""
-
-    def __init__(self, device: torch.device, group: dist.ProcessGroup, run: _Run, values: int) -> None:
-        self.seconds_each, self._device, self._group, self._call = 0.0, device, group, run
-        self._values = values
-        self._stop = torch.zeros(1)
-
-    def __enter__(self) -> _background:
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        return self
-
-    def _run(self) -> None:
-        if self._device.type == "cpu":
-            self._sum(lambda: None)
-            return
-        # both are each thread's own
-        torch.cuda.set_device(self._device)
-        own = torch.cuda.Stream(self._device)
-        with torch.cuda.stream(own):
-            self._sum(own.synchronize)
-
-    def _sum(self, wait: Callable[[], object]) -> None:
-        x, stop = torch.linspace(-1, 1, self._values, dtype=torch.float32, device=self._device), torch.zeros(1)
-        count, began = 0, time.perf_counter()
-        while True:
-            self._call(x, self._group)
-            count += 1
-            if count % 4 == 0:
-                wait()
-                stop.copy_(self._stop)
-                dist.all_reduce(stop, group=self._group)
-                if stop.item() >= dist.get_world_size():
-                    break
-        self.seconds_each = (time.perf_counter() - began) / count
-
-    def __exit__(self, *error: object) -> None:
-        self._stop.fill_(1.0)
-        self._thread.join()
 
 
 def local_device() -> torch.device:
@@ -332,16 +245,28 @@ def probe(
     seconds: float = 60.0,
     name: str = "cluster",
     tell: Callable[[str], None] = lambda text: None,
+    model: str = "",
+    shape: str = "",
 ) -> Cluster:
-    """Measure the cluster of the default process group. Collective; all ranks return the same."""
-    *_, whole = probe_in_parts(wires, seconds, name, tell)
+    """Measure the cluster of the default process group. Collective; all ranks return the same.
+
+    model: whose DDP steps calibrate the timeline; shape: of its inputs.
+    """
+    *_, whole = probe_in_parts(wires, seconds, name, tell, model, shape)
     return whole
 
 
 def probe_in_parts(
-    wires: Sequence[str], seconds: float, name: str, tell: Callable[[str], None] = lambda text: None
+    wires: Sequence[str],
+    seconds: float,
+    name: str,
+    tell: Callable[[str], None] = lambda text: None,
+    model: str = "",
+    shape: str = "",
 ) -> Iterator[Cluster]:
-    """The cluster as far as it is measured: its links, its device and what overlap costs, then codec by codec."""
+    """The cluster as far as it is measured: its links, its device and what overlap costs, then codec by codec; last
+    what else the machine did meanwhile, and steps of the model.
+    """
     if not dist.is_initialized() or dist.get_world_size() < 2:
         raise ValueError("probe: needs a process group of two ranks or more; start it with torchrun or in the lab")
     prober = Prober(seconds, tell, wires, local_device())
@@ -349,6 +274,7 @@ def probe_in_parts(
         torch.cuda.set_device(prober.device)
     local, world = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), dist.get_world_size()
     local, nodes = (local, world // local) if local > 1 and world % local == 0 else (1, world)
+    watch, before = LoadWatch(), prober.work_seconds()
     made = Cluster(name, tuple(_levels(prober, local, nodes)), measured=True)
     processor = f"cpu: {platform.machine()}, {os.cpu_count()} cores"
     device = torch.cuda.get_device_name(prober.device) if prober.is_gpu else processor
@@ -362,6 +288,12 @@ def probe_in_parts(
     for wire in wires:
         made = replace(made, codecs=(*made.codecs, prober.codec(wire)))
         yield _agreed(made)
+    drift = abs(math.log(prober.work_seconds() / before))
+    made = replace(made, busy=min(MOST_BUSY, watch.together()), drift=drift)
+    yield _agreed(made)
+    if model:
+        tell(f"steps of {model}")
+        yield _agreed(loop.measure_named(made, model, shape, prober.device))
 
 
 def _levels(prober: Prober, local: int, nodes: int) -> Iterator[Level]:
@@ -389,9 +321,11 @@ def _agreed(made: Cluster) -> Cluster:
 
 
 def main() -> None:
-    backend, seconds, name, *wires = sys.argv[1:]
-    parts = (cluster_file.dump(made) for made in probe_in_parts(wires, float(seconds), name, tell_progress))
-    run_rank(lambda: ({"cluster": text} for text in parts), backend == "nccl")
+    backend, seconds, name, *words = sys.argv[1:]
+    wires = [word for word in words if not word.startswith(("model=", "input="))]
+    more = dict(word.split("=", 1) for word in words if word not in wires)
+    made = probe_in_parts(wires, float(seconds), name, tell_progress, more.get("model", ""), more.get("input", ""))
+    run_rank(lambda: ({"cluster": cluster_file.dump(part)} for part in made), backend == "nccl")
 
 
 if __name__ == "__main__":

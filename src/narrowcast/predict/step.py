@@ -19,9 +19,6 @@ from narrowcast.predict import costs, low_rank
 from narrowcast.predict.costs import Costs
 from narrowcast.predict.model import CallPlan, Description, PlannedSum, Profile, wire_sizes
 
-MODEL_SPREAD, WIRE_SPREAD = 0.05, 0.03
-"""What remains where all inputs are exact: the timeline's own error, common to all wires and of each wire. About what
-`narrowcast validate` finds in the lab."""
 HIDDEN = 0.02
 """Communication counts as hidden when it adds less than this share of compute."""
 
@@ -82,6 +79,8 @@ class Prediction:
     throughput: float
     bottleneck: str
     measured: bool
+    beyond_probed: bool = False
+    """More ranks on the outermost link than those whose calls were timed."""
     roundings: int = 0
     """How often a value is rounded on its way."""
     over_fp32: float = 1.0
@@ -120,6 +119,11 @@ def timeline(whole_D: Tensor, compute_D: Tensor, communication_D: Tensor, least_
     return Timeline(whole_D, whole_D, communication_D, (whole_D - compute_D).clamp_min(0), least_D, most_D)
 
 
+def traffic(span: Timeline) -> float:
+    """How much a wire matters to a step: the root of the share of it in which calls are under way, hidden or not."""
+    return min(1.0, float(span.communication[0]) / max(float(span.step[0]), 1e-12)) ** 0.5
+
+
 def slowest_of(world: int, jitter: float) -> float:
     """The slowest of so many ranks over a usual one: the expected largest of normal draws, by Blom's formula."""
     if world == 1 or not jitter:
@@ -149,12 +153,15 @@ class StepPredictor:
         other._draw(made)
         return other
 
-    def versions(self, setup: Setup, step_D: Tensor) -> Tensor:
-        """A step in every version of the measurements, with the timeline's own error in it."""
+    def versions(self, setup: Setup, span: Timeline) -> Tensor:
+        """A step in every version of the measurements, with what predictions were off elsewhere in it."""
         if setup.world == 1:
-            return step_D
-        spread = self.costs.spread
-        return step_D * spread("model", MODEL_SPREAD) * spread(f"model {setup.wire}", WIRE_SPREAD)
+            return span.step
+        spread, known = self.costs.spread, self.costs.known
+        common_D = spread("model", known.step, known.freedom)
+        # a wire cannot be off where nothing travels: the less calls are under way the less it is off
+        own_D = spread(f"model {setup.wire}", known.wire) ** traffic(span)
+        return span.step * common_D * own_D
 
     def together(self, world: int) -> float:
         """How many times slower compute is beside the others: where ranks share processors, unless the profile has seen
@@ -202,8 +209,11 @@ class StepPredictor:
             if setup.queues == "levels":
                 took.append(self.costs.inner_seconds(algorithm, wire, values, setup.world))
             for total, more in zip((seconds, coding, inner), took, strict=False):
+                slower = self.cluster.loop.plain if algorithm == "native" else self.cluster.loop.wires
                 # a call may have two sums of one kind
-                total.index_add_(1, torch.tensor([place for place, _ in sums]), (often * more).expand(len(total), -1))
+                total.index_add_(
+                    1, torch.tensor([place for place, _ in sums]), (slower * often * more).expand(len(total), -1)
+                )
         for place, call in enumerate(calls):
             if call.matrices:
                 products_D = low_rank.product_seconds(self.costs, call.wire, call.matrices)
@@ -230,7 +240,9 @@ class StepPredictor:
             copies = [8 * call.values / (speed * 1e9) if speed else 0.0 for call in calls]
             copied = torch.tensor(copies, dtype=torch.float64).cumsum(0)
             ready_DC, backward_end_D = ready_DC + copied, backward_end_D + copied[-1]
-            compute_D = compute_D + 2 * copied[-1]
+            own = self.cluster.loop.step_ms / 1e3
+            ready_DC, backward_end_D = ready_DC + own, backward_end_D + own
+            compute_D = compute_D + 2 * copied[-1] + own
         if not setup.overlap:
             ready_DC = backward_end_D[:, None].expand(-1, len(calls))
         if self.cluster.device.codec_stream == "compute" and calls:
@@ -250,7 +262,7 @@ class StepPredictor:
 
     def steps(self, setup: Setup) -> Tensor:
         """Seconds of the step in every version, [D]."""
-        return self.versions(setup, self.span(setup)[0].step)
+        return self.versions(setup, self.span(setup)[0])
 
     def predict(self, setup: Setup) -> Prediction:
         """One cell, without what needs a comparison with others."""
@@ -263,7 +275,7 @@ class StepPredictor:
         own_compute = profile.compute
         compute, bubble = own_compute * self.together(world), float(self.bubble(setup)[0])
         total, step = float(seconds[0].sum()), float(span.step[0])
-        steps_D = self.versions(setup, span.step)
+        steps_D = self.versions(setup, span)
         low, high = overlap.interval(steps_D)
         made = Prediction(
             model=profile.name,
@@ -285,6 +297,7 @@ class StepPredictor:
             throughput=world * profile.batch / step if step else 0.0,
             bottleneck=_bottleneck(compute, bubble, span, coding),
             measured=self.cluster.measured,
+            beyond_probed=0 < self.cluster.probed_ranks < self.cluster.shape(world)[1],
             roundings=self.roundings(setup),
             bubble=bubble,
         )
