@@ -113,7 +113,10 @@ def test_low_rank_is_reported_as_others_are(spec: str) -> None:
     assert (zeros.snr_db, zeros.relative_error) == (math.inf, 0.0)
 
 
-@pytest.mark.parametrize("x", [torch.zeros(100), torch.tensor(1.0), torch.zeros(0, 3)], ids=["flat", "scalar", "empty"])
-def test_low_rank_of_what_is_no_matrix_says_so(x: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match=r"low rank is for matrices, got values of shape .*; give a tensor of two"):
-        nc.error_report(x, "bf16+rank4+ef")
+@pytest.mark.parametrize(
+    "shape, why",
+    [((100,), "is no matrix"), ((), "is no matrix"), ((0, 3), "is no matrix"), ((1, 1000), "rank 4 saves too little")],
+)
+def test_low_rank_of_what_travels_otherwise_says_so(shape: tuple[int, ...], why: str) -> None:
+    with pytest.raises(ValueError, match=rf"low rank is for matrices, .* {why}; take bf16\+ef, as attach does"):
+        nc.error_report(torch.zeros(shape), "bf16+rank4+ef")

@@ -6,11 +6,16 @@ Ranks are threads over the transport that keeps NCCL's rules (tests/gpu/late_ran
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from dist.test_channel import LONG
 from gpu.late_cases import values
 from gpu.late_ranks import Job, LateTransport, run
@@ -20,6 +25,7 @@ from narrowcast.collectives import DisagreementError, api, p2p
 from narrowcast.collectives.runtime.channel import Channel
 from narrowcast.collectives.runtime.streams import Way
 from narrowcast.collectives.transports.base import TransportError
+from narrowcast.collectives.transports.torch import TorchTransport
 
 CPU = torch.device("cpu")
 SPECS = ("int8/256", "int4/128+sr", "dtree8", "as-is")
@@ -187,3 +193,53 @@ def test_parts_of_equal_size_need_no_look_at_sizes(monkeypatch: pytest.MonkeyPat
     wanted = run(2, CPU, Way.PLAIN, job)
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
     assert on_host.count(2 * 2 * 8) == 0
+
+
+def test_a_line_keeps_to_one_device() -> None:
+    """A message has one number, whatever device its tensor lies on."""
+    lines, stream = p2p.Lines(Ready()), SimpleNamespace(device=CPU, another=lambda: stream)
+    lines.on_device(None, 0, 1, stream)
+    with pytest.raises(ValueError, match="from rank 0 to rank 1 lie on cpu here, got a tensor on meta; move it to cpu"):
+        lines.on_device(None, 0, 1, SimpleNamespace(device=torch.device("meta")))
+
+
+class Ready:
+    """A channel that takes messages."""
+
+    def refusal(self) -> None:
+        return None
+
+
+class MeetsInTheStore:
+    """What NCCL does before its first message: the target waits for what the source writes."""
+
+    class Options:
+        def __init__(self, **_: object) -> None: ...
+
+    def __init__(self, store: Any, *_: object) -> None:
+        self._store = store
+
+    def send(self, *_: object) -> Any:
+        time.sleep(0.3)  # as its id takes a while: the other line's target waits by then
+        self._store.set("id", "of the source")
+        return dist.Work()
+
+    def recv(self, *_: object) -> Any:
+        self._store.get("id")
+        return dist.Work()
+
+
+def _send_to_each_other(group: dist.ProcessGroup) -> None:
+    transport, rank = TorchTransport(group, timedelta(seconds=10)), dist.get_rank(group)
+    wire, lines = torch.zeros(1, dtype=torch.uint8), [(1 - rank, rank), (rank, 1 - rank)]
+    with mock.patch.object(dist, "ProcessGroupNCCL", MeetsInTheStore, create=True):
+        both = [threading.Thread(target=transport.carry, args=(wire, *line), daemon=True) for line in lines]
+        for thread in both:
+            thread.start()
+        for thread in both:
+            thread.join(5)
+    assert not any(thread.is_alive() for thread in both)
+
+
+def test_two_ranks_that_send_to_each_other_meet_at_once(pool: Any) -> None:
+    pool.run(2, _send_to_each_other)

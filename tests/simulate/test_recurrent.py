@@ -183,6 +183,14 @@ def test_the_way_back_is_the_way_forth_of_the_mirrored_sequence(kind: str) -> No
     assert torch.equal(both(x)[0][:, :, WIDTH:], one(x.flip(0))[0].flip(0))
 
 
+@pytest.mark.parametrize("kind", LAYERS)
+def test_an_empty_batch_gives_an_empty_result(kind: str) -> None:
+    x, model = torch.zeros(STEPS, 0, INPUTS), layer(kind)
+    expected = tensors(model(x))
+    simulate.lower(model, **NARROW)
+    assert [y.shape for y in tensors(model(x))] == [y.shape for y in expected]
+
+
 def test_layers_are_stacked() -> None:
     deep, first = layer("lstm", num_layers=2), layer("lstm")
     second = nn.LSTM(WIDTH, WIDTH)

@@ -71,11 +71,10 @@ def _beyond(x: Tensor, limits: tuple[Tensor, Tensor] | None) -> Tensor:
 
 def _by_low_rank(x: Tensor, codec: Codec, noise: Noise) -> tuple[Tensor, int]:
     """What comes back, and the bytes of the factors."""
-    if x.dim() < 2 or not x.numel():
-        raise ValueError(
-            f"error_report with {codec}: low rank is for matrices, got values of shape {tuple(x.shape)}; give a tensor "
-            f"of two dimensions or more, or take {codec.factors}"
-        )
+    fit, why = codec.for_shape(x.shape)
+    if not fit.rank:
+        problem = f"low rank is for matrices, and what has shape {tuple(x.shape)} {why}"
+        raise ValueError(f"error_report with {codec}: {problem}; take {fit}, as attach does, or a larger matrix")
     check_floats("error_report", x)
     matrix = Matrix.of(x.shape)
     return once_warm(x.reshape(matrix), codec, noise), factor_bytes(codec, [matrix])

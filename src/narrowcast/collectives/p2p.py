@@ -154,15 +154,22 @@ class Lines:
         self._channel, self._lock = channel, threading.Lock()
         self._last: dict[Line, Work] = {}
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-        self._on_device: dict[tuple[int, int, torch.device], DeviceLine] = {}
+        self._on_device: dict[tuple[int, int], DeviceLine] = {}
 
     def on_device(self, transport: Transport, source: int, target: int, stream: DeviceStream) -> DeviceLine:
         """The line of one rank's messages to another, made at its first use. stream: the channel's on that device."""
-        key = source, target, stream.device
+        key = source, target
         with self._lock:
             if key not in self._on_device:
                 self._on_device[key] = DeviceLine(transport, source, target, stream.another())
-            return self._on_device[key]
+            line = self._on_device[key]
+        if line.stream.device != stream.device:
+            # a message has one number, and NCCL another connection for each device
+            raise ValueError(
+                f"send/recv: messages from rank {source} to rank {target} lie on {line.stream.device} here, got a "
+                f"tensor on {stream.device}; move it to {line.stream.device}"
+            )
+        return line
 
     def __len__(self) -> int:
         return len(self._last)

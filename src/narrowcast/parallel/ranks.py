@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -33,7 +33,10 @@ def digest(tensors: Iterable[Tensor]) -> Tensor:
 
 def ranks_that_differ(channel: Channel, own: Tensor) -> list[int]:
     """The ranks whose digest is not that of rank 0 (collective)."""
-    digests = channel.gather(own, call="check_ranks")
+    return _different(channel.gather(own, call="check_ranks"))
+
+
+def _different(digests: Sequence[Tensor]) -> list[int]:
     return [rank for rank, other in enumerate(digests) if not torch.equal(other, digests[0])]
 
 
@@ -41,8 +44,7 @@ def check_same(channel: Channel, kept: Mapping[str, Iterable[Tensor]], who: str 
     """Raise where a rank has other tensors than rank 0 (collective). kept: what they are, and the tensors."""
     parts = {what: digest(tensors) for what, tensors in kept.items()}
     for what, digests in zip(parts, zip(*_gathered(channel, parts), strict=True), strict=True):
-        different = [rank for rank, other in enumerate(digests) if not torch.equal(other, digests[0])]
-        if different:
+        if different := _different(digests):
             raise RuntimeError(f"check_ranks: the {what} of {who} {different} differ from those of {who[:-1]} 0")
 
 

@@ -53,7 +53,8 @@ class TorchTransport:
         # to meet is to wait, and with us whoever else uses the connection
         meeting = dist.PrefixStore(prefix, _connection(chosen, store, "meeting"))  # type: ignore[attr-defined]
         self._backend: Any = dist.ProcessGroupGloo(meeting, self.rank, self.world, self._timeout)
-        self._has_nccl, self._meeting = _has_nccl(chosen), meeting
+        self._has_nccl = _has_nccl(chosen)
+        self._meeting: Any = meeting
         self._carrier: Any = None
         self._lines: dict[tuple[int, int], Any] = {}
         """Of device messages between two ranks, by source and target: NCCL does all of one connection in one order."""
@@ -82,22 +83,24 @@ class TorchTransport:
         """Made at its first use; NCCL itself connects all ranks in the first call, which all take part in."""
         self._open()
         if self._carrier is None:
-            self._carrier = self._new_nccl("nccl", self.rank, self.world)
+            self._carrier = self._new_nccl(self._meeting, "nccl", self.rank, self.world)
         return self._carrier
 
-    def _new_nccl(self, prefix: str, rank: int, world: int) -> Any:
+    def _new_nccl(self, store: Any, prefix: str, rank: int, world: int) -> Any:
         # what has arrived is summed, and what is summed sent on, before a computation that can wait
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         options._timeout = self._timeout
-        meeting = dist.PrefixStore(prefix, self._meeting)  # type: ignore[attr-defined]
-        return dist.ProcessGroupNCCL(meeting, rank, world, options)
+        return dist.ProcessGroupNCCL(dist.PrefixStore(prefix, store), rank, world, options)  # type: ignore[attr-defined]
 
     def carry(self, wire: Tensor, source: int, target: int) -> Pending:
         sends = source == self.rank
         with backend_errors:
             self._open()
             if (source, target) not in self._lines:
-                self._lines[source, target] = self._new_nccl(f"nccl/{source}/{target}", int(not sends), 2)
+                # the target waits in the store for what the source writes there: on one connection for all lines two
+                # ranks that send to each other would each hold up what the other waits for
+                own = self._meeting.clone()
+                self._lines[source, target] = self._new_nccl(own, f"nccl/{source}/{target}", int(not sends), 2)
             line = self._lines[source, target]
             return Message(line.send([wire], 1, 0) if sends else line.recv([wire], 0, 0))
 

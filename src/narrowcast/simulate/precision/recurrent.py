@@ -178,7 +178,7 @@ def layers(cell: Cell) -> Callable[..., tuple[Tensor, ...]]:
         x = given.pop("input")
         x = x.transpose(0, 1) if batch_first else x
         output, end = RecurrentStack(cell, **given).run(site, x.flatten(0, 1), [x.shape[1]] * x.shape[0], start)
-        output = output.view(*x.shape[:2], -1)
+        output = output.view(*x.shape[:2], output.shape[-1])
         return output.transpose(0, 1) if batch_first else output, *end
 
     return handler
