@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -21,8 +23,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import narrowcast as nc
+from narrowcast.codecs import Codec
 from narrowcast.collectives.segments import Coder
-from narrowcast.kernels.noise import Noise
 from narrowcast.parallel.fsdp import comm
 
 # ---- error feedback --------------------------------------------------------------------------------------------------
@@ -229,20 +231,20 @@ def noises(group: dist.ProcessGroup) -> tuple[dict[str, list[tuple[int, ...]]], 
     model = sharded(replicated_mesh(2, 4))
     handle = nc.attach(model, gradients="int4/64+sr", between="int4/64+sr", parameters="int8/64+sr", min_values=1)
     used: dict[str, list[tuple[int, ...]]] = {"int4/64+sr": [], "int8/64+sr": []}
-    original = Coder._places
 
-    def noted(self: Coder, part: tuple[int, int], noise: Noise, *more: object) -> object:
-        places = list(original(self, part, noise, *more))
-        used[str(self.codec)] += [p.noise for p in places]
-        return places
+    def noting(name: str, place: int) -> Any:
+        original = getattr(Codec, name)
 
-    Coder._places = noted
-    try:
+        def noted(self: Codec, *args: Any, **options: Any) -> Any:
+            used[str(self)].append(args[place])
+            return original(self, *args, **options)
+
+        return mock.patch.object(Codec, name, noted)
+
+    with noting("encode_with", 1), noting("reduce_with", 2):
         for step in range(2):
             model.zero_grad()
             loss(model, 0, step).backward()  # the same on every rank
-    finally:
-        Coder._places = original
     found = b"".join(g.numpy().tobytes() for g in full(model))
     handle.check_ranks()
     handle.detach()

@@ -46,7 +46,7 @@ def test_links_of_ddl_benchmarks_are_inside_what_its_runs_reach(name: str, link:
             or (gpus > int(row["gpus_per_node"])) != nodes
         ):
             continue
-        beyond = float(row["iter_ms"]) / 1e3 - ddl._compute(row["dnn"])
+        beyond = float(row["iter_ms"]) / 1e3 - ddl.compute_seconds(row["dnn"])
         reached.append(volume("all_reduce", gpus) * 4 * ddl.MODELS[row["dnn"]]().numel / beyond / 1e9)
     assert said(name, r"([\d.]+) to ([\d.]+) GB/s") == pytest.approx([min(reached), max(reached)], abs=0.06)
     assert min(reached) < PRESETS[name].levels[0].bandwidth_gbit / 8 < max(reached)
@@ -55,7 +55,7 @@ def test_links_of_ddl_benchmarks_are_inside_what_its_runs_reach(name: str, link:
 def test_the_k80s_link_is_that_of_qsgds_bars() -> None:
     reached = {}
     for name, (build, batches) in qsgd.MODELS.items():
-        seconds = 3600 * qsgd._hours()[name, "32bit", 16][0]
+        seconds = 3600 * qsgd.hours()[name, "32bit", 16][0]
         reached[name] = volume("all_reduce", 16) * 4 * build().numel * zoo.IMAGENET / batches[-1] / seconds / 1e9
     odd = reached.pop("BN-Inception")
     found = said("p2.16xlarge", r"([\d.]+) to ([\d.]+) GB/s a rank with four networks; BN-Inception's gives ([\d.]+)")
