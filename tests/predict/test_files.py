@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -147,7 +148,13 @@ def test_a_cluster_is_read_back() -> None:
 
 def test_a_cluster_with_all_fields_is_read_back() -> None:
     """Each by itself, too: one may be known without the others."""
-    rare = {"busy": 0.25, "drift": 0.5, "loop": Loop(0.5, 1.25, 1.5), "fitted_rows": 3, "codec_system": "grace-8bit"}
+    rare: dict[str, Any] = {
+        "busy": 0.25,
+        "drift": 0.5,
+        "loop": Loop(0.5, 1.25, 1.5),
+        "fitted_rows": 3,
+        "codec_system": "grace-8bit",
+    }
     whole = replace(CLUSTER, **rare)
     plain = Cluster("plain", CLUSTER.levels)
     assert not [key for key, value in vars(whole).items() if value == getattr(plain, key) and key != "levels"]

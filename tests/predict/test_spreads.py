@@ -96,6 +96,8 @@ def test_real_steps_calibrate_the_timeline() -> None:
 def test_a_step_that_no_factor_explains_tells_none(step: float) -> None:
     """Always quicker or slower than predicted, whatever calls take: 8 or an eighth would be made up."""
     assert loop.factor(lambda factor: step + 0.01 * factor, 1.2, 1.0) == 1.0
+    said = spreads.rest_words(replace(PLACE, loop=Loop(1.5, 1.25, 1.0)))
+    assert "its sums take 1.25x as long as bare ones, calls with fewer bits 1x (steps did not tell)" in said
 
 
 def test_beyond_the_ranks_that_were_probed_is_said() -> None:
