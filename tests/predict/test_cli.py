@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from narrowcast.cli import app
+from narrowcast.predict import Sweep, advise, codec_systems, find_model, load_cluster
 
 WIRES = "fp32,bf16,int8/256,int4/128"
 
@@ -96,6 +97,36 @@ def test_advise_in_words_and_as_json() -> None:
     assert out.startswith("use `")
     code, out, _ = run("advise", "--model", "resnet50", "--cluster", "8xH100", "--workers", "8", "--json", "-")
     assert json.loads(out)["verdict"] in ("leave-off", "cannot-tell")
+
+
+@pytest.mark.parametrize(
+    "words, problem",
+    [
+        ("--model gpt2", "got 'gpt2'; a module is needed: give package.module:name or file.py:name"),
+        ("--model nowhere:net", "importing nowhere failed"),
+        ("--input 784", "--input: goes with --model"),
+    ],
+)
+def test_probe_names_a_wrong_model_before_it_measures(
+    monkeypatch: pytest.MonkeyPatch, words: str, problem: str
+) -> None:
+    def started(*_: object) -> str:
+        raise AssertionError
+
+    monkeypatch.setattr("narrowcast.cli.probe._probe_local", started)
+    code, _, err = run("probe", "--local", "2", *words.split())
+    assert (code, problem in err) == (2, True)
+
+
+def test_a_codec_system_has_its_own_wires() -> None:
+    line = "predict --model resnet50 --cluster 10gbe-tcp --workers 4 --codec-system grace-topk"
+    words = line.split()
+    code, out, _ = run(*words, "--algorithms", "one_shot", "--json", "-")
+    assert (code, [cell["wire"] for cell in json.loads(out)]) == (0, ["fp32", "bf16", "fp32/4096+top41"])
+    code, _, err = run(*words, "--wires", "int8/256")
+    assert (code, "grace-topk: does not say how fast int8/256 is" in err) == (2, True)
+    place = codec_systems.with_codec_system(load_cluster("10gbe-tcp"), "grace-topk")
+    assert advise(Sweep(find_model("resnet50", place).profile, place), 4).quickest in ("fp32", "bf16")
 
 
 def test_profile_writes_what_predict_reads(tmp_path: Path) -> None:

@@ -325,6 +325,18 @@ def test_a_slow_codec_slows_no_cast_and_no_baseline() -> None:
         codec_systems.with_codec_system(place, "gracious")
 
 
+def test_a_system_is_not_asked_for_codecs_that_it_does_not_have() -> None:
+    """Our own speeds would answer for it, and nobody would know."""
+    place = cluster.load("10gbe-tcp")
+    slow, sparse = (codec_systems.with_codec_system(place, name) for name in ("grace-8bit", "grace-topk"))
+    with pytest.raises(ValueError, match=r"grace-8bit: does not say how fast int4/128\+rot is; it has timed int8/256"):
+        Costs(slow, draws=0).codec("int4/128+rot")
+    with pytest.raises(ValueError, match=r"fp32/4096\+top41: take that, another wire with \+top, or fp32, as-is, bf16"):
+        Costs(sparse, draws=0).codec("int8/256")
+    for wire in ("int4/128+ef", *speeds.ALWAYS):
+        Costs(slow, draws=0).codec(wire)
+
+
 def test_a_transform_is_timed_like_the_same_one_and_a_plain_wire_like_none() -> None:
     made = Costs(timed(("int8/256", 1e-3), ("int4/128+rot", 2e-3), ("int2/4096+top64", 3e-3)), draws=0)
     wanted = {"int3/64+rot": 2e-3, "fp32/4096+top41": 3e-3, "int4/128": 1e-3, "ternary/512": 1e-3}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from narrowcast.cli import app
-from narrowcast.predict import cluster, devices
+from narrowcast.predict import cluster, devices, profile
 from narrowcast.predict.advice import GradientError, advise
-from narrowcast.predict.cluster import Cluster, Device, Level
+from narrowcast.predict.cluster import Cluster, CodecSpeed, CollectiveTimings, Device, Level, Loop, Overlap
+from narrowcast.predict.costs import Costs
 from narrowcast.predict.decision import decide
 from narrowcast.predict.model import Profile, TensorTime
 from narrowcast.predict.sweep import Sweep
@@ -54,6 +56,36 @@ def test_without_prices_the_quickest_counts_and_half_of_them_are_refused() -> No
         decide(sweeps(place(1.0, 2.0), place(100.0)), 4)
 
 
+def test_a_faster_network_never_comes_out_slower() -> None:
+    have = cluster.load("10gbe-tcp")
+    found = []
+    for gbit in (8.0, 9.4, 10.5, 12.0, 15.0, 25.0):
+        made = have.with_bandwidth(gbit)
+        (source,) = [profile.resolve("vgg19", made)]
+        found.append(decide([Sweep(source.profile, made)], 8).offers[0])
+    assert [one.step for one in found] == sorted((one.step for one in found), reverse=True)
+    # where nobody could tell the wire from 16 bits, it still is what is compared
+    assert ("int8/256", "16-bit") in {(one.wire, one.verdict) for one in found}
+
+
+def test_what_is_not_known_of_two_links_does_not_cancel() -> None:
+    """Within a cluster all wires see the same link, another cluster sees another."""
+    have = cluster.load("10gbe-tcp")
+    other = replace(have.with_bandwidth(1.3 * have.levels[-1].bandwidth_gbit), name="other")
+    mine, again, theirs = (Costs(one).levels[0].factor_D for one in (have, have, replace(have, name="other")))
+    assert mine.equal(again)
+    assert not mine.equal(theirs)
+    assert mine.sort().values.equal(theirs.sort().values)
+    made = decide([Sweep(profile.resolve("vgg19", one).profile, one) for one in (have, other)], 8)
+    assert (made.best, made.sure) == ("other", False)
+    assert made.text.startswith("cannot tell: other with `int8/256` looks quickest, but not surely by 3 %")
+
+
+def test_a_gain_that_is_worth_nothing_is_not_sure() -> None:
+    assert not decide(sweeps(place(1.0, 2.0), place(1.0, 2.05)), 4).sure
+    assert decide(sweeps(place(1.0, 2.0), place(1.0, 2.07)), 4).sure
+
+
 def test_fewer_than_8_bits_need_a_known_risk_or_a_wish() -> None:
     (made,) = sweeps(place(0.1))
     unknown = advise(made, 4)
@@ -74,6 +106,19 @@ def test_a_device_goes_with_any_links() -> None:
     assert cluster.load("400gbe-roce").device == replace(devices.devices()["h100"], flops=3.956e14, memory_gbyte=2847.0)
 
 
+def test_another_device_takes_none_of_the_old_ones_timings() -> None:
+    timed = CollectiveTimings("all_reduce", 4, ((1024.0, 1e-3), (4096.0, 2e-3)))
+    link = Level("link", 0, 10.0, 50.0, tables=(timed,), timed_gbit=10.0)
+    speeds = (CodecSpeed("int8/256", ((1024.0, 1e-6),), ((1024.0, 2e-6),)),)
+    old = Cluster("old", (link,), Device("cpu: x"), Overlap(2.0, 3.0, 4.0), speeds, True, "a probe", loop=Loop(5.0))
+    made = devices.with_device(old, "h100")
+    assert (made.overlap, made.loop, made.codecs, made.measured) == (Overlap(), Loop(), (), False)
+    assert made.levels == (Level("link", 0, 10.0, 50.0),)
+    assert made.source == "a probe; h100 in place of cpu: x, of whose timings only bandwidth and latency were kept"
+    # calls between GPUs are still calls between GPUs
+    assert devices.with_device(replace(old, device=Device("H200")), "h100").levels == (link,)
+
+
 def run(*words: str) -> tuple[int, str]:
     done = CliRunner().invoke(app, list(words), catch_exceptions=False)
     return done.exit_code, done.stdout + done.stderr
@@ -86,6 +131,32 @@ def test_the_command_answers_in_words_and_as_json() -> None:
     assert (code, "keep 10gbe-tcp with `int8/256`" in out, "V100 at 10.1 Tflop/s" in out) == (0, True, True)
     code, out = run(*words, "--json", "-")
     assert [one["cluster"] for one in json.loads(out)["offers"]] == ["10gbe-tcp", "25gbe-tcp"]
+
+
+def test_no_infinity_in_json_and_words_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sweep, "_break_even", lambda self, setup: math.inf)
+    made = decide(sweeps(place(1.0), place(2.0)), 4)
+    assert "the wire pays at every bandwidth tried" in made.text
+    json.dumps(made.as_dict(), allow_nan=False)
+
+
+def test_presets_of_which_some_have_a_price_are_compared_in_seconds() -> None:
+    code, out = run("advise", "--model", "vgg19", "--clusters", "p3.16xlarge,25gbe-tcp", "--workers", "16")
+    assert (code, "the quickest" in out or "looks quickest" in out, "$" in out) == (0, True, False)
+    assert "no dollars: there is no price of 25gbe-tcp" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    "words, problem",
+    [
+        ("--cluster 10gbe-tcp,25gbe-tcp", "10gbe-tcp,25gbe-tcp is no file and no preset"),
+        ("--cluster 10gbe-tcp --price 10gbe-tcp=2", "--price goes with --clusters"),
+        ("--clusters 10gbe-tcp,25gbe-tcp --price 10gbe-tcp=2", "--price: none for 25gbe-tcp"),
+    ],
+)
+def test_one_cluster_is_one_and_prices_need_several(words: str, problem: str) -> None:
+    code, out = run("advise", "--model", "vgg19", "--workers", "4", *words.split())
+    assert (code, problem in out.replace("\n", " ")) == (2, True)
 
 
 @pytest.mark.parametrize(

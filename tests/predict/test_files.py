@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from narrowcast.predict import cluster, model
-from narrowcast.predict.cluster import Cluster, CodecSpeed, CollectiveTimings, Device, Level, Overlap
+from narrowcast.predict.cluster import Cluster, CodecSpeed, CollectiveTimings, Device, Level, Loop, Overlap
 from narrowcast.predict.model import Profile, TensorTime
 from narrowcast.toml_file import FileError, parse_toml
 
@@ -141,6 +144,22 @@ def test_what_is_no_toml_is_told_with_its_line(text: str, line: int, word: str) 
 
 def test_a_cluster_is_read_back() -> None:
     assert cluster.parse(cluster.dump(CLUSTER)) == CLUSTER
+
+
+def test_a_cluster_with_all_fields_is_read_back() -> None:
+    """Each by itself, too: one may be known without the others."""
+    rare: dict[str, Any] = {
+        "busy": 0.25,
+        "drift": 0.5,
+        "loop": Loop(0.5, 1.25, 1.5),
+        "fitted_rows": 3,
+        "codec_system": "grace-8bit",
+    }
+    whole = replace(CLUSTER, **rare)
+    plain = Cluster("plain", CLUSTER.levels)
+    assert not [key for key, value in vars(whole).items() if value == getattr(plain, key) and key != "levels"]
+    for made in (whole, *(replace(CLUSTER, **{key: value}) for key, value in rare.items())):
+        assert cluster.parse(cluster.dump(made)) == made
 
 
 def test_a_profile_is_read_back() -> None:

@@ -92,6 +92,14 @@ def test_real_steps_calibrate_the_timeline() -> None:
     assert (found.step_ms, found.plain, found.wires) == pytest.approx((3.0, 1.4, 1.8), rel=1e-3)
 
 
+@pytest.mark.parametrize("step", [0.5, 2.0])
+def test_a_step_that_no_factor_explains_tells_none(step: float) -> None:
+    """Always quicker or slower than predicted, whatever calls take: 8 or an eighth would be made up."""
+    assert loop.factor(lambda factor: step + 0.01 * factor, 1.2, 1.0) == 1.0
+    said = spreads.rest_words(replace(PLACE, loop=Loop(1.5, 1.25, 1.0)))
+    assert "its sums take 1.25x as long as bare ones, calls with fewer bits 1x (steps did not tell)" in said
+
+
 def test_beyond_the_ranks_that_were_probed_is_said() -> None:
     table = cluster.CollectiveTimings("all_reduce", 4, ((4096.0, 1e-4), (2.0**24, 0.05)))
     place = replace(PLACE, levels=(replace(PLACE.levels[0], tables=(table,)),))

@@ -37,6 +37,7 @@ from narrowcast.predict import (
     devices,
     parallelism,
     report,
+    speeds,
     zoo,
 )
 from narrowcast.predict import cluster as cluster_file
@@ -102,7 +103,9 @@ def predict(
         str,
         typer.Option(help="Numbers of workers, separated by commas; default 1,2,4,8,16 as far as the cluster goes."),
     ] = "",
-    wires: Annotated[str, typer.Option(help="Specs, separated by commas.")] = WIRES,
+    wires: Annotated[
+        str, typer.Option(help=f"Specs, separated by commas; default {WIRES}, or what the --codec-system covers.")
+    ] = "",
     algorithms: Annotated[str, typer.Option(help=f"auto, {', '.join(ALGORITHMS)}; separated by commas.")] = "auto",
     parallel: Annotated[str, typer.Option(help=", ".join(parallelism.MODES))] = "data",
     codec_system: Annotated[
@@ -136,7 +139,10 @@ def predict(
     if codec_system:
         made = codec_systems.with_codec_system(made, codec_system)
     counts = options.workers_of(workers) if workers else [world for world in WORKERS if _joins(made, world)]
-    setups = _setups(counts, options.specs_of(wires), algorithms, queues)
+    specs = options.specs_of(wires) if wires else _default_wires(made)
+    for spec in specs:
+        speeds.check_covered(spec, made)
+    setups = _setups(counts, specs, algorithms, queues)
     source = profiling.resolve(model, made, batch=batch, shape=shape, flops=flops, compute_ms=compute_ms)
     options.positive("--jitter", jitter)
     if jitter:
@@ -146,6 +152,11 @@ def predict(
     if page:
         page.write_text(report.page(sweep, cells, setups))
     emit([cell.as_dict() for cell in cells], _prediction_table(sweep, cells), json_path)
+
+
+def _default_wires(made: Cluster) -> list[str]:
+    own = [speed.wire for speed in made.codecs] if made.codec_system else []
+    return [wire for wire in dict.fromkeys([*WIRES.split(","), *own]) if speeds.is_covered(wire, made)]
 
 
 def _cluster(name: str, bandwidth: float, price: float, device: str) -> Cluster:
@@ -280,10 +291,15 @@ def advise(
         problem = "give --model and either --cluster or --clusters"
         raise ValueError(f"advise: {problem}; `narrowcast predict --list` shows the built-in ones")
     options.positive("--samples", samples)
+    if price and not clusters:
+        raise ValueError(f"advise: --price goes with --clusters, which compares costs; got {price!r} without it")
     specs = options.specs_of(wires) if wires else None
-    names = [name.strip() for name in (clusters or cluster).split(",")]
+    names = [name.strip() for name in clusters.split(",")] if clusters else [cluster]
     prices = options.prices_of(price, names)
     places = [_cluster(name, bandwidth, prices.get(name, 0.0), device) for name in names]
+    unpriced = [] if price else _unpriced(places)
+    if unpriced:
+        places = [replace(made, price_per_hour=0.0) for made in places]
     world = _world(places[0], workers)
     how: dict[str, Any] = {"batch": batch, "shape": shape, "flops": flops, "compute_ms": compute_ms}
     source = profiling.resolve(model, places[0], **how)
@@ -295,7 +311,16 @@ def advise(
     answer = (
         decision.decide(sweeps, world, specs, errors) if clusters else advice.advise(sweeps[0], world, specs, errors)
     )
+    if unpriced:
+        note = f"no dollars: there is no price of {', '.join(unpriced)}; give all of them one with --price"
+        answer = replace(answer, text=f"{answer.text}\n{note}")
     emit(answer.as_dict(), answer.text, json_path)
+
+
+def _unpriced(places: Sequence[Cluster]) -> list[str]:
+    """Those without a price, where others have one in their file: dollars and seconds cannot be compared."""
+    missing = [made.name for made in places if not made.price_per_hour]
+    return missing if len(missing) < len(places) else []
 
 
 def _world(made: Cluster, workers: int) -> int:

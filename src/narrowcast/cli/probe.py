@@ -17,7 +17,7 @@ from narrowcast.cli.options import Shape, one_line, out_file
 from narrowcast.console import make_console, new_table
 from narrowcast.lab import Lab
 from narrowcast.measure import need_cuda, wait_until_quiet
-from narrowcast.predict import Cluster, spreads
+from narrowcast.predict import Cluster, loop, spreads
 from narrowcast.predict import cluster as cluster_file
 from narrowcast.predict import probe as probing
 
@@ -45,6 +45,10 @@ def probe(
     specs, file = options.specs_of(wires), out_file("--out", out)
     if not 0 < seconds < math.inf:
         raise ValueError(f"--seconds: must be above 0, got {seconds:g}")
+    if shape and not model:
+        raise ValueError(f"--input: goes with --model, whose inputs have this shape; got {shape!r} without it")
+    if model:
+        loop.prepare(model, shape)  # said to be wrong before a lab is built and ranks start
     if gpu:
         need_cuda()
     if wait:

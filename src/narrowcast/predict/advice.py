@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from narrowcast.codecs import codec as codec_named
 from narrowcast.parallel import MIN_VALUES, overlap
+from narrowcast.predict import speeds
 from narrowcast.predict.low_rank import lost_db
 from narrowcast.predict.profile import ModelError, default_loss
 from narrowcast.predict.step import HIDDEN, PLAIN, Prediction, Setup
@@ -91,6 +92,8 @@ class Advice:
     choice: overlap.WireDecision
     prediction: Prediction
     errors: tuple[GradientError, ...] = field(default=())
+    quickest: str = PLAIN
+    """Of all wires considered, by the means alone."""
 
     def as_dict(self) -> dict[str, Any]:
         words = {"verdict": self.verdict, "wire": self.wire, "text": self.text, "why": self.choice.why}
@@ -114,7 +117,7 @@ def advise(
     by_wire, unknown = {error.wire: error for error in errors}, list[str]()
     if wires is None:
         unknown = [wire for wire in WIRES if wire not in by_wire and codec_named(wire).bits_per_value < SAFE_BITS]
-        wires = [wire for wire in WIRES if wire not in unknown]
+        wires = [wire for wire in WIRES if wire not in unknown and speeds.is_covered(wire, sweep.cluster)]
     risky = {error.wire for error in errors if error.risk == "high"}
     considered = [PLAIN, HALF, *(wire for wire in wires if wire not in (PLAIN, HALF, *risky))]
     setups = {wire: setup_of(sweep, world, wire, algorithm) for wire in considered}
@@ -124,7 +127,8 @@ def advise(
     prediction = sweep.cell(setups[wire])
     verdict = {PLAIN: "leave-off", HALF: "16-bit"}.get(choice.wire, "compress") if choice.sure else "cannot-tell"
     text = _words(verdict, choice, prediction, sweep, by_wire, sorted(risky & set(wires)), unknown)
-    return Advice(verdict, choice.wire, text, choice, prediction, tuple(errors))
+    quickest = min(steps, key=lambda name: float(steps[name][0]))
+    return Advice(verdict, choice.wire, text, choice, prediction, tuple(errors), quickest)
 
 
 def setup_of(sweep: Sweep, world: int, wire: str, algorithm: str = "auto") -> Setup:

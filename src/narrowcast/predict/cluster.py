@@ -12,6 +12,8 @@ from narrowcast.toml_file import SMALLEST, FileError, Section, brief, parse_toml
 FORMAT = 1
 COLLECTIVES = ("all_reduce", "two_shot", "all_gather", "reduce_scatter", "send")
 PRESETS = Path(__file__).with_name("data") / "clusters"
+RARE = ("fitted_rows", "codec_system")
+"""What `probe` never writes."""
 TABLES = ("device", "overlap", "loop", "level", "codec")
 MOST_BUSY = 0.99
 MOST_LEVELS = 3
@@ -143,6 +145,8 @@ class Cluster:
     loop: Loop = field(default_factory=Loop)
     fitted_rows: int = 0
     """How many measured steps its link was fitted on; 0: none."""
+    codec_system: str = ""
+    """Whose codecs these are, if another system's: then wires that it does not cover are refused."""
 
     @property
     def probed_ranks(self) -> int:
@@ -227,7 +231,7 @@ def load(name: str | Path) -> Cluster:
 def parse(text: str, name: str = "cluster.toml") -> Cluster:
     document = parse_toml(text, name)
     top = Section(document, document.values)
-    top.check_keys("format", "name", "measured", "source", "price_per_hour", "busy", "drift", *TABLES)
+    top.check_keys("format", "name", "measured", "source", "price_per_hour", "busy", "drift", *RARE, *TABLES)
     top.check_format(FORMAT)
     tables = top.tables("level")
     if not tables:
@@ -251,6 +255,8 @@ def parse(text: str, name: str = "cluster.toml") -> Cluster:
         busy=float(top.number("busy", most=MOST_BUSY)) if "busy" in top.values else None,
         drift=float(top.number("drift", 0.0, most=WIDEST)),
         loop=_loop(top.table("loop")),
+        fitted_rows=top.whole("fitted_rows", 0),
+        codec_system=top.text("codec_system", ""),
     )
 
 
@@ -339,8 +345,9 @@ def dump(cluster: Cluster) -> str:
     """The file's text: `parse(dump(c))` is c, up to six digits of a number."""
     head: dict[str, object] = {"format": FORMAT, "name": cluster.name, "measured": cluster.measured}
     head |= {"source": cluster.source, "price_per_hour": cluster.price_per_hour}
-    if cluster.busy is not None:
-        head |= {"busy": cluster.busy, "drift": cluster.drift}
+    head |= {"busy": cluster.busy} if cluster.busy is not None else {}
+    # each by itself where it says something: one may be known without the others
+    head |= {key: getattr(cluster, key) for key in ("drift", *RARE) if getattr(cluster, key)}
     lines = [
         "# Made by `narrowcast probe`, to be read and edited. Sizes in bytes, times in seconds unless the name says."
     ]

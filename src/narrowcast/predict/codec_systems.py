@@ -61,4 +61,4 @@ def with_codec_system(cluster: Cluster, name: str) -> Cluster:
     system = codec_systems()[name]
     named = f"{cluster.name} with codecs of {name}"
     source = f"{cluster.source}; codecs: {system.source}"
-    return replace(cluster, codecs=(system.speed(),), name=named, source=source, measured=False)
+    return replace(cluster, codecs=(system.speed(),), codec_system=name, name=named, source=source, measured=False)

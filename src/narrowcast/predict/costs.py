@@ -225,7 +225,7 @@ class Costs:
                 continue
             factor = volume(table.name, table.ranks)
             points = tuple((row[0] * factor, *row[1:]) for row in table.points)
-            timed = self._curve(f"level{number}.{table.name}", points)
+            timed = self._curve(f"{self._link_name(number)}.{table.name}", points)
             for stage in self._timed_stages(number, table):
                 # where it was timed a tree took as long as a ring: it is one table of what the backend chose
                 share = TREE_SHARE if stage.kind == "double_tree" else 1.0
@@ -233,12 +233,16 @@ class Costs:
         gbit_D = torch.tensor([level.member_gbit], dtype=torch.float64)
         return Link(level, self._link_spread(number, level), tables, gbit_D)
 
+    def _link_name(self, number: int) -> str:
+        """Of its draws: common to all wires of a cluster, and of no use to another cluster, whose links are others."""
+        return f"level{number} of {self.cluster.name}"
+
     def _link_spread(self, number: int, level: Level) -> Tensor:
         """What its file says, and no less than links were off elsewhere; more where the probe was disturbed."""
         wide = math.hypot(max(level.spread, self.known.link), self.cluster.unrest)
         if not self.known.link:
-            return self.spread(f"level{number}", wide)
-        return self.spread(f"level{number}", wide, self.known.freedom).clamp_min(QUICKEST)
+            return self.spread(self._link_name(number), wide)
+        return self.spread(self._link_name(number), wide, self.known.freedom).clamp_min(QUICKEST)
 
     def _timed_at(self, number: int, ranks: int) -> Placement:
         """Where the members of a level were when its tables were timed: one of each node, or all of one node."""
@@ -376,7 +380,7 @@ class Costs:
         # beyond the sizes that were timed it grows in proportion
         timed_N = values_N.clamp(table.points[0][0] / 4, table.points[-1][0] / 4)
         parts, _ = self._composed(there, table.wire, timed_N, table.ranks)
-        whole = self._curve(f"level{stage.level}.{table.name}.{table.wire}", table.points)(4 * timed_N)
+        whole = self._curve(f"{self._link_name(stage.level)}.{table.name}.{table.wire}", table.points)(4 * timed_N)
         return (whole - parts) * (values_N / timed_N).clamp_min(1.0)
 
     @cached_property

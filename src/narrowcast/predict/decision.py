@@ -1,7 +1,8 @@
-"""Buy or compress: several clusters beside one another, each with its best wire, in steps and in dollars."""
+"""Buy or compress: several clusters beside one another, each with its quickest wire, in steps and in dollars."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from narrowcast.parallel import overlap
 from narrowcast.predict.advice import HALF, Advice, GradientError, advise, setup_of
-from narrowcast.predict.step import PLAIN, Prediction
+from narrowcast.predict.step import PLAIN, Prediction, finite
 from narrowcast.predict.sweep import Sweep
 
 MILLION = 1_000_000
@@ -18,7 +19,7 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True)
 class Offer:
-    """One cluster with the wire that is best on it."""
+    """One cluster with the wire that is quickest on it."""
 
     cluster: str
     device: str
@@ -27,6 +28,7 @@ class Offer:
     """Dollars for a node; 0: not known."""
     wire: str
     verdict: str
+    """Of `advise` for this cluster by itself, where a wire must surely gain."""
     step: float
     low: float
     high: float
@@ -52,7 +54,8 @@ class Decision:
     offers: tuple[Offer, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        offers = [{key: finite(value) for key, value in asdict(offer).items()} for offer in self.offers]
+        return asdict(self) | {"offers": offers}
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def decide(
     chosen = [_choice(sweep, advise(sweep, world, wires, errors), world) for sweep in sweeps]
     best = min(chosen, key=lambda one: float(one.cost_D[0]))
     others = [one for one in chosen if one is not best]
-    sure = all(overlap.interval(best.cost_D / one.cost_D)[1] < 1 for one in others)
+    sure = all(_surely_less(best.cost_D, one.cost_D) for one in others)
     offers = tuple(_offer(one, [other for other in chosen if other is not one]) for one in chosen)
     samples = sweeps[0].samples
     return Decision(
@@ -87,8 +90,15 @@ def decide(
     )
 
 
+def _surely_less(cost_D: Tensor, other_D: Tensor) -> bool:
+    """As sure as `advise` wants to be of a wire: a gain that is worth something, in the whole interval."""
+    gains = other_D / cost_D
+    return float(gains[0]) >= 1 + overlap.SURE and overlap.interval(gains)[0] > 1
+
+
 def _choice(sweep: Sweep, made: Advice, world: int) -> _Choice:
-    own, half = (setup_of(sweep, world, wire) for wire in (made.wire, HALF))
+    # not the wire that is advised: that falls back to 16 bits where it cannot tell, and a faster link would cost more
+    own, half = (setup_of(sweep, world, wire) for wire in (made.quickest, HALF))
     cost_D = sweep.steps.steps(own) * (sweep.price(world) or 1.0)
     return _Choice(sweep, made, sweep.cell(own), sweep.cell(half), cost_D)
 
@@ -101,7 +111,7 @@ def _offer(one: _Choice, others: Sequence[_Choice]) -> Offer:
         device=place.device.name,
         flops=place.device.flops,
         price_per_hour=price,
-        wire=one.advice.wire,
+        wire=one.advice.quickest,
         verdict=one.advice.verdict,
         step=made.step,
         low=made.low,
@@ -125,7 +135,8 @@ def _words(offers: Sequence[Offer], best: int, sure: bool, world: int, samples: 
     head = f"{does} {winner.cluster} with {how}: the {measure} for {world} workers"
     if not sure:
         head = (
-            f"cannot tell: {winner.cluster} with {how} looks {measure}, but the intervals overlap; probe the clusters"
+            f"cannot tell: {winner.cluster} with {how} looks {measure}, but not surely by {100 * overlap.SURE:.0f} %; "
+            "probe the clusters"
         )
     gain = have.half_step / have.step
     lines.append(f"compression alone makes {have.cluster} {gain:.2f}x as quick as 16 bits there")
@@ -134,7 +145,7 @@ def _words(offers: Sequence[Offer], best: int, sure: bool, world: int, samples: 
 
 def _line(offer: Offer, samples: int) -> str:
     speed = f"{offer.device} at {offer.flops / 1e12:.3g} Tflop/s" if offer.flops else offer.device
-    parts = [f"{offer.cluster} ({speed}): `{offer.wire}` ({offer.verdict})"]
+    parts = [f"{offer.cluster} ({speed}): `{offer.wire}` (advice: {offer.verdict})"]
     interval = f"{1e3 * offer.low:.1f}-{1e3 * offer.high:.1f}"
     parts.append(f"{1e3 * offer.step:.1f} ms a step ({interval}), {1e3 * offer.half_step:.1f} in 16 bits")
     if offer.dollars is not None and offer.half_dollars is not None:
@@ -144,5 +155,6 @@ def _line(offer: Offer, samples: int) -> str:
     if offer.break_even_price is not None:
         parts.append(f"as cheap as the best of the others at ${offer.break_even_price:.2f} an hour")
     if offer.break_even_gbit is not None:
-        parts.append(f"the wire pays below {offer.break_even_gbit:.3g} Gb/s")
+        below = f"below {offer.break_even_gbit:.3g} Gb/s"
+        parts.append(f"the wire pays {'at every bandwidth tried' if math.isinf(offer.break_even_gbit) else below}")
     return "; ".join(parts)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from narrowcast.predict.cluster import Cluster, Device
+from narrowcast.predict.cluster import Cluster, Device, Loop, Overlap
 from narrowcast.toml_file import Section, parse_toml, read_text
 
 FILE = Path(__file__).with_name("data") / "devices.toml"
@@ -31,9 +31,23 @@ def _device(table: Section, reached: float, copied: float) -> Device:
 
 
 def with_device(cluster: Cluster, name: str) -> Cluster:
-    """The same links between other devices, whose codecs nobody timed."""
+    """The same links between other devices, whose codecs and steps nobody timed."""
     if name not in devices():
         raise ValueError(
             f"--device: unknown {name!r}; take {', '.join(devices())}, or write [device] into a cluster file"
         )
-    return replace(cluster, device=devices()[name], codecs=(), measured=False, name=f"{cluster.name} with {name}")
+    device, levels, kept = devices()[name], cluster.levels, "links"
+    if cluster.device.is_cpu and not device.is_cpu:
+        # of these timings most is what processors do for a byte
+        levels, kept = tuple(replace(one, tables=(), timed_gbit=0.0) for one in levels), "bandwidth and latency"
+    return replace(
+        cluster,
+        name=f"{cluster.name} with {name}",
+        levels=levels,
+        device=device,
+        overlap=Overlap(),
+        codecs=(),
+        measured=False,
+        source=f"{cluster.source}; {name} in place of {cluster.device.name}, of whose timings only {kept} were kept",
+        loop=Loop(),
+    )

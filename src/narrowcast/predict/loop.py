@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
 from torch.nn.parallel import DistributedDataParallel
@@ -51,10 +50,10 @@ class _Trainer:
         self._optimizer.step()
 
 
-def measure_named(cluster: Cluster, model: str, shape: str, device: torch.device) -> Cluster:
-    """Collective: `measure` with the module that `model` names, and inputs of this shape."""
-    module = build(model).to(device)
-    return measure(cluster, module, example_batch(module, shape, DEFAULT_BATCH).to(device), model)
+def prepare(model: str, shape: str) -> tuple[nn.Module, Tensor]:
+    """The module that `model` names, and inputs of this shape."""
+    module = build(model)
+    return module, example_batch(module, shape, DEFAULT_BATCH)
 
 
 def measure(cluster: Cluster, module: nn.Module, batch: Tensor, name: str, wire: str = WIRE) -> Cluster:
@@ -102,6 +101,9 @@ def factor(predicted: Callable[[float], float], measured: float, alone: float) -
     if measured < (1 + TELLS) * alone:
         return 1.0
     low, high = 1 / SLOWEST, SLOWEST
+    # a step that no calls within reason explain says nothing about them
+    if predicted(low) > measured or predicted(high) < measured:
+        return 1.0
     for _ in range(30):
         middle = (low * high) ** 0.5
         low, high = (middle, high) if predicted(middle) < measured else (low, middle)

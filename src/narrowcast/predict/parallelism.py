@@ -23,6 +23,8 @@ from narrowcast.predict.step import Setup, StepPredictor, Timeline, timeline
 MODES = ("data", "fsdp", "hsdp", "pipeline", "tensor", "expert", "model", "hybrid")
 MICRO_BATCHES = 4
 """Micro-batches for each stage of a pipeline."""
+SPLIT = ("linear", "lstm")
+"""What hybrid splits, by how names of layers begin."""
 SUMS_A_BLOCK = 4
 """Exchanges of activations in a block: two forward, two backward."""
 
@@ -75,7 +77,7 @@ class SubBatches(Scheme):
         self.description, self.mode = description, mode
 
     def _split(self, name: str) -> bool:
-        return self.mode == "model" or name.startswith(("linear", "lstm"))
+        return self.mode == "model" or name.startswith(SPLIT)
 
     def _split_layers(self) -> list[Layer]:
         return [layer for layer in self.description.layers if self._split(layer.name) and layer.macs]

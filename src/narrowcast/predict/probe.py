@@ -269,6 +269,8 @@ def probe_in_parts(
     """
     if not dist.is_initialized() or dist.get_world_size() < 2:
         raise ValueError("probe: needs a process group of two ranks or more; start it with torchrun or in the lab")
+    # a wrong name fails here, not after all has been measured
+    trained = loop.prepare(model, shape) if model else None
     prober = Prober(seconds, tell, wires, local_device())
     if prober.is_gpu:
         torch.cuda.set_device(prober.device)
@@ -291,9 +293,10 @@ def probe_in_parts(
     drift = abs(math.log(prober.work_seconds() / before))
     made = replace(made, busy=min(MOST_BUSY, watch.together()), drift=drift)
     yield _agreed(made)
-    if model:
+    if trained:
         tell(f"steps of {model}")
-        yield _agreed(loop.measure_named(made, model, shape, prober.device))
+        module, batch = trained
+        yield _agreed(loop.measure(made, module.to(prober.device), batch.to(prober.device), model))
 
 
 def _levels(prober: Prober, local: int, nodes: int) -> Iterator[Level]:

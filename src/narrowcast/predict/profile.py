@@ -41,7 +41,7 @@ def find(target: str) -> Any:
     """What `package.module:name` or `path/to/file.py:name` names."""
     module_name, colon, name = target.rpartition(":")
     if not colon:
-        raise ModelError(f"model: got {target!r}; give package.module:name or file.py:name, or a built-in name")
+        raise ModelError(f"model: got {target!r}; a module is needed: give package.module:name or file.py:name")
     try:
         module = _from_file(module_name) if module_name.endswith(".py") else importlib.import_module(module_name)
     except Exception as error:

@@ -27,6 +27,8 @@ ON_GPU = {"top": CopyShare(0.41, 0.67), "rot": CopyShare(0.90, 0.95), "spike": C
 
 
 CASTS = ("bf16", "fp16")
+ALWAYS = ("fp32", "as-is", *CASTS)
+"""What no system's codec has a part in."""
 
 
 def share_of(wire: str, cluster: Cluster) -> CopyShare:
@@ -47,8 +49,28 @@ def option_of(wire: str) -> str:
     return codec_named(wire).transformed_by.rstrip("0123456789")
 
 
+def is_covered(wire: str, cluster: Cluster) -> bool:
+    """Whether the system whose codecs the cluster has says how fast a wire is; all are covered where there is none."""
+    alike = (option_of(speed.wire) == option_of(wire) for speed in cluster.codecs)
+    return not cluster.codec_system or wire in ALWAYS or any(alike)
+
+
+def check_covered(wire: str, cluster: Cluster) -> None:
+    """ValueError rather than our own speeds, which are not what was asked for."""
+    if is_covered(wire, cluster):
+        return
+    own = ", ".join(speed.wire for speed in cluster.codecs)
+    options = sorted({option_of(speed.wire) for speed in cluster.codecs})
+    alike = " or ".join(f"with +{option}" if option else "without a transform" for option in options)
+    raise ValueError(
+        f"--codec-system {cluster.codec_system}: does not say how fast {wire} is; it has timed {own}: take that, "
+        f"another wire {alike}, or {', '.join(ALWAYS)}"
+    )
+
+
 def timed_like(wire: str, cluster: Cluster) -> CodecSpeed | None:
     """The timings of a wire; else of one with the same transform and about as many bits; None where there is none."""
+    check_covered(wire, cluster)
     own = next((speed for speed in cluster.codecs if speed.wire == wire), None)
     if own is not None:
         return own

@@ -59,14 +59,18 @@ def rest_words(cluster: Cluster) -> str:
     loop, steps = cluster.loop, ""
     if loop != Loop():
         steps = (
-            f"\nin real steps DDP adds {loop.step_ms:.3g} ms, its sums take {loop.plain:.2f}x as long as bare ones, "
-            f"calls with fewer bits {loop.wires:.2f}x"
+            f"\nin real steps DDP adds {loop.step_ms:.3g} ms, its sums take {_times(loop.plain)} as long as bare ones, "
+            f"calls with fewer bits {_times(loop.wires)}"
         )
     others = f"others used {100 * (cluster.busy or 0.0):.0f} % of the processors"
     seen = f"{others}, timings drifted by {100 * cluster.drift:.0f} %"
     if kind_of(cluster) == "probed":
         return f"the machine was quiet: {seen}{steps}"
     return f"BUSY MACHINE: {seen}; intervals are wider for it, or probe again with --wait 600{steps}"
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.2f}x" if factor != 1.0 else "1x (steps did not tell)"
 
 
 @cache

@@ -98,10 +98,10 @@ class Prediction:
     """Of a rank, without activations."""
 
     def as_dict(self) -> dict[str, Any]:
-        return {key: _finite(value) for key, value in asdict(self).items()}
+        return {key: finite(value) for key, value in asdict(self).items()}
 
 
-def _finite(value: object) -> object:
+def finite(value: object) -> object:
     """JSON knows no infinity."""
     return "inf" if isinstance(value, float) and math.isinf(value) else value
 
