@@ -361,3 +361,9 @@ def test_what_happens_around_a_plain_codec_does_not_happen_around_a_transform(wi
     )
     found = [float(made.seconds("two_shot", wire, sizes(2**16), 2)[0]) for made in (with_table, without)]
     assert found[0] - found[1] == pytest.approx(more, abs=0.01)
+
+
+def test_the_link_of_a_preset_may_be_slow_and_is_hardly_quicker_than_its_line() -> None:
+    drawn = Costs(cluster.load("10gbe-tcp")).levels[0].factor_D
+    assert float(drawn.min()) == costs.QUICKEST
+    assert float(drawn.max()) > 1.5
