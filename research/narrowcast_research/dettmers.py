@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from narrowcast.collectives import Work, api
+from narrowcast.collectives import Work, api, channel_of
 from narrowcast.parallel import tensor, wires
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -154,8 +154,8 @@ class SubBatchMLP(nn.Module):
 
     def _labels(self, labels: Tensor) -> list[Tensor]:
         """Everyone's labels, as they are."""
-        found = wires.gather_small(labels.cpu(), self.group, "labels of sub-batches", rows=len(labels))
-        return [theirs.to(labels.device) for theirs in found]
+        everyones = channel_of(self.group).gather(labels.cpu(), "labels of sub-batches", rows=len(labels))
+        return [theirs.to(labels.device) for theirs in everyones]
 
     def _distributed(self, features: Tensor, owner: int) -> _Coming:
         """The features of one rank to all of them."""

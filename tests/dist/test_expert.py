@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from dist.models import error_of
-from dist.pool import Pool
+from dist.pool import Crew, Pool
 from torch import Tensor, nn
 
 import narrowcast as nc
 from narrowcast.parallel import wires
-from narrowcast.parallel.expert import MoE, all_to_all, exchanged_counts
+from narrowcast.parallel.expert import MoE, Routes, all_to_all
 from narrowcast.parallel.wires import Wires
 
 WORLDS = (1, 2, 3, 4)
@@ -62,19 +62,63 @@ def test_rows_and_their_gradients_arrive_as_the_codecs_bring_them(
         assert torch.equal(y, torch.cat([through(sent[peer][rank], there) for peer in range(world)]))
         assert torch.equal(gradient, torch.cat([through(returned[peer][rank], back) for peer in range(world)]))
         away = [sizes[rank][peer] for peer in range(world) if peer != rank]
-        # each message by itself, and 16 W bytes of sizes to each peer
+        # each message by itself; 16 W bytes of sizes to each peer where nobody asked for them before
         codec_bytes = sum(nc.codec(there).nbytes(rows * WIDTH) for rows in away)
-        assert counted["forward_sent_bytes"] == codec_bytes + 16 * world * (world - 1)
+        assert counted["forward_sent_bytes"] == codec_bytes + (world != 3) * 16 * world * (world - 1)
+        assert counted["backward_sent_bytes"] == sum(
+            nc.codec(back).nbytes(rows * WIDTH) for peer, rows in enumerate(arriving[rank]) if peer != rank
+        )
         assert counted["forward_plain_bytes"] == 4 * WIDTH * sum(away)
 
 
-def counts(group: dist.ProcessGroup) -> list[int]:
+def counts(group: dist.ProcessGroup) -> tuple[Routes, Routes]:
     rank, world = dist.get_rank(group), dist.get_world_size(group)
-    return exchanged_counts([rows_of(rank, peer) for peer in range(world)], group)
+    uneven = Routes.exchange([rows_of(rank, peer) for peer in range(world)], group)
+    return uneven, Routes.exchange([5] * world, group)
 
 
 def test_counts_are_asked_from_the_others(pool: Pool) -> None:
-    assert pool.run(3, counts) == [[rows_of(peer, rank) for peer in range(3)] for rank in range(3)]
+    for rank, (uneven, even) in enumerate(pool.run(3, counts)):
+        there = tuple(rows_of(rank, peer) for peer in range(3))
+        here = tuple(rows_of(peer, rank) for peer in range(3))
+        assert uneven == (there, here, False)
+        assert uneven.back() == (here, there, False)
+        assert even == ((5, 5, 5), (5, 5, 5), True)
+
+
+def with_routes(group: dist.ProcessGroup, even: bool) -> Any:
+    """There and back by routes that were asked for once."""
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    routes = Routes.exchange([4 if even else rows_of(rank, peer) for peer in range(world)], group)
+    there, back = Wires("int8/32", group=group), Wires("int8/32", group=group)
+    x = values(rank, sum(routes.leaving)).requires_grad_()
+    y = all_to_all(x, there, routes)
+    z = all_to_all(y, back, routes.back())
+    z.sum().backward()
+    return y.detach(), z.detach(), there.stats()["forward_sent_bytes"], routes
+
+
+@pytest.mark.parametrize("even", [True, False], ids=["even", "uneven"])
+def test_routes_take_rows_there_and_back_and_no_size_travels_again(pool: Pool, even: bool) -> None:
+    for rank, (y, z, sent, routes) in enumerate(pool.run(3, with_routes, even)):
+        own = values(rank, sum(routes.leaving)).split(routes.leaving)
+        assert torch.equal(z, torch.cat([through(through(part, "int8/32"), "int8/32") for part in own]))
+        assert len(y) == sum(routes.arriving)
+        away = [rows for peer, rows in enumerate(routes.leaving) if peer != rank]
+        assert sent == sum(nc.codec("int8/32").nbytes(rows * WIDTH) for rows in away)
+
+
+def misused_routes(group: dist.ProcessGroup) -> str:
+    """One rank has other rows than its routes say: it raises, and the others do not wait for it."""
+    routes, rank = Routes.exchange([2, 2], group), dist.get_rank(group)
+    return error_of(lambda: all_to_all(torch.zeros(4 - rank, WIDTH), Wires("int8/16", group=group), routes))
+
+
+def test_rows_that_do_not_fit_their_routes_are_an_error_everywhere() -> None:
+    with Crew(2, misused_routes, timeout=20) as crew:
+        first, second = (crew.outcome(rank).value for rank in range(2))
+    assert "must be 2 counts that add up to the 3 rows of x" in second
+    assert "add up to the 3 rows" in first
 
 
 def faults(group: dist.ProcessGroup) -> dict[str, str]:

@@ -287,4 +287,4 @@ def test_wrong_uses_say_what_is_wrong(pool: Pool) -> None:
         assert "give at least the features in and the outputs" in sizes
         assert "leave out +ef" in feedback
         assert "codecs take float32" in dtype
-        assert "rank 1: rows=7 (others 8)" in rows
+        assert "rank 1: numel=7 (others 8), rows=7 (others 8)" in rows

@@ -133,7 +133,7 @@ def others(spec: str, n: int, device: torch.device) -> Job:
             total.copy_(primitives.reduce_scatter(sum_up, parts, record.scales(sum_up)))
             primitives.all_gather(call(target, lengths), parts, mine)
             primitives.broadcast(call(told, [n]), 1)
-            primitives.all_to_all(call(x, [n] * channel.world), call(gathered, [n] * channel.world))
+            primitives.all_to_all(call(x, [n] * channel.world), call(gathered, [n] * channel.world), even=True)
             row.copy_(rows_reduce_scatter(rows, exchange, x, Reduction(divide=3.0)))
             rows_all_gather(rows, exchange, row, gathered)
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import narrowcast as nc
-from narrowcast.parallel.expert import all_to_all
+from narrowcast.parallel.expert import Routes, all_to_all
 from narrowcast.parallel.pipeline import Boundary
 from narrowcast.parallel.wires import Wires
 from narrowcast.simulate import World
@@ -124,6 +125,12 @@ def activations(rank: int, world: int) -> Iterator[Check]:
             yield f"{name}, {megabytes} MB: bf16 {theirs:.2f} ms, {SPEC} {own:.2f} ms, {theirs / own:.2f}x", good
 
 
+def uneven_counts(rows: int, rank: int, world: int) -> list[int]:
+    """Of rows to each rank: some a half more than others."""
+    share = rows // (2 * world)
+    return [share + share * ((rank + peer) % 3) // 2 for peer in range(world)]
+
+
 Way = tuple[str, Callable[[], object], Callable[[], object]]
 
 
@@ -131,11 +138,28 @@ def ways(x: Tensor, rank: int, world: int) -> Iterator[Way]:
     """What travels, the backend's own call, and ours."""
     y, flat = torch.empty_like(x), x.flatten()
     yield "tensor parallel, all_reduce", lambda: dist.all_reduce(x.clone()), lambda: nc.all_reduce(flat.clone(), SPEC)
-    if len(x) % world == 0:
-        wires, equal = Wires(SPEC), [len(x) // world] * world
-        yield "experts", lambda: dist.all_to_all_single(y, x), lambda: all_to_all(x, wires, equal, equal)
+    wires = Wires(SPEC)
+    for how, leaving in (("even", [len(x) // world] * world), ("uneven", uneven_counts(len(x), rank, world))):
+        routes = Routes.exchange(leaving, device=DEVICE)
+        there = torch.empty(sum(routes.arriving), x.shape[1], device=DEVICE, dtype=x.dtype)
+        mine = x[: sum(leaving)]
+
+        def plain(routes: Routes = routes, there: Tensor = there, mine: Tensor = mine) -> None:
+            dist.all_to_all_single(there, mine, list(routes.arriving), list(routes.leaving))
+
+        yield f"experts, {how} rows", plain, partial(all_to_all, mine, wires, routes)
+
+        def with_counts(leaving: list[int] = leaving, mine: Tensor = mine) -> None:
+            """As a layer of experts does, whose counts are known on the device and needed on the host."""
+            counts = torch.tensor(leaving, device=DEVICE)
+            arriving = torch.empty_like(counts)
+            dist.all_to_all_single(arriving, counts)
+            rows = arriving.tolist()
+            dist.all_to_all_single(mine.new_empty(sum(rows), mine.shape[1]), mine, rows, leaving)
+
+        yield f"experts, {how} rows and their counts", with_counts, partial(all_to_all, mine, wires, leaving)
     boundary = Boundary(x.shape, SPEC, number=x.numel(), dtype=x.dtype)
-    there = torch.empty(boundary.words, device=DEVICE)
+    envelope = torch.empty(boundary.words, device=DEVICE)
 
     def passed_on(leaving: Tensor | None, arriving: Tensor) -> None:
         """From each even rank to the next."""
@@ -145,9 +169,9 @@ def ways(x: Tensor, rank: int, world: int) -> Iterator[Way]:
             dist.recv(arriving, rank - 1)
 
     def sealed() -> None:
-        passed_on(boundary.seal(x) if rank % 2 == 0 else None, there)
+        passed_on(boundary.seal(x) if rank % 2 == 0 else None, envelope)
         if rank % 2:
-            boundary.open(there)
+            boundary.open(envelope)
 
     yield "pipeline", lambda: passed_on(x, y), sealed
 

@@ -6,7 +6,7 @@ group's channel, and that runs it when it is the call's turn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -183,8 +183,13 @@ def all_to_all(
     input_split_sizes: Sequence[int] | None = None,
     step: Step | None = None,
     seed: int = 0,
+    agreed: Mapping[str, object] | None = None,
 ) -> Work | None:
-    """Part p of our input goes to rank p, each encoded by itself; parts may differ in size (lists, or split sizes)."""
+    """Part p of our input goes to rank p, each encoded by itself; parts may differ in size (lists, or split sizes).
+
+    agreed: for callers whose ranks have told each other their split sizes, what those have in common; ranks compare
+    this once, and not the sizes in every call.
+    """
     codec, channel = checks.plain_codec("all_to_all", spec), channel_of(group)
     target, source = Flat(checks.outputs("all_to_all", output, input)), Flat(checks.inputs("all_to_all", input))
     world, split_sizes = channel.world, checks.split_sizes
@@ -196,9 +201,10 @@ def all_to_all(
     equal = output_split_sizes is None is input_split_sizes and isinstance(output, Tensor) and isinstance(input, Tensor)
     if equal:
         checks.expect("all_to_all", target, source.numel)
-    signature = signature_of("all_to_all", codec, source.numel if equal else None, source.dtype)
-    run = partial(_run_all_to_all, target, source, codec, arriving, leaving, noise, equal)
-    waits = not equal or source.host_waits(codec)
+    known = equal or agreed is not None
+    signature = signature_of("all_to_all", codec, source.numel if equal else None, source.dtype, **(agreed or {}))
+    run = partial(_run_all_to_all, target, source, codec, arriving, leaving, noise, known, equal)
+    waits = not known or source.host_waits(codec)
     return _outcome(channel.submit(signature, run, [*target.memory, *source.memory], waits=waits), async_op)
 
 
@@ -209,14 +215,15 @@ def _run_all_to_all(
     arriving: list[int],
     leaving: list[int],
     noise: Noise,
-    equal: bool,
+    known: bool,
+    even: bool,
     exchange: Exchange,
 ) -> None:
     sending = Call(source.x, codec, exchange, leaving, noise=noise)
     receiving = Call(target.x, codec, exchange, arriving, noise=noise)
-    if not equal:
+    if not known:
         primitives.agree_on_sizes(sending, receiving)
-    primitives.all_to_all(sending, receiving)
+    primitives.all_to_all(sending, receiving, even)
     target.write_back()
 
 
@@ -305,8 +312,15 @@ def isend(
 
 
 def _send_from_host(
-    transport: Transport, peer: int, stream: DeviceStream, wire: Tensor, copied: torch.cuda.Event | None, tag: int
+    transport: Transport,
+    peer: int,
+    stream: DeviceStream,
+    wire: Tensor,
+    copied: torch.cuda.Event | None,
+    announce: Callable[[int], None],
+    tag: int,
 ) -> None:
+    announce(0)
     stream.synchronize(copied)
     transport.isend(wire, peer, tag).wait()
 
@@ -334,8 +348,8 @@ def irecv(
         take = partial(_receive_on_host, channel.transport, peer, stream, size)
     scope, inference = StreamScope(stream, flat.memory), torch.is_inference_mode_enabled()
 
-    def accept(tag: int) -> None:
-        wire = take(tag)
+    def accept(number: int, tag: int) -> None:
+        wire = take(number, tag)
         with torch.inference_mode(inference), scope.on_side_stream():
             coder.decode(wire.to(stream.device, non_blocking=True), (0, flat.numel), flat.x)
             flat.write_back()
@@ -344,7 +358,7 @@ def irecv(
     return channel.lines.start(("recv", peer, tag), run, Work(scope))
 
 
-def _receive_on_host(transport: Transport, peer: int, stream: DeviceStream, nbytes: int, tag: int) -> Tensor:
+def _receive_on_host(transport: Transport, peer: int, stream: DeviceStream, nbytes: int, _: int, tag: int) -> Tensor:
     wire = stream.pinned(nbytes)
     transport.irecv(wire, peer, tag).wait()
     return wire

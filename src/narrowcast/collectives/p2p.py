@@ -22,6 +22,8 @@ from narrowcast.kernels import Noise
 POINT_TAGS = 1 << 30
 """Tags of point-to-point messages, apart from those of collectives."""
 MAX_TAG = 1 << 28
+NONE_COMES = -1
+"""In place of a message's number: the two ranks disagree."""
 
 
 def header(coder: Coder) -> Tensor:
@@ -36,7 +38,7 @@ def check_tag(tag: int) -> None:
 
 
 def _tags(tag: int) -> tuple[int, int, int]:
-    """For the sender's header, the receiver's, and the bytes."""
+    """For the receiver's header, the sender's, and the bytes."""
     first = POINT_TAGS + 4 * tag
     return first, first + 1, first + 2
 
@@ -49,33 +51,42 @@ def encode_message(coder: Coder, x: Tensor, noise: Noise) -> Tensor:
     return wire
 
 
-def send(transport: Transport, coder: Coder, peer: int, tag: int, deliver: Callable[[int], object]) -> int:
-    """Our header there, the receiver's back; where they are equal, `deliver` sends the bytes with the tag that it gets.
-    Returns how many were sent.
+Deliver = Callable[[Callable[[int], None], int], object]
+"""Sends the bytes: it gets what announces the message by its number, and the tag of the bytes."""
+
+
+def send(transport: Transport, coder: Coder, peer: int, tag: int, deliver: Deliver) -> int:
+    """The receiver's header comes when it wants the message, ours goes back with the number that `deliver` gives it,
+    ahead of the bytes; where they differ, both raise. Returns how many bytes were sent.
     """
     ask, answer, data = _tags(tag)
     mine = header(coder)
     theirs = torch.empty_like(mine)
-    reply = transport.irecv(theirs, peer, answer)
-    transport.isend(mine, peer, ask).wait()
-    reply.wait()
+
+    def announce(number: int) -> None:
+        transport.isend(torch.cat([mine, torch.tensor([number]).view(torch.uint8)]), peer, answer).wait()
+
+    transport.irecv(theirs, peer, ask).wait()
+    size, agreed = coder.nbytes((0, coder.numel)), torch.equal(mine, theirs)
+    if agreed and size:
+        deliver(announce, data)
+    else:
+        announce(NONE_COMES)
     _compare("send", f"rank {peer} expects", mine, theirs, coder)
-    size = coder.nbytes((0, coder.numel))
-    if size:
-        deliver(data)
     return mine.numel() + size
 
 
-def receive(transport: Transport, coder: Coder, peer: int, tag: int, accept: Callable[[int], object]) -> int:
-    """The same from the other side: `accept` receives the bytes."""
+def receive(transport: Transport, coder: Coder, peer: int, tag: int, accept: Callable[[int, int], object]) -> int:
+    """The same from the other side: `accept` gets the message's number and the tag of its bytes, and receives them."""
     ask, answer, data = _tags(tag)
     mine = header(coder)
-    theirs = torch.empty_like(mine)
-    transport.irecv(theirs, peer, ask).wait()
-    transport.isend(mine, peer, answer).wait()
-    _compare("recv", f"rank {peer} sends", mine, theirs, coder)
+    theirs = torch.empty(mine.numel() + 8, dtype=torch.uint8)
+    reply = transport.irecv(theirs, peer, answer)
+    transport.isend(mine, peer, ask).wait()
+    reply.wait()
+    _compare("recv", f"rank {peer} sends", mine, theirs[:-8], coder)
     if coder.nbytes((0, coder.numel)):
-        accept(data)
+        accept(int(theirs[-8:].clone().view(torch.int64)), data)
     return mine.numel()
 
 
@@ -100,22 +111,19 @@ class DeviceLine:
         self._turn = threading.Condition()
         self._broken = False
 
-    def send(self, wire: Tensor, scope: StreamScope, tag: int) -> None:
+    def send(self, wire: Tensor, scope: StreamScope, announce: Callable[[int], None], tag: int) -> None:
         """After what the scope's caller gave its stream; the host does not wait for the bytes."""
         with self._turn:
-            number = torch.tensor([self._next]).view(torch.uint8)
-            self._next += 1
+            number, self._next = self._next, self._next + 1
             # ahead of the bytes: where the backend connects first, that takes both sides
-            self._transport.isend(number, self._target, tag).wait()
+            announce(number)
             with scope.on_side_stream():
                 self._transport.carry(wire, self._source, self._target).wait()
 
-    def receive(self, nbytes: int, tag: int) -> Tensor:
-        """A wire that is there for the line's stream."""
-        number = torch.empty(1, dtype=torch.int64)
-        self._transport.irecv(number.view(torch.uint8), self._source, tag).wait()
+    def receive(self, nbytes: int, number: int, tag: int) -> Tensor:
+        """The wire of that message, which is there for the line's stream."""
         with self._turn:
-            self._turn.wait_for(lambda: self._broken or self._next == int(number))
+            self._turn.wait_for(lambda: self._broken or self._next == number)
             if self._broken:
                 raise TransportError(f"recv: an earlier message from rank {self._source} failed")
             self._next += 1

@@ -49,10 +49,22 @@ def all_gather(call: Call, parts: Sequence[Range], own: Tensor, scales: Scales =
     return wires.own
 
 
-def all_to_all(sending: Call, receiving: Call) -> None:
-    """Part p of `sending.x` goes to rank p; part p of `receiving.x` comes from rank p. Our own part is encoded, too."""
+def all_to_all(sending: Call, receiving: Call, even: bool = False) -> None:
+    """Part p of `sending.x` goes to rank p; part p of `receiving.x` comes from rank p. Our own part is encoded, too.
+
+    even: all parts of all ranks have one size, and all ranks know it.
+    """
     exchange, in_coder = sending.exchange, receiving.coder
     leaving, arriving = sending.coder.segments, in_coder.segments
+    if even and exchange.by_rows and exchange.world > 1:
+        wires = scatter(exchange, [sending.coder.nbytes(part) for part in leaving], ALL_TO_ALL)
+        if wires.rows is None:
+            raise RuntimeError("internal: wires of one size are no rows")
+        sending.coder.encode_parts(sending.x, leaving, wires.rows, sending.noise_in(0))
+        wires.send_all()
+        in_coder.decode_parts(wires.arrived(), arriving, receiving.x)
+        exchange.finish()
+        return
     incoming = {p: exchange.receive(in_coder.nbytes(arriving[p]), p, ALL_TO_ALL) for p in exchange.others()}
     for peer in [*exchange.others(), exchange.rank]:
         wire = sending.encode(take(sending.x, leaving[peer]), leaving[peer], 0)

@@ -4,90 +4,124 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from narrowcast.collectives import DisagreementError, Work, api
+from narrowcast.collectives import DisagreementError, Work, api, channel_of
 from narrowcast.parallel.tensor import check_activation
-from narrowcast.parallel.wires import Direction, Spec, Turn, Wires, gather_small, remember
+from narrowcast.parallel.wires import Direction, Spec, Turn, Wires, remember
 
 Counts = Sequence[int]
 
 
-def exchanged_counts(leaving: Counts, group: dist.ProcessGroup | None = None) -> list[int]:
-    """How many rows each rank will send us, from how many we send to each: one small exchange of integers."""
-    counts = torch.stack(gather_small(torch.tensor(list(leaving)), group, "counts of rows", ranks=len(leaving)))
-    for rank in (counts < 0).any(dim=1).nonzero().flatten().tolist():
-        raise DisagreementError(
-            f"all_to_all: rank {rank} has counts that are negative or do not fit its rows, so nothing was sent; give "
-            "as many rows there as its counts add up to"
-        )
-    return [int(count) for count in counts[:, dist.get_rank(group)].tolist()]
+class Routes(NamedTuple):
+    """How many rows go from this rank to each, and come from each, where all ranks have told each other."""
+
+    leaving: tuple[int, ...]
+    arriving: tuple[int, ...]
+    even: bool = False
+    """Whether all ranks send equally many to everybody."""
+
+    @classmethod
+    def exchange(
+        cls, leaving: Counts, group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu"
+    ) -> Routes:
+        """From how many rows we send to each: one small exchange of integers. device: whose backend carries them."""
+        return cls.of(_gather(torch.tensor(list(leaving), device=device), group, ranks=len(leaving)), group)
+
+    @classmethod
+    def of(cls, counts_WW: Tensor, group: dist.ProcessGroup | None = None) -> Routes:
+        """From everybody's counts, a row a rank, as every rank has them."""
+        for rank in (counts_WW < 0).any(dim=1).nonzero().flatten().tolist():
+            raise DisagreementError(
+                f"all_to_all: rank {rank} has counts that are negative or do not fit its rows, so nothing was sent; "
+                "give as many rows there as its counts add up to"
+            )
+        own, table = dist.get_rank(group), counts_WW.tolist()
+        even = len({count for row in table for count in row}) == 1
+        return cls(tuple(table[own]), tuple(row[own] for row in table), even)
+
+    def back(self) -> Routes:
+        """The way back."""
+        return Routes(self.arriving, self.leaving, self.even)
 
 
-def all_to_all(x: Tensor, wires: Wires, leaving: Counts, arriving: Counts | None = None) -> Tensor:
+def _gather(mine: Tensor, group: dist.ProcessGroup | None, **alike: object) -> Tensor:
+    """Everyone's counts, one a row, in host memory. alike: what makes their shape, for ranks that disagree."""
+    return torch.stack(channel_of(group).gather(mine, "counts of rows", **alike)).cpu()
+
+
+def all_to_all(x: Tensor, wires: Wires, leaving: Counts | Routes, arriving: Counts | None = None) -> Tensor:
     """Rows of `x` to the other ranks: the first `leaving[0]` to rank 0, and so on; what arrives, in rank order.
 
-    Differentiable: gradients go the other way with the backward spec. arriving: asked from the others where not given.
+    Differentiable: gradients go the other way with the backward spec. arriving: asked from the others where not given;
+    where both are given the ranks compare them in every call, and where they are `Routes` no more.
     """
     check_activation(x)
-    if len(leaving) != wires.world or sum(leaving) != len(x) or min(leaving) < 0:
-        _make_the_others_raise(x, wires, ask=not arriving)
-        raise ValueError(
-            f"all_to_all: leaving={list(leaving)} must be {wires.world} counts that add up to the {len(x)} rows of x"
+    counts = list(leaving.leaving) if isinstance(leaving, Routes) else list(leaving)
+    if len(counts) != wires.world or sum(counts) != len(x) or min(counts) < 0:
+        error = ValueError(
+            f"all_to_all: leaving={counts} must be {wires.world} counts that add up to the {len(x)} rows of x"
         )
-    expected = list(leaving) if wires.world == 1 else list(arriving or exchanged_counts(leaving, wires.group))
-    return _AllToAll.apply(x, wires, list(leaving), expected)
+        _make_the_others_raise(x, wires, error, known=isinstance(leaving, Routes), ask=not arriving)
+        raise error
+    if wires.world == 1:
+        # nothing travels, so nothing is rounded
+        return x.view_as(x)
+    if isinstance(leaving, Routes):
+        return _AllToAll.apply(x, wires, leaving, True)
+    if arriving:
+        return _AllToAll.apply(x, wires, Routes(tuple(counts), tuple(arriving)), False)
+    return _AllToAll.apply(x, wires, Routes.exchange(counts, wires.group, x.device), True)
 
 
-def _make_the_others_raise(x: Tensor, wires: Wires, ask: bool) -> None:
+def _make_the_others_raise(x: Tensor, wires: Wires, error: ValueError, known: bool, ask: bool) -> None:
     """Take part in what the others do next, in a way that no count of theirs fits: they raise and do not wait."""
     if wires.world == 1:
         return
+    if known:
+        # they do not ask: this ends their group
+        channel_of(wires.group).fail(error)
+        return
+    nobody = (0,) * wires.world
     with suppress(DisagreementError):
         if ask:
-            exchanged_counts([-1] * wires.world, wires.group)
+            Routes.exchange([-1] * wires.world, wires.group, x.device)
         else:
-            _exchange(x[:0], wires, Direction.FORWARD, [0] * wires.world, [0] * wires.world)
+            _exchange(x[:0], wires, Direction.FORWARD, Routes(nobody, nobody), known=False)
 
 
 class _AllToAll(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, wires: Wires, leaving: list[int], arriving: list[int]) -> Tensor:
-        ctx.wires, ctx.leaving, ctx.arriving = wires, leaving, arriving
-        return _exchange(x, wires, Direction.FORWARD, leaving, arriving)
+    def forward(ctx: Any, x: Tensor, wires: Wires, routes: Routes, known: bool) -> Tensor:
+        ctx.wires, ctx.routes = wires, routes
+        return _exchange(x, wires, Direction.FORWARD, routes, known)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        back = _exchange(gradients[0], ctx.wires, Direction.BACKWARD, ctx.arriving, ctx.leaving)
-        return back, None, None, None
+        # what fitted on the way there fits on the way back
+        return _exchange(gradients[0], ctx.wires, Direction.BACKWARD, ctx.routes.back(), known=True), None, None, None
 
 
-def _exchange(x: Tensor, wires: Wires, direction: Direction, leaving: list[int], arriving: list[int]) -> Tensor:
-    if wires.world == 1:
-        # nothing travels, so nothing is rounded
-        return x.view_as(x)
+def _exchange(x: Tensor, wires: Wires, direction: Direction, routes: Routes, known: bool) -> Tensor:
+    """known: all ranks know that their counts fit; else they compare them."""
     source = x.detach().contiguous()
-    received = source.new_empty(sum(arriving), *source.shape[1:])
+    received = source.new_empty(sum(routes.arriving), *source.shape[1:])
     width = source.shape[1:].numel()
+    splits: dict[str, Any] = {}
+    if not (known and routes.even):
+        splits["output_split_sizes"] = [width * rows for rows in routes.arriving]
+        splits["input_split_sizes"] = [width * rows for rows in routes.leaving]
+        splits["agreed"] = {"width of a row": width} if known else None
 
     def call(turn: Turn) -> Work | None:
-        return api.all_to_all(
-            received.view(-1),
-            source.view(-1),
-            turn.codec,
-            wires.group,
-            async_op=True,
-            output_split_sizes=[width * rows for rows in arriving],
-            input_split_sizes=[width * rows for rows in leaving],
-            step=turn.step,
-            seed=turn.seed,
-        )
+        options = {"async_op": True, "step": turn.step, "seed": turn.seed, **splits}
+        return api.all_to_all(received.view(-1), source.view(-1), turn.codec, wires.group, **options)
 
-    away = (source.numel() - leaving[wires.rank] * width) * source.element_size()
+    away = (source.numel() - routes.leaving[wires.rank] * width) * source.element_size()
     wires.run(direction, call, source.numel(), away)
     return received
 
@@ -137,16 +171,11 @@ class MoE(nn.Module):
         """Rows, sorted by the number of their expert, to the experts and back in the same order."""
         world, own = self.out.world, len(self.experts)
         leaving_WE = torch.bincount(numbers, minlength=world * own).view(world, own)
-        arriving_WE = self._arriving_counts(leaving_WE)
-        leaving, arriving = leaving_WE.sum(1).tolist(), arriving_WE.sum(1).tolist()
-        arrived = all_to_all(rows, self.out, leaving, arriving)
-        return all_to_all(self._compute(arrived, arriving_WE), self.back, arriving, leaving)
-
-    def _arriving_counts(self, leaving_WE: Tensor) -> Tensor:
-        if self.out.world == 1:
-            return leaving_WE
-        counts = gather_small(leaving_WE.cpu(), self.out.group, "counts of tokens", experts=len(self.experts))
-        return torch.stack(counts)[:, self.out.rank].to(leaving_WE.device)
+        counts_WWE = leaving_WE.cpu()[None] if world == 1 else _gather(leaving_WE, self.out.group, experts=own)
+        routes = Routes.of(counts_WWE.sum(2), self.out.group)
+        arrived = all_to_all(rows, self.out, routes)
+        arriving_WE = counts_WWE[:, self.out.rank].to(rows.device)
+        return all_to_all(self._compute(arrived, arriving_WE), self.back, routes.back())
 
     def _compute(self, arrived: Tensor, arriving_WE: Tensor) -> Tensor:
         """Each expert on its rows from all ranks; the rows keep their places."""

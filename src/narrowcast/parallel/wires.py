@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from narrowcast.codecs import Codec, refuse_differences, refuse_low_rank
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives import Work, channel_of
+from narrowcast.collectives import Work
 from narrowcast.parallel.seeds import key_of, made_before, seed_of
 
 Spec = str | Codec
@@ -173,14 +172,6 @@ class Wires(Route):
 def _key(group: dist.ProcessGroup, seed: int) -> str:
     key = key_of("wires", seed, group)
     return f"{key} {made_before(key)}"
-
-
-def gather_small(mine: Tensor, group: dist.ProcessGroup | None, what: str, **alike: object) -> list[Tensor]:
-    """Everyone's small tensor on the CPU, by rank, as it is. alike: what makes its shape, for ranks that disagree."""
-    channel, tensors = channel_of(group), list[Tensor]()
-    signature = {"call": what, "dtype": str(mine.dtype), "shape": list(mine.shape), **alike}
-    channel.submit(signature, lambda exchange: tensors.extend(exchange.gather(mine, 0))).wait()
-    return tensors
 
 
 _ATTRIBUTE = "_narrowcast_routes"

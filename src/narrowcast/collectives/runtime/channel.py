@@ -171,11 +171,13 @@ class Channel:
         _WATCHDOG.start()
         self._threads = threads  # not before all run: nobody would read the queue
 
-    def gather(self, mine: Tensor, call: str = "gather") -> list[Tensor]:
-        """Everyone's small tensor, by rank: same type and size everywhere. call: what it is in errors."""
+    def gather(self, mine: Tensor, call: str = "gather", **alike: object) -> list[Tensor]:
+        """Everyone's small tensor, by rank: same type and size everywhere. call: what it is in errors. alike: what else
+        ranks must have in common.
+        """
         everyones: list[Tensor] = []
-        signature = {"call": call, "numel": mine.numel(), "dtype": str(mine.dtype)}
-        self.submit(signature, lambda exchange: everyones.extend(exchange.gather(mine, 0)), [mine]).wait()
+        signature = {"call": call, "numel": mine.numel(), "dtype": str(mine.dtype), **alike}
+        self.submit(signature, lambda exchange: everyones.extend(exchange.gather(mine, 0)), [mine], waits=False).wait()
         return everyones
 
     def fail(self, error: BaseException) -> None:
