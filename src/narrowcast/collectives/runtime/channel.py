@@ -172,9 +172,7 @@ class Channel:
         self._threads = threads  # not before all run: nobody would read the queue
 
     def gather(self, mine: Tensor, call: str = "gather", **alike: object) -> list[Tensor]:
-        """Everyone's small tensor, by rank: same type and size everywhere. call: what it is in errors. alike: what else
-        ranks must have in common.
-        """
+        """Everyone's small tensor, by rank. call: what it is in errors. alike: what makes its size."""
         everyones: list[Tensor] = []
         signature = {"call": call, "numel": mine.numel(), "dtype": str(mine.dtype), **alike}
         self.submit(signature, lambda exchange: everyones.extend(exchange.gather(mine, 0)), [mine], waits=False).wait()
