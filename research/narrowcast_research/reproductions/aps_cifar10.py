@@ -261,9 +261,8 @@ class ApsCifar10(Reproduction):
                 gone = f"{len(lost[row.name])} of {len(accuracy[row.name])}" if row.name in lost else ""
                 known = f"{paper[row.name]:g}" if row.name in paper else ""
                 rows.append([row.name, row.spec, known, spread(accuracy[row.name]), gone])
-        epochs = (
-            "" if (given := options.chosen("epochs", AS_PAPER)) == AS_PAPER or options.quick else f", {given} epochs"
-        )
+        given = AS_PAPER if options.quick else options.chosen("epochs", AS_PAPER)
+        epochs = "" if given == AS_PAPER else f", {given} epochs"
         title = f"{self.title}: {model}, {WORKERS} workers{epochs}"
         columns = ("precision", "wire", "paper, %", "here, %", "runs that lost their numbers")
         return Report(title, columns, rows, _claims(accuracy, model))
