@@ -78,6 +78,60 @@ def resnet18(classes: int = 10, width: int = 64) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
 
 
+def vgg19(classes: int = 1000, width: int = 64, side: int = 224) -> nn.Module:
+    """Simonyan and Zisserman's configuration E, without dropout (143.7 million parameters)."""
+    layers: list[nn.Module] = []
+    before = 3
+    for doubled, count in ((1, 2), (2, 2), (4, 4), (8, 4), (8, 4)):
+        for _ in range(count):
+            layers += [nn.Conv2d(before, doubled * width, 3, padding=1), nn.ReLU(inplace=True)]
+            before = doubled * width
+        layers.append(nn.MaxPool2d(2))
+    flat, hidden = before * (side // 32) ** 2, 64 * width
+    return nn.Sequential(*layers, nn.Flatten(), linear_layers((flat, hidden, hidden, classes)))
+
+
+class _Bottleneck(nn.Module):
+    """ResNet's block of three convolutions, with the stride in the middle one."""
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        narrow, wide = _conv(before, width, kernel=1), _conv(width, 4 * width, kernel=1)
+        self.inner = nn.Sequential(
+            *narrow, nn.ReLU(inplace=True), *_conv(width, width, stride=stride), nn.ReLU(inplace=True), *wide
+        )
+        same = before == 4 * width
+        self.short = nn.Identity() if same else nn.Sequential(*_conv(before, 4 * width, stride=stride, kernel=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.inner(x) + self.short(x))
+
+
+def resnet50(classes: int = 1000, width: int = 64) -> nn.Module:
+    """He et al.'s network of 50 layers for 224 x 224 pictures (25.6 million parameters)."""
+    layers: list[nn.Module] = [*_conv(3, width, stride=2, kernel=7), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    before = width
+    for stage, count in enumerate((3, 4, 6, 3)):
+        for number in range(count):
+            layers.append(_Bottleneck(before, width << stage, 2 if stage and not number else 1))
+            before = 4 * (width << stage)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
+
+
+class _SpeechLstm(nn.Module):
+    def __init__(self, inputs: int, width: int, outputs: int) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(inputs, width, 2, batch_first=True), nn.Linear(width, outputs)
+
+    def forward(self, x_BLF: Tensor) -> Tensor:
+        return self.head(self.lstm(x_BLF)[0])
+
+
+def speech_lstm(inputs: int = 120, width: int = 1024, outputs: int = 132) -> nn.Module:
+    """Two layers of 1024 cells that label frames of speech (13.2 million parameters)."""
+    return _SpeechLstm(inputs, width, outputs)
+
+
 def small_cnn(classes: int = 10, channels: int = 1, side: int = 28, width: int = 16) -> nn.Module:
     """Two convolutions and a linear layer, for what must train in seconds."""
     after = side // 4

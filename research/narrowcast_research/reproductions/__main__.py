@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from narrowcast_research import reproductions
-from narrowcast_research.reproductions.base import Options
-from narrowcast_research.reproductions.engine import reproduce
+from narrowcast_research.reproductions.base import CHOICES, Options
+from narrowcast_research.reproductions.engine import share
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -23,17 +23,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--root", type=Path)
     parser.add_argument("--out", type=Path, default=Path("runs"))
     parser.add_argument("--json", metavar="FILE")
-    for key in ("model", "rows", "epochs"):
+    parser.add_argument("--jobs", type=int, default=1, help="so many processes share the cells")
+    for key in CHOICES:
         parser.add_argument(f"--{key}")
     given = parser.parse_args(arguments)
-    choose = {key: value for key in ("model", "rows", "epochs") if (value := getattr(given, key)) is not None}
+    choose = {key: value for key in CHOICES if (value := getattr(given, key)) is not None}
     options = Options(given.quick, given.device, given.seeds, given.budget, given.root, given.out, choose)
 
     def show(finished: int, total: int, cell: dict[str, object]) -> None:
         sys.stderr.write(f"{finished} of {total} finished; next: {', '.join(map(str, cell.values()))}\n")
         sys.stderr.flush()
 
-    report = reproduce(reproductions.named(given.name), options, show)
+    report = share(reproductions.named(given.name), options, given.jobs, show)
     if given.json:
         Path(given.json).write_text(json.dumps(report.as_dict(), indent=1) + "\n")
     sys.stdout.write(report.text() + "\n")

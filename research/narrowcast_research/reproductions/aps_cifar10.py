@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -73,6 +73,9 @@ ROWS = (
     Row("(3,0) bare, saturating", "e3m0@1", core=False),
 )
 QUICK = ("(8,23) float32", "(4,3) APS", "(3,0) APS", "(3,0) bare")
+FEW = ("(8,23) float32", "(4,3) APS", "(4,3) bare", "(3,0) APS", "(3,0) bare")
+"""Those that tell most, where time is short."""
+AS_PAPER = "paper"
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,13 @@ class Recipe:
     nesterov: bool = False
     lars: float = 0.0
     augment: Callable[[Tensor, torch.Generator], Tensor] = crop_flip
+    half_products: bool = False
+    """Products in bfloat16 (autocast); weights, gradients, sums of workers and updates stay float32."""
+
+    def shortened(self, epochs: int) -> Recipe:
+        """The same peak, reached after 5/24 of the epochs, then a straight line to zero, as DavidNet has it."""
+        peak = max(self.rate(epoch) for epoch in range(self.epochs))
+        return replace(self, epochs=epochs, rate=partial(_triangle, epochs=epochs, peak=peak, first=self.rate(0)))
 
 
 def _between(epoch: float, points: Iterable[tuple[float, float]]) -> float:
@@ -102,8 +112,8 @@ def _between(epoch: float, points: Iterable[tuple[float, float]]) -> float:
     return listed[-1][1]
 
 
-def _davidnet_rate(epoch: float, epochs: int = 24) -> float:
-    return _between(epoch, [(0, 0.0), (5 * epochs / 24, 0.4), (epochs, 0.0)])
+def _triangle(epoch: float, epochs: int = 24, peak: float = 0.4, first: float = 0.0) -> float:
+    return _between(epoch, [(0, first), (5 * epochs / 24, peak), (epochs, 0.0)])
 
 
 def _resnet_rate(epoch: float) -> float:
@@ -116,7 +126,7 @@ RECIPES = {
         models.davidnet,
         4096,
         24,
-        _davidnet_rate,
+        _triangle,
         5e-4,
         {
             "(8,23) float32": 88.2,
@@ -167,7 +177,7 @@ SMALL = Recipe(
     partial(models.small_cnn, channels=3, side=8),
     128,
     5,
-    lambda epoch: _davidnet_rate(epoch, epochs=5) / 2,
+    partial(_triangle, epochs=5, peak=0.2),
     5e-4,
     {},
     summed=True,
@@ -181,7 +191,12 @@ class ApsCifar10(Reproduction):
     name: ClassVar[str] = "aps-cifar10"
     title: ClassVar[str] = "Auto Precision Scaling on CIFAR-10 (Han et al., Tables 4 and 5)"
     needs: ClassVar[str] = "cifar10"
-    choices: ClassVar[dict[str, tuple[str, ...]]] = {"model": tuple(RECIPES), "rows": ("core", "all")}
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {
+        "model": tuple(RECIPES),
+        "rows": ("core", "few", "all"),
+        "epochs": (AS_PAPER, "6", "12", "24", "48"),
+        "products": ("float32", "bf16"),
+    }
 
     def cells(self, options: Options) -> list[Cell]:
         """Seed by seed, so that a short budget gives whole tables."""
@@ -189,9 +204,13 @@ class ApsCifar10(Reproduction):
         if options.quick:
             return [{"model": "small", "row": name, "seed": 0} for name in QUICK]
         core = [row.name for row in ROWS if row.core]
+        if options.chosen("rows", "core") == "few":
+            core = [row for row in FEW if row in RECIPES[model].paper]
         more = [row.name for row in ROWS if not row.core] if options.chosen("rows", "core") == "all" else []
+        given = {key: options.chosen(key, self.choices[key][0]) for key in ("epochs", "products")}
+        changed = {key: value for key, value in given.items() if value != self.choices[key][0]}
         return [
-            {"model": model, "row": row, "seed": seed}
+            {"model": model, "row": row, "seed": seed, **changed}
             for rows in (core, more)
             for seed in range(options.seeds)
             for row in rows
@@ -199,11 +218,13 @@ class ApsCifar10(Reproduction):
 
     def run(self, cell: Cell, options: Options, work: Work) -> Result | None:
         row = next(row for row in ROWS if row.name == cell["row"])
-        recipe = SMALL if options.quick else RECIPES[cell["model"]]
+        recipe = SMALL if options.quick else _recipe(cell)
         data = pictures("cifar10", options, channels=3)
         model = seeded(recipe.make, cell["seed"])
         # convolutions on tensor cores want channels last
         model = model.to(options.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if recipe.half_products:
+            model.forward = torch.autocast(torch.device(options.device).type, torch.bfloat16)(model.forward)
         per_epoch = len(data.x_train) // recipe.batch
         lost, share = _Lost(), WORKERS if row.divided else 1
         run = train(
@@ -240,9 +261,16 @@ class ApsCifar10(Reproduction):
                 gone = f"{len(lost[row.name])} of {len(accuracy[row.name])}" if row.name in lost else ""
                 known = f"{paper[row.name]:g}" if row.name in paper else ""
                 rows.append([row.name, row.spec, known, spread(accuracy[row.name]), gone])
-        title = f"{self.title}: {model}, {WORKERS} workers"
+        given = AS_PAPER if options.quick else options.chosen("epochs", AS_PAPER)
+        epochs = "" if given == AS_PAPER else f", {given} epochs"
+        title = f"{self.title}: {model}, {WORKERS} workers{epochs}"
         columns = ("precision", "wire", "paper, %", "here, %", "runs that lost their numbers")
         return Report(title, columns, rows, _claims(accuracy, model))
+
+
+def _recipe(cell: Cell) -> Recipe:
+    recipe = replace(RECIPES[cell["model"]], half_products=cell.get("products") == "bf16")
+    return recipe.shortened(int(cell["epochs"])) if "epochs" in cell else recipe
 
 
 def _claims(accuracy: dict[Any, list[float]], model: str) -> list[Claim]:
@@ -284,7 +312,7 @@ def _policy(row: Row, model: nn.Module, steps: int) -> object:
 
 
 def _loss(scores: Tensor, labels: Tensor, summed: bool, share: int) -> Tensor:
-    return F.cross_entropy(scores, labels, reduction="sum" if summed else "mean") / share
+    return F.cross_entropy(scores.float(), labels, reduction="sum" if summed else "mean") / share
 
 
 def _examples(recipe: Recipe) -> int:

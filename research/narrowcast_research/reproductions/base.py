@@ -15,6 +15,10 @@ Cell = dict[str, Any]
 Result = dict[str, Any]
 
 
+CHOICES = ("model", "rows", "epochs", "products")
+"""What some reproductions let a user choose; each says which, and what they may be."""
+
+
 @dataclass(frozen=True)
 class Options:
     """What a user may choose."""
@@ -29,11 +33,17 @@ class Options:
     out: Path = Path("runs")
     """Where finished cells and checkpoints are kept."""
     choose: Mapping[str, Any] = field(default_factory=dict)
-    """Options of one reproduction alone, such as `model`."""
+    """Options of one reproduction alone, such as `model`; those of all are CHOICES."""
 
     def chosen(self, key: str, otherwise: Any) -> Any:
         found = self.choose.get(key)
         return otherwise if found is None else found
+
+    def as_arguments(self) -> list[str]:
+        """For `python -m narrowcast_research.reproductions NAME`."""
+        given = {"device": self.device, "seeds": self.seeds, "budget": self.budget, "root": self.root, "out": self.out}
+        listed = [f"--{key}={value}" for key, value in (given | dict(self.choose)).items() if value is not None]
+        return [*listed, *(["--quick"] if self.quick else [])]
 
 
 @dataclass
@@ -110,6 +120,10 @@ class Reproduction(abc.ABC):
     """The data set of a full run; quick ones take the digits that come with narrowcast."""
     choices: ClassVar[Mapping[str, Sequence[str]]] = {}
     """Options of its own, and what each may be; the first is the default."""
+
+    def data_of(self, options: Options) -> str:
+        """The data set that these options ask for."""
+        return self.needs
 
     @abc.abstractmethod
     def cells(self, options: Options) -> list[Cell]:

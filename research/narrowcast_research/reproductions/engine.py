@@ -7,15 +7,19 @@ import hashlib
 import json
 import platform
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from narrowcast import data
 from narrowcast_research.reproductions.base import Cell, Clock, Options, Report, Reproduction, Result, Work
 
 Told = Callable[[int, int, Cell], None]
@@ -49,6 +53,24 @@ def reproduce(reproduction: Reproduction, options: Options, told: Told | None = 
     return Report(
         report.title, report.columns, report.rows, report.claims, notes, facts, missing=len(cells) - len(found)
     )
+
+
+def share(reproduction: Reproduction, options: Options, jobs: int, told: Told | None = None) -> Report:
+    """As `reproduce`, by so many processes that share the cells: small networks leave a GPU idle."""
+    if jobs == 1:
+        return reproduce(reproduction, options, told)
+    if not options.quick:
+        data.load(reproduction.data_of(options), options.root)  # said at once where it is missing, and unpacked once
+    command = [sys.executable, "-m", __package__, reproduction.name, *options.as_arguments()]
+    started = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(jobs)]
+    try:
+        failed = [process.pid for process in started if process.wait()]
+    finally:
+        for process in started:
+            process.terminate()
+    if failed:
+        raise RuntimeError(f"simulate --jobs: {len(failed)} of {jobs} processes failed; what they said stands above")
+    return reproduce(reproduction, replace(options, budget=0.0))
 
 
 class Store:
@@ -118,7 +140,8 @@ class Store:
         return list(counts) if len(counts) == 1 else [f"{number} cells: {where}" for where, number in counts.items()]
 
     def add(self, cell: Cell, result: Result) -> None:
-        line = json.dumps({"key": self.key(cell), "cell": cell, "result": result, "where": machine(self._device)})
+        where = machine(self._device, cell.get("products"))
+        line = json.dumps({"key": self.key(cell), "cell": cell, "result": result, "where": where})
         self._take(line)
         with self.path.open("a") as file:
             file.write(line + "\n")
@@ -126,14 +149,14 @@ class Store:
             left.unlink(missing_ok=True)
 
 
-def machine(device: str) -> str:
-    """What a cell is run on; float32 products are not float32 everywhere."""
-    where, products = f"{platform.machine()} processor", "float32"
+def machine(device: str, products: str | None = None) -> str:
+    """What a cell is run on; float32 products are not float32 everywhere. products: those that the cell asks for."""
+    where, chosen = f"{platform.machine()} processor", products or "float32"
     if torch.device(device).type == "cuda":
         where = torch.cuda.get_device_name()
-        if torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32:
-            products = "TF32 (10-bit mantissas, float32 sums)"
-    return f"torch {torch.__version__} on {where}, products in {products}, {date.today().isoformat()}"
+        if products is None and torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32:
+            chosen = "TF32 (10-bit mantissas, float32 sums)"
+    return f"torch {torch.__version__} on {where}, products in {chosen}, {date.today().isoformat()}"
 
 
 @contextmanager

@@ -62,14 +62,18 @@ def exchange_run(
     batch: int = 128,
     workers: int = 4,
     data: str = "mnist",
+    channels: int | None = None,
+    make: Callable[[Dataset, Options, int], nn.Module] | None = None,
     rate: float = 0.1,
     world: World | None = None,
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
     **more: Any,
 ) -> Result | None:
-    """Train a perceptron whose gradients travel by the policy that `spec(model, steps in an epoch)` makes."""
-    found = pictures(data, options)
-    model = perceptron(found, options, seed)
+    """Train a perceptron, or what `make` makes, with the policy for gradients of `spec(model, steps in an epoch)`."""
+    found = pictures(data, options, channels=channels)
+    model = (make or perceptron)(found, options, seed)
+    if found.x_train.is_cuda:  # convolutions on tensor cores want channels last
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     bits = Bits()
     run = train(
         model,

@@ -28,6 +28,8 @@ SHIPPED, SHIPPED_NCCL = (Path(__file__).with_name("data") / name for name in ("l
 HOSTS, RATES = (2, 4), ("100mbit", "1gbit", "10gbit")
 WIRES = ("fp32", "bf16", "int8/256", "int4/128")
 GPU_WIRES = ("fp32", "int8/256", "int4/128", "bf16-hook", "int4/128+ef", "bf16+rank4+ef", "bf16")
+EDBT18_WIRES = ("fp32", "bf16-hook", "qsgd8/512", "qsgd4/512", "qsgd2/128", "onebit/64+ef")
+"""32, 16, 8, 4, 2 and 1 bit, as in the study of that name; 16 bits by the backend's own sum."""
 ROUNDS = {"100mbit": 5, "1gbit": 9, "10gbit": 15}
 PROBE_SECONDS, PROBE_LIMIT, TRAIN_LIMIT = 40, 300.0, 900.0
 """What the tables may take about; and when a job in the lab is ended."""
@@ -89,12 +91,20 @@ def measure(folder: Path, places: Sequence[Place], wires: Sequence[str] = (), gp
     if others := {row.get("backend", GLOO) for row in read(folder)} - {backend}:
         raise ValueError(f"{folder}: has runs over {others.pop()}; give another folder for those over {backend}")
     folder.mkdir(parents=True, exist_ok=True)
+    labs: dict[tuple[int, str], list[Place]] = {}
     for place in missing(folder, places):
-        with Lab(place.hosts, place.rate, gpu=gpu) as lab:
-            if not cluster_path(folder, place).exists():
-                probe_lab(lab, place, backend, wires, folder)
-            train(lab, place, backend, wires, folder)
-        yield place
+        labs.setdefault((place.hosts, place.rate), []).append(place)
+    for (hosts, rate), inside in labs.items():
+        with Lab(hosts, rate_of(rate), gpu=gpu) as lab:
+            if not cluster_path(folder, inside[0]).exists():
+                probe_lab(lab, inside[0], backend, wires, folder)
+            train(lab, inside, backend, wires, folder)
+        yield from inside
+
+
+def rate_of(words: str) -> str | None:
+    """Of a lab: "none" has none."""
+    return None if words == "none" else words
 
 
 def _python(module: str, *words: object) -> list[str]:
@@ -115,13 +125,30 @@ def probe_lab(
     _run(lab, words, limit, lambda part: path.write_text(part["cluster"]))
 
 
-def train(lab: Lab, place: Place, backend: str, wires: Sequence[str], folder: Path, limit: float = TRAIN_LIMIT) -> None:
-    """Append the place's row; what is measured so far is in the file PART until all is."""
-    words = _python(lab_worker.__name__, backend, place.model, ROUNDS.get(place.rate, 7), *wires)
-    where = {"hosts": place.hosts, "rate": place.rate, "backend": backend, "model": place.model}
+def train(
+    lab: Lab,
+    places: Sequence[Place],
+    backend: str,
+    wires: Sequence[str],
+    folder: Path,
+    limit: float = TRAIN_LIMIT,
+    rounds: int = 0,
+) -> None:
+    """Append the rows of one lab's models; what is measured so far of one is in the file PART until all is."""
+    hosts, rate = places[0].hosts, places[0].rate
+    count, models = rounds or ROUNDS.get(rate, 7), ",".join(place.model for place in places)
+    words = _python(lab_worker.__name__, backend, models, count, *wires)
+    where = {"hosts": hosts, "rate": rate, "backend": backend}
     where["date"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    part = folder / PART
-    _run(lab, words, limit, lambda row: part.write_text(json.dumps({**where, **row}) + "\n"))
+    part, under_way = folder / PART, [places[0].model]
+
+    def keep(row: dict[str, Any]) -> None:
+        if row["model"] != under_way[0]:
+            keep_part(folder)
+            under_way[0] = row["model"]
+        part.write_text(json.dumps({**where, **row}) + "\n")
+
+    _run(lab, words, limit, keep)
     keep_part(folder)
 
 

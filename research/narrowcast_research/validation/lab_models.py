@@ -1,4 +1,4 @@
-"""What trains in the lab: small models of matrices, of convolutions and of attention, and a GPT-2 for GPUs."""
+"""What trains in the lab: small models of matrices, of convolutions and of attention, and whole ones for GPUs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from narrowcast.bench import tasks
 from narrowcast.predict import profile
+from narrowcast_research import models
 
 BATCH = 16
 
@@ -52,20 +53,24 @@ class WithLoss(nn.Module):
         return profile.default_loss(self.model(x))
 
 
-def _small(build: Callable[[], nn.Module], shape: str) -> tasks.Task:
-    """shape: as `narrowcast profile --input` takes it."""
+def _task(build: Callable[[], nn.Module], shape: str, size: int = BATCH, bf16: bool = False) -> tasks.Task:
+    """shape: of made data, as `narrowcast profile --input` takes it. size: of a batch."""
 
     def batch(rank: int) -> tasks.Batch:
-        return (profile.example_batch(nn.Identity(), shape, BATCH),)
+        return (profile.example_batch(nn.Identity(), shape, size),)
 
-    return tasks.Task(build.__name__, lambda: WithLoss(build()), batch, partial(torch.optim.SGD, lr=0.0))
+    optimizer = partial(torch.optim.SGD, lr=0.0)
+    return tasks.Task(build.__name__, lambda: WithLoss(build()), batch, optimizer, bf16)
 
 
 MODELS = {
-    "mlp": _small(mlp, "784"),
-    "cnn": _small(cnn, "3x32x32"),
-    "transformer": _small(Transformer, "int:2000:32"),
+    "mlp": _task(mlp, "784"),
+    "cnn": _task(cnn, "3x32x32"),
+    "transformer": _task(Transformer, "int:2000:32"),
     "gpt2": tasks.GPT2,
+    "vgg19": _task(models.vgg19, "3x224x224", 32, bf16=True),
+    "resnet50": _task(models.resnet50, "3x224x224", 32, bf16=True),
+    "lstm": _task(models.speech_lstm, "100x120", 64),
 }
 SMALL = ("mlp", "cnn", "transformer")
 """Those that processors train."""

@@ -1,12 +1,13 @@
-"""One rank of `narrowcast validate --lab`: real DDP steps of one model with each wire in turn; rank 0 prints JSON.
+"""One rank of `narrowcast validate --lab`: real DDP steps of models with each wire in turn; rank 0 prints JSON.
 
-python -m narrowcast_research.validation.lab_worker gloo|nccl MODEL ROUNDS WIRE...
+python -m narrowcast_research.validation.lab_worker gloo|nccl MODEL,MODEL... ROUNDS WIRE...
 fp32 is DDP as it is, without a hook; bf16-hook and powersgd-4 are torch's. After each round there is a line with all
 that was measured so far.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 
@@ -59,7 +60,7 @@ class LabSteps:
         for wire, trainer in self.trainers.items():
             self.seconds[wire].append(until_all_done(trainer.step, DeviceClock(self.device)))
         alone = profiling.mean_over_ranks(self.profiler.result(self.name))
-        return {"profile": model_file.dump(alone), "seconds": self.seconds}
+        return {"model": self.name, "profile": model_file.dump(alone), "seconds": self.seconds}
 
     def _profile(self) -> None:
         dist.barrier()
@@ -71,8 +72,16 @@ class LabSteps:
             trainer.close()
 
 
-def measure(gpu: bool, name: str, rounds: int, wires: list[str]) -> Iterator[dict[str, object]]:
-    steps = LabSteps(name, rank_device(gpu))
+def measure(gpu: bool, names: list[str], rounds: int, wires: list[str]) -> Iterator[dict[str, object]]:
+    for name in names:
+        yield from _measure_one(name, rank_device(gpu), rounds, wires)
+        gc.collect()  # a model's memory is the next one's
+        if gpu:
+            torch.cuda.empty_cache()
+
+
+def _measure_one(name: str, device: torch.device, rounds: int, wires: list[str]) -> Iterator[dict[str, object]]:
+    steps = LabSteps(name, device)
     steps.warm_up()
     for wire in wires:
         steps.join(wire)
@@ -84,4 +93,4 @@ def measure(gpu: bool, name: str, rounds: int, wires: list[str]) -> Iterator[dic
 
 if __name__ == "__main__":
     on_gpu = sys.argv[1] == "nccl"
-    run_rank(lambda: measure(on_gpu, sys.argv[2], int(sys.argv[3]), sys.argv[4:]), on_gpu)
+    run_rank(lambda: measure(on_gpu, sys.argv[2].split(","), int(sys.argv[3]), sys.argv[4:]), on_gpu)
