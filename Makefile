@@ -14,7 +14,7 @@ CMAKE = $$(command -v $(CURDIR)/$(BIN)/cmake || command -v cmake)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help study test lint docs bench validate fuzz sanitize quick test-large test-slow test-extras test-torch law8 native native-aarch64 clean
+.PHONY: help study test lint docs bench validate fuzz sanitize quick test-large test-slow test-extras test-torch law8 native native-aarch64 release clean
 MAKEFLAGS += --no-print-directory
 
 # $(call system,TEST,PACKAGE,CONSEQUENCE): where TEST fails, install the Debian package if that can be done here, and
@@ -54,7 +54,7 @@ lint: $(VENV)/installed $(VENV)/dev  ## ruff and mypy
 
 docs: $(VENV)/installed $(VENV)/dev  ## build the docs site into site/; a broken link is an error
 	@echo "== mkdocs"
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@mkdir -p build && NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict >build/docs.log 2>&1 || { cat build/docs.log; exit 1; }  # --quiet would not count warnings
 
 bench: $(VENV)/installed $(VENV)/bench  ## speed of every codec as a share of copy_, beside its peers
 	@$(BIN)/narrowcast bench codecs
@@ -77,7 +77,7 @@ test-slow: $(VENV)/installed $(VENV)/dev  ## the long forms of tests that have a
 	$(call system,[ "$$(uname -m)" != x86_64 ] || command -v aarch64-linux-gnu-g++,g++-aarch64-linux-gnu,the test that compiles for ARM is skipped)
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m slow $(PYTEST_ARGS)
 
-test-extras: $(VENV)/installed $(VENV)/dev  ## the examples for Lightning, Accelerate and TensorBoard, which it installs
+test-extras: $(VENV)/installed $(VENV)/dev  ## the examples for frameworks, which it installs, and every feature with a wire
 	@$(PIP) -e '.[extras]' -e research
 	@$(BIN)/python -m pytest -q -m extras $(PYTEST_ARGS)
 
@@ -105,6 +105,9 @@ native-aarch64:  ## cross-compile the CPU library for ARM: a check that it build
 	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
 	@$(CMAKE) --build build/aarch64 --parallel $(WORKERS)
 
+release: $(VENV)/installed $(VENV)/release  ## all but the upload: checked wheels, sdists and checksums in dist/ (REHEARSE=1: only warn of what is not ready)
+	@$(BIN)/python tests/release.py $(if $(REHEARSE),--rehearse)
+
 clean:  ## remove what was built; the virtual environment stays (rm -rf .venv)
 	rm -rf build site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f src/narrowcast/kernels/libnarrowcast_cpu.*
@@ -124,7 +127,7 @@ $(VENV)/torch: constraints.txt
 $(VENV)/installed: $(VENV)/torch pyproject.toml research/pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 	$(call system,command -v c++,g++,the package works through its plain reference and is slower)
 	@echo "== narrowcast and narrowcast-research"
-	@$(PIP) -e '.[cli]' -e research numpy  # torch warns at every start where numpy is missing
+	@$(PIP) -e '.[cli]' -e research
 	@rm -f src/narrowcast/kernels/libnarrowcast_cpu.*
 	@touch $@
 
@@ -144,6 +147,11 @@ build/torch-%/installed: constraints-%.txt pyproject.toml research/pyproject.tom
 	@echo "== virtual environment for the $* torch"
 	@rm -rf build/torch-$* && $(PYTHON) -m venv build/torch-$*
 	@build/torch-$*/bin/python -m pip install -qq --disable-pip-version-check -c constraints-$*.txt -e '.[test]' -e research
+	@touch $@
+
+$(VENV)/release: pyproject.toml | $(VENV)/installed
+	@echo "== the tools for a release"
+	@$(PIP) -e '.[release]' -e research
 	@touch $@
 
 $(VENV)/bench: pyproject.toml | $(VENV)/installed

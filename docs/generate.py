@@ -1,4 +1,5 @@
-"""Write the tables of formats, codecs, algorithms and results; `--check` says whether docs/ has them.
+"""Write the tables of formats, codecs, algorithms and results, and the Python reference; `--check` says whether docs/
+has them.
 
 A page holds `<!-- generated: NAME -->` and `<!-- end -->`; what stands between the two is replaced.
 """
@@ -6,13 +7,21 @@ A page holds `<!-- generated: NAME -->` and `<!-- end -->`; what stands between 
 from __future__ import annotations
 
 import argparse
+import ast
+import dataclasses
+import importlib
+import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from narrowcast_research.results import VERDICTS, PaperItem, items
 
+import narrowcast
 from narrowcast.codecs import all_specs, codec, low_rank_specs
 from narrowcast.collectives.algorithms.record import ALGORITHMS, Algorithm
 from narrowcast.formats import Format, all_formats, families
@@ -98,11 +107,93 @@ def verdict_table() -> str:
     return _table(["", *VERDICTS], [*rows, ["all", *totals]])
 
 
+RETURNED = ("narrowcast.parallel.Handle", "narrowcast.codecs.ErrorReport", "narrowcast.formats.Format")
+"""Classes that users meet as what a public function gives."""
+
+
+def _arguments(function: Any) -> str:
+    """The arguments and the result as the source has them: a signature's repr has addresses and expanded aliases."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body[0]
+    if not isinstance(tree, ast.FunctionDef):
+        raise TypeError(f"{function} is no function with a source")
+    arguments = tree.args.posonlyargs or tree.args.args
+    if arguments and arguments[0].arg in ("self", "cls"):
+        arguments.pop(0)
+    result = f" -> {ast.unparse(tree.returns)}" if tree.returns and tree.name != "__init__" else ""
+    return f"({ast.unparse(tree.args)}){result}"
+
+
+def _signature(name: str, thing: Any) -> str:
+    """As it is called, broken into lines where it is long."""
+    if dataclasses.is_dataclass(thing):
+        shown = [f"{field.name}: {field.type}" for field in dataclasses.fields(thing) if field.init]
+        call = f"{name}({', '.join(shown)})"
+    elif isinstance(thing, type):
+        call = name + (_arguments(vars(thing)["__init__"]) if "__init__" in vars(thing) else "")
+    else:
+        call = name + _arguments(thing)
+    # lines end after a comma only
+    whole = re.sub("(?<!,) ", "\0", call)
+    lines = textwrap.wrap(whole, 84, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace("\0", " ")
+
+
+def _doc(thing: Any) -> str:
+    text = inspect.getdoc(thing)
+    if not text or text == inspect.getdoc(type(thing)):
+        raise ValueError(f"{thing} is public and has no docstring")
+    return text
+
+
+def _members(kind: type) -> Iterator[tuple[str, Any]]:
+    """Public methods, properties and class methods, with those of its bases in narrowcast."""
+    for name, thing in inspect.getmembers_static(kind):
+        owner = next((base for base in kind.__mro__ if name in vars(base)), object)
+        method = isinstance(thing, (property, classmethod, staticmethod)) or inspect.isfunction(thing)
+        if method and not name.startswith("_") and owner.__module__.startswith("narrowcast"):
+            yield name, getattr(thing, "__func__", thing)
+
+
+def _member(name: str, thing: Any) -> str:
+    function = thing.fget if isinstance(thing, property) else thing
+    call = _arguments(function)
+    shown = call.partition(" -> ")[2] if isinstance(thing, property) else call
+    text = " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+    return f"- `{name}{': ' if isinstance(thing, property) else ''}{shown}`{': ' * bool(text)}{text}"
+
+
+def _entry(path: str) -> str:
+    """A section of the Python reference: how it is called, what it says of itself, what is in it."""
+    parent, _, name = path.rpartition(".")
+    thing = getattr(importlib.import_module(parent), name)
+    parts = [f"## {path.removeprefix('narrowcast.')}"]
+    if isinstance(thing, ModuleType):
+        names = [[f"`{one}`", _summary(getattr(thing, one))] for one in thing.__all__]
+        return "\n\n".join([*parts, _doc(thing), _table([f"`narrowcast.{name}`", ""], names)])
+    parts += [f"```text\n{_signature(path, thing)}\n```", _doc(thing)]
+    if isinstance(thing, type) and (members := [_member(*one) for one in _members(thing)]):
+        parts.append("\n".join(members))
+    return "\n\n".join(parts)
+
+
+def _summary(thing: Any) -> str:
+    """The first sentence of a docstring; of data, its type."""
+    documented = isinstance(thing, ModuleType | type) or inspect.isroutine(thing)
+    text = inspect.getdoc(thing) if documented else f"a {type(thing).__name__}"
+    return " ".join((text or "").split("\n\n")[0].split()).replace("|", "\\|")
+
+
+def python_reference() -> str:
+    """Every public name with its arguments and its docstring."""
+    return "\n\n".join(map(_entry, [*(f"narrowcast.{name}" for name in narrowcast.__all__), *RETURNED]))
+
+
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "families": ("formats.md", family_table),
     "formats": ("formats.md", format_table),
     "codecs": ("codecs.md", codec_table),
     "algorithms": ("collectives.md", algorithm_table),
+    "python": ("api.md", python_reference),
     "verdicts": ("results.md", verdict_table),
     "results": ("results.md", result_table),
 }

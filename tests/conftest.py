@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -17,20 +18,40 @@ settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
+# pytest-xdist uses the cores, and two pools of threads get in each other's way.
+torch.set_num_threads(1)
+
+# Virtual machines may name AMX and not run it: torch's products of bfloat16 then end the process (illegal instruction).
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+# Started in the background (`nohup make test &`) this process ignores Ctrl-C, and so would all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # Where narrowcast-research is not installed (a tree on the path alone), the variable names it.
 if not metadata.entry_points(group="narrowcast.plugins"):
     os.environ.setdefault("NARROWCAST_PLUGINS", "narrowcast_research")
 
 TESTS = Path(__file__).parent
-MANY_PROCESSES = ("study", "lab")
-"""Tests that start several processes each: side by side they take six times as long on two cores, and time out."""
+TOGETHER = {
+    "links": ("lab/test_links.py", "lab/test_bench.py", "study/test_lab.py", "study/test_run.py", "study/test_cli.py"),
+    "lab": ("lab/test_jobs.py", "lab/test_gpu.py", "lab/test_nothing_is_left.py", "lab/test_mpi.py", "lab/test_cli.py"),
+    "report": (
+        "study/report/test_browser.py",
+        "study/report/test_report.py",
+        "study/report/test_command.py",
+        "test_site.py",
+    ),
+}
+"""Files whose tests one worker takes one after another (`--dist loadgroup`), since side by side they would disturb each
+other: links that hold a rate and studies that measure one, labs with many processes, pages in a browser."""
+GROUP_OF = {str(TESTS / file): group for group, files in TOGETHER.items() for file in files}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker takes them, one after another (`--dist loadgroup`)."""
     for item in items:
-        if item.path.is_relative_to(TESTS) and item.path.relative_to(TESTS).parts[0] in MANY_PROCESSES:
-            item.add_marker(pytest.mark.xdist_group("many processes"))
+        if group := GROUP_OF.get(str(item.path)):
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 POISONED = ("kernels", "codecs", "laws", "gpu")

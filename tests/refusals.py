@@ -104,7 +104,7 @@ def distributed() -> dict[str, Action]:
         "both ranks": lambda: nc.broadcast(X.clone(), "int8/64", src=0, group_src=0),
         "rank": lambda: nc.broadcast(X.clone(), "int8/64", group_src=7),
         "policy": lambda: nc.attach(model, 5),
-        "no parallel model": lambda: nc.attach(nn.Linear(4, 4), "int8/64"),
+        "strict": lambda: nc.attach(nn.Linear(4, 4), {"no": "int8/64"}, strict=True),
         "schedule": lambda: nc.schedule({3: "int8/64"}),
         "schedule of numbers": lambda: choose(Schedule(((0, 5),)), info, 0),
         "every": lambda: nc.LocalSGD(nn.Linear(4, 4), every=0, spec="int8/64"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -41,7 +42,8 @@ for line in sys.stdin:
 def _server() -> subprocess.Popen[str]:
     """One for each worker of pytest; it ends with its input."""
     command = [sys.executable, "-c", SERVER]
-    process = subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    env = os.environ | {"OMP_NUM_THREADS": "1"}  # as in tests/conftest.py
+    process = subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
     assert process.stdin is not None
     atexit.register(process.stdin.close)
     return process

@@ -8,8 +8,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import sysconfig
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -87,49 +85,3 @@ def test_the_library_compiles_for_aarch64(tmp_path: Path) -> None:
     library = (tmp_path / "libnarrowcast_cpu.so").read_bytes()
     # ELF's e_machine: 183 is AArch64
     assert int.from_bytes(library[18:20], "little") == 183
-
-
-def wheel(source: Path, folder: Path) -> zipfile.ZipFile:
-    """Built as pip does it, without a compiler: the library is no part of these tests."""
-    options = ["--no-deps", "--no-cache-dir", "--disable-pip-version-check", "-q", "-w", str(folder)]
-    setting = ["--config-settings", f"build-dir={folder / 'build'}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", *options, *setting, str(source)],
-        env={**os.environ, "PATH": PATH, "CXX": str(folder / "no-such-compiler")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = folder.glob("*.whl")
-    return zipfile.ZipFile(path)
-
-
-@pytest.mark.parametrize("source, package", [(".", "src/narrowcast"), ("research", "research/narrowcast_research")])
-def test_a_wheel_has_every_file_of_its_package_and_nothing_of_the_other(
-    source: str, package: str, tmp_path: Path
-) -> None:
-    with wheel(ROOT / source, tmp_path) as built:
-        names = {name for name in built.namelist() if ".dist-info/" not in name}
-    listed = subprocess.run(["git", "ls-files", package], cwd=ROOT, capture_output=True, text=True, check=True)
-    parent = Path(package).parent
-    assert names == {str(Path(path).relative_to(parent)) for path in listed.stdout.splitlines()}
-
-
-def test_research_plugs_itself_in_through_its_entry_point(tmp_path: Path) -> None:
-    with wheel(ROOT / "research", tmp_path) as built:
-        built.extractall(tmp_path / "installed")
-    environment = {key: value for key, value in os.environ.items() if key != "NARROWCAST_PLUGINS"}
-    code = "from narrowcast import plugins; print(*plugins.loaded().commands, plugins.loaded().studies)"
-    # without site's files, or the editable install of this tree would be found first
-    places = [tmp_path / "installed", ROOT / "src", sysconfig.get_path("purelib")]
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", code],
-        env={**environment, "PYTHONPATH": os.pathsep.join(map(str, places))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("validate simulate ")
-    assert str(tmp_path / "installed" / "narrowcast_research" / "studies") in done.stdout

@@ -67,7 +67,8 @@ def run_command(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     call = "import sys; from narrowcast.cli import main; sys.argv[0] = 'narrowcast'; sys.exit(main())"
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{call}" "$@"\n')
     script.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{script.parent}{os.pathsep}{os.environ['PATH']}"}
+    path = f"{script.parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
     )

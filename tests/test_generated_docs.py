@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
 import subprocess
 import sys
@@ -11,8 +12,10 @@ from types import ModuleType
 
 import pytest
 
+import narrowcast
+
 GENERATOR = Path(__file__).parents[1] / "docs" / "generate.py"
-TABLES = ("families", "formats", "codecs", "algorithms", "verdicts", "results")
+TABLES = ("families", "formats", "codecs", "algorithms", "python", "verdicts", "results")
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +50,19 @@ def test_a_stale_table_is_seen(generator: ModuleType) -> None:
 def test_a_page_without_its_marker_is_refused(generator: ModuleType) -> None:
     with pytest.raises(ValueError, match="needs the marker <!-- generated: codecs -->"):
         generator.filled("nothing here", "codecs", "| new |")
+
+
+def test_the_reference_has_every_public_name_with_its_arguments_and_what_it_says(generator: ModuleType) -> None:
+    text = generator.python_reference()
+    assert re.findall("^## ([a-zA-Z_]+)$", text, re.MULTILINE) == narrowcast.__all__
+    assert "spec: Spec, " in text
+    for name in narrowcast.__all__:
+        first = (inspect.getdoc(getattr(narrowcast, name)) or "?").split("\n")[0]
+        assert first in text, name
+    assert " at 0x" not in text
+
+
+def test_a_public_name_without_a_docstring_is_refused(generator: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(narrowcast.attach, "__doc__", None)
+    with pytest.raises(ValueError, match=r"attach.* is public and has no docstring"):
+        generator.python_reference()

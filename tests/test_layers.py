@@ -45,13 +45,14 @@ ALLOWED = {
     # on top of it
     "predict": ("codecs", "collectives", "parallel", "measure", "figures", "lazy", "toml_file"),
     "bench": ("formats", "kernels", "codecs", "collectives", "parallel", "measure", "lab", "data"),
+    "selftest": ("codecs", "collectives", "parallel", "measure", "simulate", "bench"),
     "study": (
         *("kernels", "codecs", "collectives", "parallel", "measure", "simulate", "predict", "lab", "data", "bench"),
         *("figures", "lazy", "plugins", "toml_file", ITSELF),
     ),
     "cli": (
         *("formats", "kernels", "codecs", "collectives", "measure", "predict", "lab", "data", "bench", "study"),
-        *("console", "plugins", ITSELF),
+        *("selftest", "console", "plugins", "lazy", ITSELF),
     ),
     "__main__": ("cli",),
     # the front, whose names are all that most users see

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -34,3 +36,13 @@ def test_every_name_is_there_and_known_to_mypy(name: str) -> None:
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match=r"'narrowcast\.predict' has no attribute 'oracle'"):
         import_module("narrowcast.predict").oracle  # noqa: B018
+
+
+def test_the_front_shows_what_mypy_knows_and_nothing_needs_torch_before_its_first_use() -> None:
+    front = import_module("narrowcast")
+    known = names_for_mypy(Path(front.__file__ or ""))
+    assert known == set(front.HOMES) | set(front.LAYERS)
+    assert set(front.__all__) <= known
+    assert all(getattr(front, name) is not None for name in known)
+    code = "import sys, narrowcast; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

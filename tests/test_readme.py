@@ -1,67 +1,49 @@
-"""The README's first block is a diff of a training loop: it runs with and without the added lines."""
+"""The README's two recipes run as they stand, on two ranks that torchrun starts."""
 
 from __future__ import annotations
 
-import os
 import re
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
+from each import each
+from torchrun import torchrun
 
 README = Path(__file__).parent.parent / "README.md"
-RANKS = 2
 
 
-def first_block() -> tuple[str, list[str]]:
-    match = re.search(r"```(\w*)\n(.*?)```", README.read_text(), re.DOTALL)
-    assert match is not None
-    return match[1], match[2].splitlines()
+def recipes() -> list[str]:
+    """Whole programs: the Python blocks that make a process group."""
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    return [block for block in blocks if "init_process_group" in block]
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+def test_there_is_one_recipe_for_ddp_and_one_for_fsdp2() -> None:
+    ddp, fsdp = recipes()
+    assert "DDP(model)" in ddp
+    assert "torch.autocast(device.type, torch.bfloat16)" in ddp
+    assert "fully_shard" in fsdp
+    for program in (ddp, fsdp):
+        assert program.count("nc.attach") == 1
+        assert '"nccl" if cuda' in program
 
 
-def run(script: str, folder: Path) -> list[str]:
-    """Run the script as every rank and return the loss that each printed."""
-    path = folder / "train.py"
-    path.write_text(script + "\nprint('loss', loss.item())\ndist.barrier()\ndist.destroy_process_group()\n")
-    port = str(free_port())
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(RANKS)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(path)],
-            env={**common, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        texts = [rank.communicate(timeout=90)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * RANKS
-    return [line for text in texts for line in text.splitlines() if line.startswith("loss")]
+@each("number", [0, 1])
+def test_a_recipe_runs_on_two_ranks_as_it_stands(number: int, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(recipes()[number])
+    done = torchrun(str(tmp_path / "train.py"))
+    assert done.returncode == 0, done.stderr[-2000:]
+    (line,) = done.stdout.splitlines()
+    assert " % of " in line
+    assert " times fewer bits" in line
 
 
-def test_the_first_block_is_a_diff_of_at_most_five_added_lines() -> None:
-    language, lines = first_block()
-    assert language == "diff"
-    added = [line for line in lines if line.startswith("+")]
-    assert 1 <= len(added) <= 5
-    assert any("nc.attach" in line for line in added)
-    assert not any(line.startswith("-") for line in lines)
-
-
-@pytest.mark.parametrize("with_narrowcast", [False, True], ids=["before", "after"])
-def test_the_training_loop_of_the_readme_runs_on_two_ranks(with_narrowcast: bool, tmp_path: Path) -> None:
-    _, lines = first_block()
-    kept = [line[1:] for line in lines if with_narrowcast or not line.startswith("+")]
-    assert len(run("\n".join(kept), tmp_path)) == RANKS
+def test_the_first_screen_says_how_to_install_and_what_to_type() -> None:
+    screen = "\n".join(README.read_text().splitlines()[:25])
+    for words in (
+        "\nmake study ",
+        "\nmake test ",
+        "pip install narrowcast",
+        "pip install -e",
+        "torchrun --nproc-per-node",
+    ):
+        assert words in screen

@@ -7,6 +7,7 @@ count, each by itself, since how threads take turns differs from run to run. Of 
 
 from __future__ import annotations
 
+import argparse
 import sys
 import threading
 from collections import Counter
@@ -182,13 +183,18 @@ WALKS: dict[str, Callable[[], Walk]] = {
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser("python -m walks", description="How far a reader has to walk to follow one job.")
+    parser.add_argument("name", nargs="?", default="", help="Part of a walk's name; default all of them.")
+    parser.add_argument("--pairs", action="store_true", help="Which file hands over to which, and the files.")
+    asked = parser.parse_args()
+    chosen = {name: walk for name, walk in WALKS.items() if asked.name in name}
+    if not chosen:
+        parser.error(f"no walk has {asked.name!r} in its name; there are: {'; '.join(WALKS)}")
     print(f"{'walk':32}{'calls':>8}{'functions':>11}{'files':>7}{'changes':>9}{'with returns':>14}")
-    for name, walk in WALKS.items():
-        if len(sys.argv) > 1 and sys.argv[1] not in name:
-            continue
+    for name, walk in chosen.items():
         made = walk()
         print(f"{name:32}{made.calls:8}{made.functions:11}{len(made.files):7}{made.changes:9}{made.with_returns:14}")
-        if "--pairs" in sys.argv:
+        if asked.pairs:
             for (one, other), count in made.pairs.most_common():
                 print(f"    {count:4} {one} -> {other}")
             print("   ", *made.files, sep="\n    ")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -10,9 +12,10 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 T = TypeVar("T")
 
@@ -30,7 +33,11 @@ JsonPath = Annotated[
 ]
 
 PLAIN_WIDTH = 200
-LEAST_WIDTH = 7
+LEAST_WIDTH, INDENTED = 7, 4
+WRAPPED_FROM, BETWEEN_COLUMNS = 24, 3
+"""Characters: from here on a text may be wrapped; what a column takes beside its cells."""
+WORD = re.compile(r"[A-Za-z]{3}")
+"""What tells a text from a number and its unit."""
 
 
 def make_console() -> Console:
@@ -55,6 +62,10 @@ def save(data: Any, path: str | None) -> None:
             raise ValueError(f"--json {path}: {error.strerror}; name a file that can be written") from error
 
 
+def _width() -> int:
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else PLAIN_WIDTH
+
+
 class GrowingTable:
     """A table whose rows are shown as they come, under a title and a heading that stand before the first."""
 
@@ -72,7 +83,15 @@ class GrowingTable:
 
     def _line(self, cells: Sequence[str]) -> str:
         left, *right = [(cell, max(len(name), LEAST_WIDTH)) for cell, name in zip(cells, self._columns, strict=True)]
-        return "  ".join([f"{left[0]:<{left[1]}}", *(f"{cell:>{width}}" for cell, width in right)])
+        parts, most = [f"{left[0]:<{left[1]}}"], _width()
+        lines: list[str] = []
+        for cell, width in right:
+            part = f"{cell:>{max(width, len(cell))}}"
+            if len("  ".join([*parts, part])) > most:  # the rest goes below, indented
+                lines.append("  ".join(parts))
+                parts = [" " * INDENTED]
+            parts.append(part)
+        return "\n".join([*lines, "  ".join(parts)])
 
 
 def progress(items: Iterable[T], total: int, what: str) -> Iterator[T]:
@@ -84,9 +103,37 @@ def progress(items: Iterable[T], total: int, what: str) -> Iterator[T]:
             bar.advance(task)
 
 
+class FittingTable(Table):
+    """A table that breaks no number: long texts are wrapped, and where that is not enough, rows are stacked."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        cells = [[str(cell) for cell in column.cells] for column in self.columns]
+        least = 0
+        for position, (column, texts) in enumerate(zip(self.columns, cells, strict=True)):
+            longest = max([len(str(column.header)), *map(len, texts)])
+            is_text = any(WORD.search(text) for text in texts)
+            wraps = is_text and longest > WRAPPED_FROM
+            column.justify = "left" if position == 0 or is_text else column.justify
+            column.no_wrap, column.min_width = not wraps, WRAPPED_FROM if wraps else longest
+            least += column.min_width + BETWEEN_COLUMNS
+        if least + 1 <= options.max_width:
+            yield from super().__rich_console__(console, options)
+        else:
+            yield Text(
+                "\n".join([str(self.title or ""), "", *self._stacked(cells), str(self.caption or "")]).strip("\n")
+            )
+
+    def _stacked(self, cells: list[list[str]]) -> Iterator[str]:
+        """Each row as its first cell, and below it the others by name."""
+        names = [str(column.header) for column in self.columns]
+        for first, *rest in zip(*cells, strict=True):
+            yield first
+            yield from (f"  {name}: {text}" for name, text in zip(names[1:], rest, strict=True) if text)
+
+
 def new_table(title: str, *columns: str, rows: Iterable[Iterable[object]] = ()) -> Table:
     style = box.HEAVY_HEAD if sys.stdout.isatty() else box.SIMPLE
-    table = Table(title=title, title_justify="left", caption_justify="left", box=style)
+    table = FittingTable(title=title, title_justify="left", caption_justify="left", box=style)
     for position, column in enumerate(columns):
         table.add_column(column, justify="left" if position == 0 else "right", overflow="fold")
     for row in rows:

@@ -119,6 +119,10 @@ class Section:
             self.fail(key, f"must be {f'{low:g} or more' if above is None else f'more than {above:g}'}, got {value!r}")
         return value
 
+    def floats(self, *keys: str, low: float = 0.0, most: float = 1e18) -> list[float]:
+        """Several numbers that must be there, in one range."""
+        return [float(self.number(key, low=low, most=most)) for key in keys]
+
     def whole(self, key: str, default: int, low: int = 0, most: float = 1e18) -> int:
         value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= most:

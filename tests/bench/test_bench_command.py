@@ -150,3 +150,7 @@ def test_under_torchrun_the_ranks_are_there_and_rank_0_speaks(tmp_path: Path) ->
     assert set(found["machine"]) == {"cpu", "isa", "python", "torch", "date"}
     assert done.stdout.count("int8/256") == 1
     assert "All-reduce on 2 ranks of this cluster, Gloo" in done.stdout
+    assert "time us    algbw    busbw" in done.stdout
+    for row in found["rows"]:
+        assert row["algbw"] == pytest.approx(row["size"] / row["us"] / 1e3)
+        assert row["busbw"] == row["algbw"], "of two ranks each link carries all"

@@ -11,9 +11,9 @@ import pytest
 import torch
 from narrowcast_research.bench import fsdp_curves, fsdp_curves_worker
 
-from narrowcast.bench import fsdp, tasks
+from narrowcast.bench import fsdp, training
 from narrowcast.bench.ranks import Ranks
-from narrowcast.bench.tasks import Transformer, text_batch
+from narrowcast.bench.training import Transformer, text_batch
 from narrowcast.data import help_text
 
 
@@ -33,7 +33,7 @@ def test_a_wrong_spec_is_refused_before_a_lab_is_built() -> None:
 
 
 def test_the_models_have_the_promised_sizes() -> None:
-    large = tasks.TEXT.build()
+    large = training.TEXT.build()
     small = Transformer(fsdp_curves_worker.WIDTH, fsdp_curves_worker.LAYERS, fsdp_curves_worker.LENGTH)
     sizes = [sum(p.numel() for p in model.parameters()) for model in (large, small)]
     assert sizes == [pytest.approx(10e6, rel=0.05), pytest.approx(3e6, rel=0.1)]

@@ -11,15 +11,15 @@ import torch.distributed as dist
 from dist.pool import Crew
 
 import narrowcast as nc
-from narrowcast.bench import collectives, ddp, fsdp, tasks, training
+from narrowcast.bench import collectives, ddp, fsdp, training
 from narrowcast.bench.collectives import FLOAT, HALF
 from narrowcast.bench.ranks import Ranks
 from narrowcast.measure import Timing
 
 ROUNDS = 3
-TINY = tasks.Task(
+TINY = training.Task(
     "a tiny transformer",
-    partial(tasks.Transformer, 128, 2, 8, 2, 64, True),
+    partial(training.Transformer, 128, 2, 8, 2, 64, True),
     lambda rank: (torch.randint(0, 64, (2, 9), generator=torch.Generator().manual_seed(rank)),),
     partial(torch.optim.AdamW, lr=1e-2, fused=True),
     bf16=True,
@@ -169,8 +169,8 @@ def test_fsdp_wires_take_turns() -> None:
 
 def test_gpt2_is_the_one_of_124_million_parameters() -> None:
     with torch.device("meta"):
-        model = tasks.GPT2.build()
+        model = training.GPT2.build()
     assert sum(p.numel() for p in model.parameters()) == 124_475_904
-    (tokens,) = tasks.GPT2.batch(1)
+    (tokens,) = training.GPT2.batch(1)
     assert tokens.shape == (8, 1025)
-    assert not torch.equal(tokens, tasks.GPT2.batch(0)[0])
+    assert not torch.equal(tokens, training.GPT2.batch(0)[0])

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from each import each
 from torch import Tensor
 
 import narrowcast as nc
@@ -63,7 +64,7 @@ def test_a_tensor_of_any_shape_and_stride_is_taken_in_row_major_order(spec: str)
     assert torch.equal(codec.encode(every_second), codec.encode(every_second.clone()))
 
 
-@pytest.mark.parametrize("spec", all_specs())
+@each("spec", all_specs())
 def test_the_argument_is_never_changed(spec: str) -> None:
     codec = nc.codec(spec)
     x = normal(1000)
@@ -75,7 +76,7 @@ def test_the_argument_is_never_changed(spec: str) -> None:
     assert torch.equal(wire, kept)
 
 
-@pytest.mark.parametrize("spec", all_specs())
+@each("spec", all_specs())
 def test_the_same_call_gives_the_same_bytes_whatever_the_state_of_torch(spec: str) -> None:
     codec = nc.codec(spec)
     x = normal(1000)
@@ -150,7 +151,7 @@ def test_accumulate_adds_in_float32_with_two_roundings(spec: str) -> None:
     assert torch.equal(got, start + codec.decode(wire, 1000))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each("dtype", DTYPES)
 @some_specs
 def test_every_float_type_goes_in_and_comes_out(spec: str, dtype: torch.dtype) -> None:
     codec = nc.codec(spec)
@@ -259,7 +260,7 @@ def test_a_scale_that_is_no_single_float32_is_refused(scale: object) -> None:
 
 
 @some_specs
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int8, torch.bool, torch.complex64, torch.float8_e5m2], ids=str)
+@each("dtype", [torch.float64, torch.int8, torch.bool, torch.complex64, torch.float8_e5m2])
 def test_a_wrong_type_is_refused(spec: str, dtype: torch.dtype) -> None:
     with pytest.raises(TypeError, match=rf"got {dtype}; give float32, float16 or bfloat16"):
         nc.codec(spec).encode(torch.zeros(64, dtype=dtype))

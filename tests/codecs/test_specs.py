@@ -7,6 +7,7 @@ import pickle
 import re
 
 import pytest
+from each import each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,7 +46,7 @@ DESIGN = [
 """Every spec of the table in design.md."""
 
 
-@pytest.mark.parametrize("spec", DESIGN)
+@each("spec", DESIGN)
 def test_every_spec_of_the_design_is_spelled_as_it_is_read(spec: str) -> None:
     assert str(nc.codec(spec)) == spec
 
@@ -54,7 +55,7 @@ def test_every_spec_of_the_design_is_listed_or_a_listed_one_with_an_option() -> 
     assert {spec.removesuffix("+ef") for spec in DESIGN} <= {spec.removesuffix("+ef") for spec in all_specs()}
 
 
-@pytest.mark.parametrize("spec", all_specs())
+@each("spec", all_specs())
 def test_the_listed_spec_reads_back_as_the_same_codec(spec: str) -> None:
     codec = nc.codec(spec)
     assert str(codec) == spec
@@ -66,7 +67,7 @@ def test_specs_are_listed_once() -> None:
     assert len(set(all_specs())) == len(all_specs())
 
 
-@pytest.mark.parametrize("spec", all_specs())
+@each("spec", all_specs())
 def test_a_codec_survives_pickling_and_copying(spec: str) -> None:
     codec = nc.codec(spec)
     for twin in (pickle.loads(pickle.dumps(codec)), copy.deepcopy(codec)):
@@ -204,7 +205,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("spec", WRONG)
+@each("spec", WRONG)
 def test_a_wrong_spec_is_told_what_is_wrong_what_was_given_and_what_to_do(spec: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011  the message is checked below, by fragments
         nc.codec(spec)
@@ -214,7 +215,7 @@ def test_a_wrong_spec_is_told_what_is_wrong_what_was_given_and_what_to_do(spec: 
         assert fragment in message
 
 
-@pytest.mark.parametrize("spec", WRONG)
+@each("spec", WRONG)
 def test_what_an_error_gives_as_an_example_is_a_spec(spec: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011  whatever it says
         nc.codec(spec)
@@ -305,6 +306,6 @@ LAYOUT = {
 }
 
 
-@pytest.mark.parametrize("spec, n", LAYOUT, ids=str)
+@each("spec, n", LAYOUT)
 def test_the_size_of_a_wire_is_that_of_its_planes(spec: str, n: int) -> None:
     assert nc.codec(spec).nbytes(n) == LAYOUT[spec, n]

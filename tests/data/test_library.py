@@ -18,7 +18,7 @@ from data.test_pictures import random_bytes, written
 from typer.testing import CliRunner
 
 from narrowcast import data
-from narrowcast.cli import app
+from narrowcast.cli import assemble
 from narrowcast.data import SOURCES, dataset, library, readers
 from narrowcast.data.fetch import DataError, checksum
 
@@ -158,7 +158,7 @@ def test_a_file_that_is_not_complete_is_never_seen(tmp_path: Path) -> None:
 
 
 def run(*arguments: str) -> Any:
-    done = CliRunner().invoke(app, ["data", *arguments])
+    done = CliRunner().invoke(assemble(), ["data", *arguments])
     assert done.exit_code == 0, done.output
     return json.loads(done.output)
 
@@ -176,7 +176,7 @@ def test_get_ls_and_pack_from_the_command_line(small_cifar: bytes, tmp_path: Pat
 
 
 def test_one_file_serves_one_data_set() -> None:
-    done = CliRunner().invoke(app, ["data", "get", "mnist", "cifar10", "--from", "x"])
+    done = CliRunner().invoke(assemble(), ["data", "get", "mnist", "cifar10", "--from", "x"])
     assert isinstance(done.exception, ValueError)
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import io
 import multiprocessing
 import os
+import pickle
 import sys
 import time
 import traceback
@@ -24,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from narrowcast.parallel import probe, seeds
+from narrowcast.parallel.autopilot import pilot
 
 WORLDS = (1, 2, 3, 4, 7, 8)
 LARGEST = max(WORLDS)
@@ -39,7 +42,8 @@ _context.set_forkserver_preload(
         "torch.distributed.tensor.parallel",
         "torch.distributed.pipelining",
         "torch._dynamo",
-        "narrowcast",
+        "narrowcast.parallel",
+        "narrowcast.simulate",
         "pytest",
     ]
 )
@@ -65,6 +69,26 @@ class WorkerError(AssertionError):
     """A function failed in a worker."""
 
 
+def _tensor(content: bytearray, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+    return torch.frombuffer(content, dtype=dtype).view(shape) if content else torch.empty(shape, dtype=dtype)
+
+
+class _Pickler(pickle.Pickler):
+    """Tensors by value: torch would make a shared file of each, which costs more than most of what is tested."""
+
+    def reducer_override(self, x: Any) -> Any:
+        if type(x) is not torch.Tensor or x.requires_grad or not x.is_contiguous() or x.device.type != "cpu":
+            return NotImplemented
+        content = x.reshape(-1).view(torch.uint8).numpy().tobytes()
+        return _tensor, (bytearray(content), x.dtype, x.shape)
+
+
+def _send(pipe: Connection, message: Any) -> None:
+    made = io.BytesIO()
+    _Pickler(made).dump(message)
+    pipe.send_bytes(made.getbuffer())
+
+
 def _attempt(function: Callable[..., Any], *args: Any) -> Outcome:
     began = time.monotonic()
     faulthandler.dump_traceback_later(GROUP_TIMEOUT + 20)
@@ -82,6 +106,7 @@ def _join(rank: int, world: int, port: int, timeout: float) -> None:
     sys.path.append(ROOT)
     # attach measures the link with 16 MB a codec: here a token of that will do
     probe.SMALL_VALUES, probe.LARGE_VALUES, probe.ROUNDS = 1 << 8, 1 << 8, 1
+    pilot.LEAST = pilot.LARGEST = 1 << 13
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, world, is_master=False, timeout=timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout))
@@ -91,11 +116,11 @@ def _serve(rank: int, port: int, pipe: Connection) -> None:
     """A worker of the pool: run what comes, send back what came out."""
     _join(rank, LARGEST, port, GROUP_TIMEOUT)
     groups = {w: dist.new_group(range(w)) if w < LARGEST else dist.group.WORLD for w in WORLDS}
-    pipe.send("ready")
+    _send(pipe, "ready")
     while (task := pipe.recv()) is not None:
         function, world, args = task
         seeds._COUNTS.clear()  # what a test sends is a run by itself, whatever this process did before
-        pipe.send(_attempt(function, groups[world], *args))
+        _send(pipe, _attempt(function, groups[world], *args))
     groups.clear()
     dist.destroy_process_group()
     os._exit(0)
@@ -105,15 +130,15 @@ def _run_once(rank: int, world: int, port: int, timeout: float, pipe: Connection
     """A short-lived process: run one function in a group of its own, then shut down, and say when that was done."""
     _join(rank, world, port, timeout)
     function, args = task
-    pipe.send(_attempt(function, dist.group.WORLD, *args))
+    _send(pipe, _attempt(function, dist.group.WORLD, *args))
     began = time.monotonic()
     dist.destroy_process_group()
-    pipe.send(time.monotonic() - began)
+    _send(pipe, time.monotonic() - began)
 
 
 def _host(pipe: Connection) -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    pipe.send(store.port)
+    _send(pipe, store.port)
     pipe.poll(None)
 
 
@@ -166,7 +191,7 @@ class Pool:
         """Run `function(group, *args)` on the first `world` ranks; what became of it on each."""
         self.usable, until = False, time.monotonic() + timeout
         for pipe in self._pipes[:world]:
-            pipe.send((function, world, args))
+            _send(pipe, (function, world, args))
         found = [_received(pipe, until) for pipe in self._pipes[:world]]
         assert None not in found, f"ranks {[r for r, o in enumerate(found) if o is None]} died"
         self.usable = True
@@ -185,7 +210,7 @@ class Pool:
         if self.usable:
             for pipe in self._pipes:
                 with contextlib.suppress(OSError):
-                    pipe.send(None)
+                    _send(pipe, None)
         for process in self._processes:
             process.join(5 if self.usable else 0)
             if process.is_alive():

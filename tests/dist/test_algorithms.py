@@ -18,7 +18,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import narrowcast as nc
-from narrowcast.cli import app
+from narrowcast.cli import assemble
 from narrowcast.collectives.algorithms.record import ALGORITHMS, register
 from narrowcast.study import parse
 
@@ -71,7 +71,7 @@ def test_a_toy_runs_on_ranks_in_the_simulator_and_in_the_emulation(pool: Pool) -
 def test_a_toy_is_predicted_and_a_study_may_name_it() -> None:
     words = "predict --model resnet50 --cluster pcie3 --workers 4 --wires int8/256 --algorithms toy,one_shot --json -"
     with toy():
-        done = CliRunner().invoke(app, words.split(), catch_exceptions=False)
+        done = CliRunner().invoke(assemble(), words.split(), catch_exceptions=False)
         assert [grid.algorithms for grid in parse(STUDY).grids] == [("toy",)] * 2
     made, expected = json.loads(done.stdout)
     assert made == expected | {"algorithm": "toy"}
@@ -93,7 +93,7 @@ def test_a_toy_stands_in_the_docs_and_in_the_errors() -> None:
 
 
 def test_the_command_line_lists_every_algorithm() -> None:
-    done = CliRunner().invoke(app, ["predict", "--help"], catch_exceptions=False, env={"COLUMNS": "300"})
+    done = CliRunner().invoke(assemble(), ["predict", "--help"], catch_exceptions=False, env={"COLUMNS": "300"})
     assert all(name in done.stdout for name in ALGORITHMS)
 
 

@@ -24,6 +24,7 @@ from narrowcast.collectives.runtime import channel as channels
 from narrowcast.collectives.runtime.channel import BrokenChannelError, Channel, channel_of
 from narrowcast.collectives.runtime.messages import Exchange
 from narrowcast.collectives.transports.base import TransportError
+from narrowcast.collectives.transports.torch import TorchTransport
 from narrowcast.collectives.work import Work
 
 SOON, LONG = 0.2, timedelta(seconds=20)
@@ -430,3 +431,25 @@ def test_new_kinds_of_calls_leave_nothing_in_the_store(world: int) -> None:
             assert not outcome.error, outcome.traceback
             # each rank's key of the last agreement, and of the one before where it has not come to delete it
             assert max(outcome.value[10:]) <= max(outcome.value[:10]) + 2 * world
+
+
+def opened(group: dist.ProcessGroup) -> tuple[float, float]:
+    """When this rank had connected, rank 1 late, and when it could go on."""
+    connected, connect = 0.0, dist.ProcessGroupGloo
+
+    def late(*arguments: object) -> object:
+        nonlocal connected
+        backend = connect(*arguments)
+        time.sleep(0.3 * dist.get_rank(group))
+        connected = time.monotonic()
+        return backend
+
+    dist.ProcessGroupGloo = late  # type: ignore[assignment,misc]
+    TorchTransport(group).close()
+    return connected, time.monotonic()
+
+
+def test_no_rank_can_close_while_another_connects() -> None:
+    with Crew(2, opened, timeout=20) as crew:
+        times = [crew.outcome(rank).value for rank in range(2)]
+    assert min(left for _, left in times) >= max(connected for connected, _ in times)

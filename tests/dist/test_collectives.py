@@ -43,23 +43,36 @@ def passage(spec: str, x: Tensor, rank: int, phase: int, offset: int, step: int,
     return setting.codec.decode(wire, x.numel(), dtype=x.dtype)
 
 
-def scatter_all(group: dist.ProcessGroup) -> list[list[Tensor]]:
+Kinds = list[tuple[str, torch.dtype]]
+ALL_KINDS: Kinds = [(spec, dtype) for spec in SPECS for dtype in DTYPES]
+SOME_KINDS: Kinds = [(spec, DTYPES[number % 3]) for number, spec in enumerate(SPECS)]
+
+every_world = pytest.mark.parametrize(
+    "world, kinds",
+    [
+        *((world, ALL_KINDS if world < 4 else SOME_KINDS) for world in WORLDS),
+        *(pytest.param(world, ALL_KINDS, marks=pytest.mark.slow) for world in WORLDS if world >= 4),
+    ],
+)
+"""Of four ranks and more each codec with one type, in the long form with each."""
+
+
+def scatter_all(group: dist.ProcessGroup, kinds: Kinds) -> list[list[Tensor]]:
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     found = []
-    for spec in SPECS:
-        for dtype in DTYPES:
-            equal, uneven = torch.empty(20, dtype=dtype), torch.empty(lengths_of(world)[rank], dtype=dtype)
-            nc.reduce_scatter(equal, values(rank, 20 * world, dtype), spec, dist.ReduceOp.AVG, group, step=1)
-            parts = list(values(rank, sum(lengths_of(world)), dtype).split(lengths_of(world)))
-            nc.reduce_scatter(uneven, parts, spec, group=group, step=2)
-            found.append([equal, uneven])
+    for spec, dtype in kinds:
+        equal, uneven = torch.empty(20, dtype=dtype), torch.empty(lengths_of(world)[rank], dtype=dtype)
+        nc.reduce_scatter(equal, values(rank, 20 * world, dtype), spec, dist.ReduceOp.AVG, group, step=1)
+        parts = list(values(rank, sum(lengths_of(world)), dtype).split(lengths_of(world)))
+        nc.reduce_scatter(uneven, parts, spec, group=group, step=2)
+        found.append([equal, uneven])
     return found
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_reduce_scatter_gives_each_rank_the_rank_order_sum_of_its_part(pool: Pool, world: int) -> None:
-    ranks = pool.run(world, scatter_all)
-    for number, (spec, dtype) in enumerate((s, d) for s in SPECS for d in DTYPES):
+@every_world
+def test_reduce_scatter_gives_each_rank_the_rank_order_sum_of_its_part(pool: Pool, world: int, kinds: Kinds) -> None:
+    ranks = pool.run(world, scatter_all, kinds)
+    for number, (spec, dtype) in enumerate(kinds):
         for lengths, step, divide, place in [([20] * world, 1, world, 0), (lengths_of(world), 2, 1, 1)]:
             xs = [values(rank, sum(lengths), dtype) for rank in range(world)]
             setting = Setting(nc.codec(spec), lengths, dtype, step=step, divide=divide)
@@ -70,25 +83,21 @@ def test_reduce_scatter_gives_each_rank_the_rank_order_sum_of_its_part(pool: Poo
                 assert torch.equal(ranks[owner][number][place], expected), f"{spec} {dtype} rank {owner}"
 
 
-def gather_all(group: dist.ProcessGroup) -> list[list[Tensor]]:
+def gather_all(group: dist.ProcessGroup, kinds: Kinds) -> list[list[Tensor]]:
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     found = []
-    for spec in SPECS:
-        for dtype in DTYPES:
-            flat, uneven = (
-                torch.empty(20 * world, dtype=dtype),
-                [torch.empty(n, dtype=dtype) for n in lengths_of(world)],
-            )
-            nc.all_gather(flat, values(rank, 20, dtype), spec, group, step=1)
-            nc.all_gather(uneven, values(rank, lengths_of(world)[rank], dtype), spec, group, step=1)
-            found.append([flat, torch.cat(uneven)])
+    for spec, dtype in kinds:
+        flat, uneven = torch.empty(20 * world, dtype=dtype), [torch.empty(n, dtype=dtype) for n in lengths_of(world)]
+        nc.all_gather(flat, values(rank, 20, dtype), spec, group, step=1)
+        nc.all_gather(uneven, values(rank, lengths_of(world)[rank], dtype), spec, group, step=1)
+        found.append([flat, torch.cat(uneven)])
     return found
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_all_gather_gives_everybody_the_same_bits_of_everybody(pool: Pool, world: int) -> None:
-    ranks = pool.run(world, gather_all)
-    for number, (spec, dtype) in enumerate((s, d) for s in SPECS for d in DTYPES):
+@every_world
+def test_all_gather_gives_everybody_the_same_bits_of_everybody(pool: Pool, world: int, kinds: Kinds) -> None:
+    ranks = pool.run(world, gather_all, kinds)
+    for number, (spec, dtype) in enumerate(kinds):
         for place, lengths in enumerate([[20] * world, lengths_of(world)]):
             offsets = [sum(lengths[:rank]) for rank in range(world)]
             sent = [passage(spec, values(r, lengths[r], dtype), r, 1, offsets[r], 1) for r in range(world)]
@@ -101,27 +110,26 @@ def splits(source: int, target: int) -> int:
     return (13 * source + 7 * target) % 29 * ((source + target) % 3 > 0)
 
 
-def exchange_all(group: dist.ProcessGroup) -> list[list[Tensor]]:
+def exchange_all(group: dist.ProcessGroup, kinds: Kinds) -> list[list[Tensor]]:
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     leaving, arriving = [splits(rank, p) for p in range(world)], [splits(p, rank) for p in range(world)]
     found = []
-    for spec in SPECS:
-        for dtype in DTYPES:
-            x = values(rank, sum(leaving), dtype)
-            one, listed = torch.empty(sum(arriving), dtype=dtype), [torch.empty(n, dtype=dtype) for n in arriving]
-            options = {"output_split_sizes": arriving, "input_split_sizes": leaving}
-            nc.all_to_all(one, x, spec, group, step=1, **options)
-            nc.all_to_all(listed, list(x.split(leaving)), spec, group, step=1)
-            equal = torch.empty(4 * world, dtype=dtype)
-            nc.all_to_all(equal, values(rank, 4 * world, dtype), spec, group, step=1)
-            found.append([one, torch.cat(listed), equal])
+    for spec, dtype in kinds:
+        x = values(rank, sum(leaving), dtype)
+        one, listed = torch.empty(sum(arriving), dtype=dtype), [torch.empty(n, dtype=dtype) for n in arriving]
+        options = {"output_split_sizes": arriving, "input_split_sizes": leaving}
+        nc.all_to_all(one, x, spec, group, step=1, **options)
+        nc.all_to_all(listed, list(x.split(leaving)), spec, group, step=1)
+        equal = torch.empty(4 * world, dtype=dtype)
+        nc.all_to_all(equal, values(rank, 4 * world, dtype), spec, group, step=1)
+        found.append([one, torch.cat(listed), equal])
     return found
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_all_to_all_brings_part_p_to_rank_p(pool: Pool, world: int) -> None:
-    ranks = pool.run(world, exchange_all)
-    for number, (spec, dtype) in enumerate((s, d) for s in SPECS for d in DTYPES):
+@every_world
+def test_all_to_all_brings_part_p_to_rank_p(pool: Pool, world: int, kinds: Kinds) -> None:
+    ranks = pool.run(world, exchange_all, kinds)
+    for number, (spec, dtype) in enumerate(kinds):
         for target in range(world):
             uneven, equal = [], []
             for source in range(world):

@@ -585,7 +585,7 @@ def test_attach_says_why_it_refuses(pool: Pool) -> None:
         "RuntimeError: register_comm_hook or register_builtin_comm_hook can only be called once",
         "RuntimeError: attach: the model is attached already; call detach()",
         "RuntimeError: attach: the model has a communication hook already",
-        "TypeError: attach: got Sequential; wrap the model in DistributedDataParallel first",
+        "TypeError: attach: got a plain Sequential in one of 8 processes; wrap the model in Dist",
         "ValueError: attach with strict=True: 0.weight stays as it is: it has 960 values, under 10000",
         "ValueError: codec spec 'int8/255'",
         "TypeError: attach: 8 is no policy",

@@ -52,12 +52,12 @@ def dropped(group: dist.ProcessGroup, replicas: int, steps: int) -> list[str]:
     mesh = replicated_mesh(replicas, world // replicas) if replicas > 1 else mesh_of(group)
     trained(mesh, rank, steps)
     gc.collect()
-    before = resources()
+    before, watched = resources(), len(optimizer_check._watched)
     kept = [trained(mesh, rank, steps) for _ in range(3)]
     gc.collect()
     assert [model() for model, _ in kept] == [None] * 3
     assert grown_since(before) == []
-    assert len(optimizer_check._watched) == 0
+    assert len(optimizer_check._watched) <= watched
     for _, handle in kept:
         assert handle.step == steps
         assert handle.stats()["calls"] == handle.stats()["gradient_calls"] + sum(

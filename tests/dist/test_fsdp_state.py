@@ -23,8 +23,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import narrowcast as nc
-from narrowcast.codecs import Codec
 from narrowcast.collectives.segments import Coder
+from narrowcast.kernels import ops
 from narrowcast.parallel.fsdp import comm
 
 # ---- error feedback --------------------------------------------------------------------------------------------------
@@ -232,16 +232,18 @@ def noises(group: dist.ProcessGroup) -> tuple[dict[str, list[tuple[int, ...]]], 
     handle = nc.attach(model, gradients="int4/64+sr", between="int4/64+sr", parameters="int8/64+sr", min_values=1)
     used: dict[str, list[tuple[int, ...]]] = {"int4/64+sr": [], "int8/64+sr": []}
 
+    specs = {id(nc.codec(spec).plan_for(torch.float32)): spec for spec in used}
+
     def noting(name: str, place: int) -> Any:
-        original = getattr(Codec, name)
+        original = getattr(ops, name)
 
-        def noted(self: Codec, *args: Any, **options: Any) -> Any:
-            used[str(self)].append(args[place])
-            return original(self, *args, **options)
+        def noted(plan: Any, *args: Any) -> Any:
+            used[specs[id(plan)]].append(args[place])
+            return original(plan, *args)
 
-        return mock.patch.object(Codec, name, noted)
+        return mock.patch.object(ops, name, noted)
 
-    with noting("encode_with", 1), noting("reduce_with", 2):
+    with noting("encode", 2), noting("reduce", 3):
         for step in range(2):
             model.zero_grad()
             loss(model, 0, step).backward()  # the same on every rank
@@ -322,7 +324,7 @@ def stale_optimizer(mesh: DeviceMesh, frozen: bool = False) -> None:
 
 def test_attach_says_why_it_refuses(pool: Pool) -> None:
     expected = [
-        "TypeError: attach: got Sequential; wrap the model in DistributedDataParallel first, or shard it",
+        "TypeError: attach: got a plain Sequential in one of 8 processes; wrap the model in Distributed",
         "RuntimeError: attach: the model is attached already; call detach()",
         "RuntimeError: attach: the model is attached already; call detach()",
         "RuntimeError: attach: the model has custom collectives or an all-reduce hook already",

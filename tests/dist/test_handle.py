@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
 import weakref
 from collections.abc import Callable
@@ -15,24 +16,25 @@ from dist.shards import loss, mesh_of, sharded
 from torch import nn
 
 import narrowcast as nc
-from narrowcast.parallel.auto import AutoHandle
 from narrowcast.parallel.ddp.handle import DDPHandle
 from narrowcast.parallel.fsdp.handle import FSDPHandle
 from narrowcast.parallel.handle import GONE, Handle
+from narrowcast.parallel.integrations import HookState
+from narrowcast.parallel.stats import Stats
 
 MODELS: dict[str, Callable[[dist.ProcessGroup], nn.Module]] = {
     "ddp": wrapped,
     "auto": wrapped,
     "fsdp": lambda group: sharded(mesh_of(group)),
 }
-NEED_THE_MODEL = ("rows", "explain", "check_ranks", "state_dict")
+NEED_THE_MODEL = ("rows", "link", "__str__", "explain", "check_ranks", "state_dict")
 
 
 def attached(model: nn.Module, kind: str, gradients: object = "int4/64+ef") -> Handle:
     return nc.attach(model, "auto" if kind == "auto" else gradients, min_values=1)
 
 
-@pytest.mark.parametrize("kind", [DDPHandle, FSDPHandle, AutoHandle])
+@pytest.mark.parametrize("kind", [DDPHandle, FSDPHandle])
 def test_a_handle_implements_the_interface_and_overrides_nothing(kind: type[Handle]) -> None:
     assert kind.__bases__ == (Handle,)
     members = {name for name in vars(Handle) if not name.startswith("_")}
@@ -68,12 +70,70 @@ def alone(group: dist.ProcessGroup, kind: str, by_policy: bool) -> dict[str, obj
 
 @pytest.mark.parametrize("kind, by_policy", [("ddp", False), ("ddp", True), ("fsdp", False), ("auto", False)])
 def test_a_handle_does_not_keep_its_model_alive_and_says_so(pool: Pool, kind: str, by_policy: bool) -> None:
-    # auto has no residuals while it watches, and can say so without a model
-    silent = ("state_dict", "explain") if kind == "auto" else ()
     for said in pool.run(2, alone, kind, by_policy):
         assert (said["is a handle"], said["is gone"], said["left"]) == (True, True, (1, True, True, True))
         for name in NEED_THE_MODEL:
-            assert said[name] == ("" if name in silent else f"RuntimeError: {GONE}"), name
+            assert said[name] == f"RuntimeError: {GONE}", name
+
+
+def keys_and_line(group: dist.ProcessGroup, kind: str) -> tuple[set[str], set[str], str]:
+    """The keys of `stats()` before and after a step, and what is printed of a handle."""
+    if kind == "hook":
+        state = HookState(mlp(), "int8/64", min_values=1, group=group)
+        model = nn.parallel.DistributedDataParallel(state._module, process_group=group)
+        model.register_comm_hook(state, nc.ddp_hook)
+    elif kind == "local":
+        model = mlp()
+        state = nc.LocalSGD(model, every=1, spec="int4/64+ef", group=group, min_values=1)
+    else:
+        model = MODELS[kind](group)
+        state = attached(model, kind)
+    before = set(state.stats())
+    loss(model, dist.get_rank(group), 0).backward()
+    if kind == "local":
+        state.step()
+    line = str(state) if isinstance(state, Handle) else ""
+    return before, set(state.stats()), line
+
+
+OF_EXCHANGES = {"wait_ms", "exchange_ms", "computing_share"}
+"""What `LocalSGD` alone has."""
+
+
+def test_stats_have_the_same_keys_always_and_a_handle_is_a_line(pool: Pool) -> None:
+    common = set(Stats().as_dict())
+    for kind in (*MODELS, "hook", "local"):
+        for before, after, line in pool.run(2, keys_and_line, kind):
+            assert before == after, kind
+            assert common <= after, kind
+            roles = {key for key in after - common if key.partition("_")[0] in ("gradient", "parameter", "between")}
+            assert after - roles == common | (OF_EXCHANGES if kind == "local" else set()), kind
+            if kind in ("ddp", "fsdp"):
+                assert "(int4/64+ef), " in line
+                assert " times fewer bits; " in line
+                assert "\n" not in line
+
+
+def alone_on_one_rank(group: dist.ProcessGroup) -> tuple[list[str], str]:
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("narrowcast")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        model = wrapped(group)
+        handle = attached(model, "ddp")
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    return heard, str(handle)
+
+
+def test_attach_logs_what_the_handle_prints_once(pool: Pool) -> None:
+    (first, line), (second, _) = pool.run(2, alone_on_one_rank)
+    assert (first, second) == ([f"attach: {line}"], [])
 
 
 def after_detach(group: dist.ProcessGroup, kind: str) -> tuple[list[str], bool]:

@@ -26,7 +26,7 @@ def both_ways(group: dist.ProcessGroup, gradients: object) -> tuple[bytes, bytes
     """A state that knows the model as it was before, beside `attach`."""
     rank, module = dist.get_rank(group), mlp()
     state = HookState(module, gradients, group=group, min_values=1)
-    early = error_of(state.stats)
+    early = error_of(state.rows)
     model = wrapped(group, module)
     model.register_comm_hook(state, nc.ddp_hook)
     ours = train(model, rank)

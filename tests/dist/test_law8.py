@@ -11,13 +11,21 @@ from dist.pool import Pool
 
 import narrowcast as nc
 
-FIRST, CASES, JOBS = 1860, 120, 4
+FIRST, CASES, JOBS = 1912, 64, 4
 """So many cases from this seed on have every combination that is asked for below."""
+LONG = range(1700, FIRST)
 
 
-@pytest.mark.parametrize("part", range(JOBS))
-def test_nothing_is_lost_in_any_combination(_pools: Callable[[], Pool], part: int) -> None:  # noqa: PT019
-    failures = [failure for _, found in run_all(_pools, range(FIRST + part, FIRST + CASES, JOBS)) for failure in found]
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        *(range(FIRST + part, FIRST + CASES, JOBS) for part in range(JOBS)),
+        *(pytest.param(LONG[part::6], marks=pytest.mark.slow) for part in range(6)),
+    ],
+    ids=str,
+)
+def test_nothing_is_lost_in_any_combination(_pools: Callable[[], Pool], seeds: range) -> None:  # noqa: PT019
+    failures = [failure for _, found in run_all(_pools, seeds) for failure in found]
     assert not failures, "\n".join(map(str, failures))
 
 
@@ -34,7 +42,7 @@ def test_the_cases_cover_the_product() -> None:
         "frozen later": lambda c: c.frozen is not None,
     }
     low_rank = [case for case in cases if any(nc.codec(wire).rank for _, wires in case.plan for _, wire in wires)]
-    assert len(low_rank) > 10
+    assert len(low_rank) > 5
     assert sum(len(case.worlds) > 1 for case in low_rank) > 1
     assert sum(bool(case.scaler and case.skips) for case in low_rank) > 1
     with_gradients = {
@@ -47,9 +55,9 @@ def test_the_cases_cover_the_product() -> None:
             assert sum(bool(of(case)) for case in cases if case.kind == kind) > 1, f"{kind}: {what}"
     changed = [case.reduce for case in cases if len(set(case.reduce)) > 1]
     assert any("float16" in pair for pair in changed), changed
-    assert sum("float16" in case.reduce for case in cases) > 5
+    assert sum("float16" in case.reduce for case in cases) > 2
     inners = [case.inner for case in cases if case.inner is not None]
-    assert len(set(inners)) > 5
-    assert sum(nc.codec(inner).feedback for inner in inners) > 10
-    assert sum(case.strides for case in cases if case.kind in ("ddp", "local")) > 5
+    assert len(set(inners)) > 2
+    assert sum(nc.codec(inner).feedback for inner in inners) > 5
+    assert sum(case.strides for case in cases if case.kind in ("ddp", "local")) > 2
     assert {world for case in cases for world in case.worlds} == {1, 2, 3, 4}

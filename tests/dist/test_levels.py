@@ -16,6 +16,7 @@ from torch import Tensor
 
 import narrowcast as nc
 from narrowcast.collectives import Coder, level_bytes, record
+from narrowcast.parallel import list_nodes
 from narrowcast.simulate import train
 
 NODES = [[0, 1], [2, 3]]
@@ -153,8 +154,11 @@ def test_the_bytes_of_both_levels_are_counted_and_explained(pool: Pool, nodes: o
 
 
 def on_hosts(group: dist.ProcessGroup, names: list[str]) -> tuple[object, str]:
+    """names: of each rank's host, and where torchrun started it the number of its group."""
     model = wrapped(group)
-    with mock.patch("socket.gethostname", return_value=names[dist.get_rank(group)]):
+    host, _, number = names[dist.get_rank(group)].partition("/")
+    started = {"GROUP_RANK": number} if number else {}
+    with mock.patch("socket.gethostname", return_value=host), mock.patch.dict("os.environ", started):
         error = error_of(lambda: nc.attach(model, "int8/64", min_values=1, nodes="auto").detach())
         nodes = None if error else nc.DDPState(model, "int8/64", min_values=1, nodes="auto").levels.nodes
     return nodes, error
@@ -163,8 +167,15 @@ def on_hosts(group: dist.ProcessGroup, names: list[str]) -> tuple[object, str]:
 def test_nodes_are_found_by_the_names_of_hosts(pool: Pool) -> None:
     assert {nodes for nodes, _ in pool.run(4, on_hosts, ["b", "a", "b", "a"])} == {((0, 2), (1, 3))}
     assert {nodes for nodes, _ in pool.run(4, on_hosts, ["a"] * 4)} == {((0, 1, 2, 3),)}
+    assert {nodes for nodes, _ in pool.run(4, on_hosts, ["a/0", "a/0", "a/1", "a/1"])} == {((0, 1), (2, 3))}
     for _, error in pool.run(4, on_hosts, ["a", "b", "a", "a"]):
-        assert "nodes=[[0, 2, 3], [1]] differ in size" in error
+        assert "nodes='auto' found nodes of different sizes" in error
+        assert "GROUP_RANK: [[0, 2, 3], [1]]; start" in error
+
+
+def test_a_number_is_that_of_the_nodes() -> None:
+    assert list_nodes("attach", 2, 8) == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert list_nodes("attach", 4, 8) == ((0, 1), (2, 3), (4, 5), (6, 7))
 
 
 def refused(group: dist.ProcessGroup) -> list[str]:
@@ -187,9 +198,9 @@ def refused(group: dist.ProcessGroup) -> list[str]:
 def test_what_does_not_fit_is_refused_and_why(pool: Pool) -> None:
     expected = [
         "ValueError: attach: inner=int8/64+ef is the wire inside of nodes; give nodes=",
-        "ValueError: attach: nodes=3 ranks a node do not divide 4 ranks; take a divisor of 4",
-        "ValueError: attach: nodes=0 ranks a node do not divide 4 ranks",
-        "ValueError: attach: nodes='two'; give the number of ranks a node, or a list",
+        "ValueError: attach: nodes=3 nodes of equal size cannot be made of 4 ranks; give a divisor of 4",
+        "ValueError: attach: nodes=0 nodes of equal size cannot be made of 4 ranks",
+        "ValueError: attach: nodes='two'; give the number of nodes, or a list",
         "nodes=[[0, 1], [2]] must name each of the ranks 0 to 3 once",
         "differ in size; 'hierarchical' needs equally many ranks a node",
         "inner=int8/64+ef with int4/128 between nodes: error feedback inside a node needs it between nodes, too",
@@ -217,8 +228,8 @@ def test_a_simulated_training_takes_the_same_words() -> None:
     assert not torch.equal(first, last)
     for wrong, message in [
         ({"inner": INNER}, "train: inner=int8/64+ef is the wire inside of nodes"),
-        ({"nodes": 3}, "train: nodes=3 ranks a node do not divide 4 ranks"),
-        ({"nodes": "auto"}, "train: nodes='auto'; give the number of ranks a node"),
+        ({"nodes": 3}, "train: nodes=3 nodes of equal size cannot be made of 4 ranks"),
+        ({"nodes": "auto"}, "train: nodes='auto'; give the number of nodes"),
         ({"nodes": 2, "workers": world}, "give them to the World alone"),
     ]:
         with pytest.raises(ValueError, match=re.escape(message)):

@@ -14,13 +14,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from dist.links import FAST, SLOW, made_up
 from dist.models import error_of, gradients, loss, mlp, wrapped
 from dist.pool import Crew
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import narrowcast as nc
-from narrowcast.parallel import auto
+from narrowcast.parallel.autopilot import pilot
+from narrowcast.parallel.autopilot.times import PLAIN, WIRES
 from narrowcast.parallel.integrations.hooks import HookState
 
 
@@ -109,12 +111,12 @@ def keeping_the_handle(model: DDP) -> object:
 
 
 def choosing_by_itself(model: DDP) -> object:
-    auto.WARM_UP, auto.WATCHED, auto.VALUES = 0, 1, 1 << 8
+    pilot.BEAT = 1
     return nc.attach(model, "auto", min_values=1)
 
 
 def watching(model: DDP) -> object:
-    auto.WARM_UP = 100
+    pilot.BEAT = 100
     nc.attach(model, "auto", min_values=1)
 
 
@@ -239,7 +241,7 @@ def test_a_compiled_ddp_model_is_the_model_that_was_compiled() -> None:
             assert "attached already" in told
 
 
-def join(group: dist.ProcessGroup, counts: tuple[int, int]) -> tuple[str, float]:
+def join(group: dist.ProcessGroup, counts: tuple[int, int]) -> tuple[list[str], float]:
     rank, model = dist.get_rank(group), wrapped(group, mlp())
     handle = nc.attach(model, "auto", min_values=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -249,22 +251,20 @@ def join(group: dist.ProcessGroup, counts: tuple[int, int]) -> tuple[str, float]
             loss(model, rank, step).backward()
             optimizer.step()
     handle.check_ranks()
-    found = handle.explain().splitlines()[0], handle.stats().get("steps", 0.0)
+    found = [entry["road"] for entry in handle.history()], handle.stats()["steps"]
     handle.detach()
     return found
 
 
-COUNTS, GAINS = [(10, 3), (10, 7), (1, 9), (10, 0)], [0.1, 4.0]
+COUNTS = [(22, 3), (12, 7), (1, 9), (12, 0)]
 
 
-def joined(group: dist.ProcessGroup) -> dict[tuple[tuple[int, int], float], tuple[str, float]]:
+def joined(group: dist.ProcessGroup) -> dict[tuple[tuple[int, int], bool], tuple[list[str], float]]:
     """Uneven inputs with "auto", on links whose times are made up."""
     found = {}
-    for gain in GAINS:
-        rates = {"as-is": 1e-3, "bf16": 1e-3 / gain, "int8/256": 1e-3 / gain}
-        made_up = {wire: torch.full((4,), rate, dtype=torch.float64) for wire, rate in rates.items()}
-        auto.seconds_a_value = lambda channel, group, clock, made_up=made_up: made_up
-        found |= {(counts, gain): join(group, counts) for counts in COUNTS}
+    for slow in (False, True):
+        with made_up(lambda step, slow=slow: SLOW if slow else FAST):
+            found |= {(counts, slow): join(group, counts) for counts in COUNTS}
     return found
 
 
@@ -272,6 +272,6 @@ def test_auto_decides_alike_on_ranks_that_have_run_out_of_inputs() -> None:
     with Crew(2, joined, timeout=15) as crew:
         one, two = values_of(crew)
     assert one == two
-    for (counts, gain), (told, steps) in one.items():
-        assert steps == (max(counts) - auto.WARM_UP - auto.WATCHED if gain > 1 else 0)
-        assert told.startswith("auto: use " if gain > 1 else "auto: gradients stay as they are")
+    for (counts, slow), (told, steps) in one.items():
+        assert steps == max(counts)
+        assert told == [WIRES if slow else PLAIN]

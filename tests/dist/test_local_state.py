@@ -146,13 +146,13 @@ def unheard(group: dist.ProcessGroup) -> tuple[int, int, int]:
     """How many steps hooks and the optimizer itself saw while somebody looked; and its states then."""
     steps: list[object] = []
     local = made(group, Few(torch.float32), ("SGD", {"momentum": 0.9}))
-    outer, heard = local._outer, register_optimizer_step_post_hook(lambda *_: steps.append(0))
+    outer, heard = local._own.outer, register_optimizer_step_post_hook(lambda *_: steps.append(0))
     outer.register_step_post_hook(lambda *_: steps.append(1))
     local.state_dict()
     local.check_ranks()
     heard.remove()
     local.close()
-    return len(steps), len(outer.state), sum(a.grad is not None for a in local._anchors.values())
+    return len(steps), len(outer.state), sum(a.grad is not None for a in local._own.anchors.values())
 
 
 def test_nobody_hears_of_a_look_at_the_state(pool: Pool) -> None:
@@ -172,8 +172,8 @@ def moved_by_halves(group: dist.ProcessGroup, dtype: torch.dtype, rate: float) -
                 p.add_(unit * (dist.get_rank(group) == 0 and round_ % 2 == 0))
         local.step()
         wanted = (round_ // 2 + 1) * unit * rate / 2
-        found += [float((anchor - 1 - wanted).abs().max()) for anchor in local._anchors.values()]
-        assert all(torch.equal(p, local._anchors[n].to(p.dtype)) for n, p in model.items())
+        found += [float((anchor - 1 - wanted).abs().max()) for anchor in local._own.anchors.values()]
+        assert all(torch.equal(p, local._own.anchors[n].to(p.dtype)) for n, p in model.items())
     local.close()
     return found
 

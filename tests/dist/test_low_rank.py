@@ -37,7 +37,8 @@ def wrapped(group: dist.ProcessGroup) -> DDP:
 
 
 def late_error(group: dist.ProcessGroup, attach: Callable[[DDP, dist.ProcessGroup], object]) -> float:
-    """Of the mean gradient against the exact one, in the last steps of a training on digits."""
+    """Of the mean gradient against the exact one, in the last steps of a training on digits. Its steps are the exact
+    ones, so that whatever is attached meets the same gradients."""
     digits, rank = data.load("digits").normalised(), dist.get_rank(group)
     x, y, model = digits.x_train.flatten(1), digits.y_train.long(), wrapped(group)
     attach(model, group)
@@ -51,6 +52,7 @@ def late_error(group: dist.ProcessGroup, attach: Callable[[DDP, dist.ProcessGrou
         exact /= dist.get_world_size(group)
         got = flat_gradient(model, optimizer, x[chosen], y[chosen])
         errors.append(float((got - exact).norm() / exact.norm()))
+        nn.utils.vector_to_parameters(exact, [p.grad for p in model.parameters()])
         optimizer.step()
     return sum(errors[LATE:]) / (STEPS - LATE)
 

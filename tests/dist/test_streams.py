@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -32,6 +34,7 @@ from narrowcast.collectives import (
 from narrowcast.collectives.algorithms import two_shot
 from narrowcast.collectives.algorithms.context import Call
 from narrowcast.collectives.algorithms.two_shot import device_rounds
+from narrowcast.collectives.prepared import signature_text
 from narrowcast.collectives.runtime.channel import BrokenChannelError, Channel
 from narrowcast.collectives.runtime.messages import Exchange
 from narrowcast.collectives.runtime.streams import DeviceStream, Way
@@ -73,6 +76,51 @@ def test_sums_of_the_backend_take_the_same_ways(algorithm: str, spec: str, way: 
 def test_parts_of_an_all_reduce_and_what_fsdp_calls_take_the_same_ways(spec: str, way: Way) -> None:
     job = cases.others(spec, 1001, CPU)
     assert same(run(3, CPU, way, job), run(3, CPU, Way.PLAIN, job))
+
+
+@pytest.mark.parametrize(
+    "spec, unit, launches", [("int8/256", 512, 1), ("bf16", 7, 1), ("int8/256", 48, 3), ("nvfp4", 512, 3)]
+)
+def test_parts_of_whole_blocks_are_one_launch_each_way(spec: str, unit: int, launches: int) -> None:
+    """To experts, whose counts differ from rank to rank."""
+    made = {"encode": 0, "decode": 0}
+
+    def counted(name: str) -> Callable[..., None]:
+        real = getattr(segments.Coder, name)
+
+        def count(self: segments.Coder, *args: Any, **options: Any) -> None:
+            made[name] += 1
+            real(self, *args, **options)
+
+        return count
+
+    def job(rank: int, channel: Channel) -> list[Tensor]:
+        lengths = [unit * (1 + (rank + peer) % 2) for peer in range(channel.world)]
+        x, y = torch.randn(sum(lengths)), torch.empty(sum(lengths))
+
+        def work(exchange: Exchange) -> None:
+            primitives.all_to_all(*(Call(z, nc.codec(spec), exchange, lengths) for z in (x, y)))
+
+        channel.submit({"call": "parts"}, work, [x, y]).wait()
+        return []
+
+    with mock.patch.multiple(segments.Coder, encode=counted("encode"), decode=counted("decode")):
+        run(3, CPU, Way.ROUNDS, job)
+    assert made == {"encode": 3 * launches, "decode": 3 * launches}
+
+
+@pytest.mark.parametrize("spec", [*cases.SPECS, "nvfp4", "e4m3@1", "e2m1fn@1", "as-is", "uint8/512"])
+def test_a_rank_without_parts_has_no_wires(spec: str) -> None:
+    """An expert without tokens."""
+    coder = segments.Coder(nc.codec(spec.removesuffix("+ef")), [0, 0], torch.float32)
+    assert primitives._planes_of_parts(coder) in (None, [[(0, 0)], [(0, 0)]], [[(0, 0), (0, 0)]] * 2)
+
+
+def test_what_ranks_compare_is_what_it_shows() -> None:
+    """Equal numbers may be written in two ways, and a caller's own values may be of any kind."""
+    codec = nc.codec("int8/256")
+    texts = {signature_text("all_to_all", codec, 1, torch.float32, n=n) for n in (1, True, 1.0, [1], {"a": 1})}
+    assert len(texts) == 5
 
 
 MEMBERS = (

@@ -201,7 +201,7 @@ PARALLEL = Path(private.__file__).parent
 LISTED = {
     name
     for parts in (
-        private.AUTOGRAD,
+        *(private.AUTOGRAD, private.PROFILER, private.RECORD),
         *(getattr(fsdp_parts, kind) for kind in ("TORCH", "MODULE", "STATE", "GROUP", "PARAMETER", "GRADIENT_TYPE")),
         *(getattr(ddp_parts, kind) for kind in ("JOIN", "JOINED", "HOOKS", "UNUSED", "MIXED")),
         *(getattr(ddp_parts, kind) for kind in ("MIXED_STATE", "BUCKETS")),

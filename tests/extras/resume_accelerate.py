@@ -1,6 +1,6 @@
 """A rank of torchrun: steps with error feedback, `save_state`, and `load_state` into another model.
 
-resume_accelerate.py (ddp | fsdp | scaler) FOLDER. Every rank writes what it saw as FOLDER/RANK.pt.
+resume_accelerate.py (ddp | fsdp | scaler | without) FOLDER. Every rank writes what it saw as FOLDER/RANK.pt.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def resumed(how: str, folder: Path) -> dict[str, State]:
     accelerator.wait_for_everyone()
     handle.detach()
     accelerator.free_memory()
-    accelerator._custom_objects.clear()
-    _, _, handle = prepared(accelerator, how)
+    accelerator = Accelerator(cpu=True)
+    model, _, handle = prepared(accelerator, how)
     fresh = owed(handle)
     accelerator.load_state(str(folder / "state"))
     after = owed(handle)
@@ -81,9 +81,42 @@ def scaled(with_scaler: bool) -> State:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
+def linear(accelerator: Accelerator) -> tuple[nn.Module, Any]:
+    model = accelerator.prepare(nn.Linear(16, 33))
+    return model, accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def without(folder: Path) -> dict[str, State]:
+    """A checkpoint made without narrowcast and loaded with it, then the reverse; and a compiled model."""
+    accelerator = Accelerator(cpu=True)
+    model, optimizer = linear(accelerator)
+    accelerator.save_state(str(folder / "plain"))
+    handle = attach(accelerator, model, "int4/64+ef", min_values=1)
+    accelerator.load_state(str(folder / "plain"))
+    step(accelerator, model, optimizer, 0)
+    before = owed(handle)
+    accelerator.save_state(str(folder / "ours"))
+    handle.detach()
+
+    plain = Accelerator(cpu=True)
+    linear(plain)
+    plain.wait_for_everyone()
+    plain.load_state(str(folder / "ours"))
+
+    compiled = Accelerator(cpu=True, dynamo_backend="eager")
+    model, optimizer = linear(compiled)
+    handle = attach(compiled, model, "int8/256", min_values=1)
+    step(compiled, model, optimizer, 0)
+    handle.detach()
+    return {"before": before, "ratio": {"compiled": torch.tensor(handle.stats()["ratio"])}}
+
+
 def main() -> None:
     how, folder = sys.argv[1], Path(sys.argv[2])
-    found = {"plain": scaled(False), "scaled": scaled(True)} if how == "scaler" else resumed(how, folder)
+    if how == "scaler":
+        found = {"plain": scaled(False), "scaled": scaled(True)}
+    else:
+        found = without(folder) if how == "without" else resumed(how, folder)
     torch.save(found, folder / f"{Accelerator(cpu=True).process_index}.pt")
     Accelerator(cpu=True).end_training()
 

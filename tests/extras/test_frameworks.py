@@ -50,6 +50,17 @@ def test_lightning(how: list[str]) -> None:
     assert found["loss"] < 30
 
 
+def test_lightning_spawned_on_one_process_and_fabric(tmp_path: Path) -> None:
+    output(sys.executable, "tests/extras/spawn_lightning.py", str(tmp_path))
+    found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+    assert found["one"]["steps"] == 0
+    assert "one process: nothing travels" in found["one"]["explained"]
+    # 64 examples, batches of 8, two ranks
+    for how in ("spawn", "strategy", "fork"):
+        assert (found[how]["steps"], found[how]["ratio"] > 3) == (4, True), how
+    assert found["fabric"]["ratio"] > 3
+
+
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_lightning_goes_on_with_what_is_owed(tmp_path: Path, how: str) -> None:
     for found in by_rank("resume_lightning.py", how, tmp_path):
@@ -76,12 +87,78 @@ def test_accelerate_hands_its_loss_scaler_on(tmp_path: Path) -> None:
         assert same(found["scaled"], found["plain"])
 
 
+def test_accelerate_goes_on_from_what_was_saved_without_it_and_back(tmp_path: Path) -> None:
+    for found in by_rank("resume_accelerate.py", "without", tmp_path):
+        assert all(value.abs().max() > 0 for value in found["before"].values())
+        assert found["ratio"]["compiled"] > 3
+    assert not (tmp_path / "plain" / "narrowcast.pt").exists()
+    assert (tmp_path / "ours" / "narrowcast.pt").exists()
+
+
+ONE = """
+from accelerate import Accelerator
+from narrowcast.parallel.integrations.accelerate import attach
+import torch
+accelerator = Accelerator(cpu=True)
+model = accelerator.prepare(torch.nn.Linear(16, 33))
+handle = attach(accelerator, model, "int4/64+ef")
+handle.load_state_dict({"weight": torch.ones(33, 16)})
+accelerator.save_state(folder)
+handle.load_state_dict({})
+accelerator.load_state(folder)
+assert handle.state_dict()["weight"].sum() == 33 * 16
+print(handle.explain())
+"""
+
+
+def test_accelerate_on_one_process_has_nothing_to_do(tmp_path: Path) -> None:
+    assert "one process: nothing travels" in output(sys.executable, "-c", f"folder = {str(tmp_path)!r}\n{ONE}")
+
+
 def test_accelerate() -> None:
     found = last_line(*TORCHRUN, "examples/accelerate_ddp.py")
     # every second pass communicates
     assert found["steps"] == 16
     assert found["ratio"] > 5
     assert found["residuals_kept"]
+
+
+@pytest.mark.parametrize("how", [[], ["--compile"]], ids=["plain", "compiled"])
+def test_trainer(how: list[str], tmp_path: Path) -> None:
+    example = ("examples/transformers_trainer.py", f"--folder={tmp_path}")
+    found = last_line(*TORCHRUN, *example, *how)
+    # a step is two passes, of which the second communicates
+    assert found["steps"] == 12
+    assert found["ratio"] > 6
+    assert (tmp_path / "checkpoint-12" / "narrowcast.pt").exists()
+    if not how:
+        assert last_line(*TORCHRUN, *example, "--steps=16", "--resume")["steps"] == 4
+
+
+def test_trainer_on_one_process_has_nothing_to_do(tmp_path: Path) -> None:
+    found = last_line(sys.executable, "examples/transformers_trainer.py", f"--folder={tmp_path}", "--steps=2")
+    assert found["steps"] == 0
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_trainer_goes_on_with_what_is_owed(tmp_path: Path, how: str) -> None:
+    for found in by_rank("resume_transformers.py", how, tmp_path):
+        assert len(found["saved"]) == 4
+        assert all(value.abs().max() > 0 for value in found["saved"].values())
+        assert same(found["again"], found["saved"])
+        assert not any(value.any() for value in found["without"].values())
+        # a step is two passes: with FSDP2 sharded by hand each is reduced, with DDP the second alone
+        assert found["steps"]["steps"] == (4 if how == "ddp" else 8)
+    assert not (tmp_path / "plain" / "checkpoint-4" / "narrowcast.pt").exists()
+
+
+def test_torchtitan(tmp_path: Path) -> None:
+    found = last_line(*TORCHRUN, "tests/extras/titan_cpu.py", str(tmp_path))
+    # its loss comes in pieces, each a backward pass
+    assert found["steps"] >= 4
+    assert found["gradient_plain_bytes"] / found["gradient_sent_bytes"] > 7
+    assert found["parameter_plain_bytes"] / found["parameter_sent_bytes"] > 1.9
+    assert found["compressed_share"] > 0.99
 
 
 def test_tensorboard(tmp_path: Path) -> None:

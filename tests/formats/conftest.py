@@ -1,15 +1,9 @@
-"""Tests against other libraries run on the reference, which is the oracle of all kernels, and on the native kernels.
-
-One thread for torch in each process: pytest-xdist uses the cores, and two pools get in each other's way.
-"""
+"""Tests against other libraries run on the reference, which is the oracle of all kernels, and on the native kernels."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 from laws import implementations
-
-torch.set_num_threads(1)
 
 
 @pytest.fixture(params=["reference", "native"])

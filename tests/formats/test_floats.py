@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from each import each
 from formats.points import assert_same, beyond, hard_points, same, with_neighbours
 from torch import Tensor
 
@@ -48,7 +49,7 @@ def cast(x: Tensor, dtype: type) -> np.ndarray:
         return x.numpy().astype(np.float32).astype(dtype).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", [*TWINS, *SCALE])
+@each("name", [*TWINS, *SCALE])
 def test_every_code_has_the_value_that_ml_dtypes_gives_it(name: str) -> None:
     fmt = nc.format(name)
     assert same(fmt.values.float(), all_codes(fmt.bits, (TWINS | SCALE)[name]))
@@ -84,7 +85,7 @@ def test_nan_becomes_the_largest_value_of_a_format_with_numbers_only(name: str) 
     assert nc.round_to(torch.tensor([math.nan]), name).item() == fmt.max == float(fmt.rules["nan"])
 
 
-@pytest.mark.parametrize("name", [*TWINS, *SCALE])
+@each("name", [*TWINS, *SCALE])
 def test_derived_limits_are_those_of_ml_dtypes(name: str) -> None:
     fmt, info = nc.format(name), ml_dtypes.finfo((TWINS | SCALE)[name])
     assert (fmt.max, fmt.bits) == (float(info.max), info.bits)
@@ -204,7 +205,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@each("name", WRONG)
 def test_a_wrong_name_is_told_what_is_wrong_and_what_is_allowed(name: str) -> None:
     with pytest.raises(ValueError, match="format") as caught:
         nc.format(name)

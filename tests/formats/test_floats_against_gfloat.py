@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import gfloat
 import numpy as np
 import pytest
+from each import each
 from formats.points import assert_same, same, sampled_points
 from gfloat import Domain, FormatInfo, RoundMode
 from torch import Tensor
@@ -96,7 +97,7 @@ def test_nearest_is_that_of_gfloat(exp: int, variant: str) -> None:
             agrees(fmt, x, "nearest", overflow)
 
 
-@pytest.mark.parametrize("rounding", ["nearest-away", "toward-zero", "up", "down"])
+@each("rounding", ["nearest-away", "toward-zero", "up", "down"])
 @every_family
 def test_directed_roundings_are_those_of_gfloat(exp: int, variant: str, rounding: str) -> None:
     for fmt in formats_with(exp, variant):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from each import each
 from formats.points import assert_same, hard_points
 
 import narrowcast as nc
@@ -19,13 +20,13 @@ INTEGERS = SYMMETRIC | UNSIGNED | LEVELS
 FIXED = ["fixed4.4", "fixed2.6", "fixed1.7", "fixed1.1", "fixed8.0", "fixed8.8", "fixed1.15", "fixed16.0"]
 
 
-@pytest.mark.parametrize("name", INTEGERS)
+@each("name", INTEGERS)
 def test_the_values_are_the_integers_in_range(name: str) -> None:
     low, high = INTEGERS[name]
     assert nc.format(name).grid.tolist() == list(range(low, high + 1))
 
 
-@pytest.mark.parametrize("name", INTEGERS)
+@each("name", INTEGERS)
 def test_integers_round_as_rint_and_saturate(name: str) -> None:
     x = hard_points(nc.format(name))
     wanted = np.clip(np.rint(x.double().numpy()), *INTEGERS[name]).astype(np.float32)
@@ -47,7 +48,7 @@ def test_fixed_point_rounds_as_rint_on_its_step_and_saturates(name: str) -> None
     assert_same(x, nc.round_to(x, fmt), (steps / 2.0**fraction + 0.0).astype(np.float32), name)
 
 
-@pytest.mark.parametrize("name", [*SYMMETRIC, *FIXED])
+@each("name", [*SYMMETRIC, *FIXED])
 def test_codes_are_twos_complement(name: str) -> None:
     fmt = nc.format(name)
     assert isinstance(fmt, UniformFormat)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import softposit
 import torch
+from each import each
 from formats.points import assert_same, same, with_neighbours
 from torch import Tensor
 
@@ -55,7 +56,7 @@ def test_every_value_boundary_and_neighbour_rounds_as_in_softposit(name: str) ->
     assert_same(x, nc.round_to(x, name), rounded_by_softposit(name), name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_every_value_is_one_of_softposit(name: str) -> None:
     values = nc.format(name).grid
     wanted = list(map(oracle(name), values.tolist()))

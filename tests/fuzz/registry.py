@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from fuzz import files, notes, results, specs, wires
+from fuzz import files, notes, results, specs, states, wires
 from fuzz.base import Kind
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (wires.KIND, specs.KIND, *files.KINDS, results.KIND, notes.KIND)}
+KINDS: dict[str, Kind] = {
+    kind.name: kind for kind in (wires.KIND, specs.KIND, *files.KINDS, results.KIND, notes.KIND, states.KIND)
+}
 
 
 def shares(count: int) -> dict[str, int]:

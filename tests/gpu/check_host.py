@@ -104,7 +104,7 @@ def calls_of(codec: Codec, n: int) -> dict[str, Callable[[], object]]:
     wire, rows = codec.encode(x), ops.aligned_rows(WORLD, codec.nbytes(n), "cuda")
     rows.copy_(wire.expand(WORLD, -1))
     parts = ops.aligned_rows(WORLD, codec.nbytes(n // WORLD), "cuda")
-    finish, noise = Finish(float(WORLD)), Noise(2**63 + 5, 3)
+    finish, noise, plan = Finish(float(WORLD)), Noise(2**63 + 5, 3), codec.plan_for(torch.float32)
     feedback = Feedback(torch.zeros(n, device="cuda")) if codec.feedback else None
     return {
         "encode": lambda: (
@@ -112,9 +112,9 @@ def calls_of(codec: Codec, n: int) -> dict[str, Callable[[], object]]:
         ),
         "decode": lambda: codec.decode(wire, n, out=out),
         "reduce": lambda: codec.reduce(rows, n, out=wire, decoded=out),
-        "sum": lambda: codec.sum_with(rows, n, finish, out),
-        "encode_rows": lambda: codec.encode_rows(x, parts, noise, feedback),
-        "decode_rows": lambda: codec.decode_rows(parts, out),
+        "sum": lambda: ops.sum_wires(plan, rows, n, out, finish),
+        "encode_rows": lambda: ops.encode_rows(plan, x, n // WORLD, parts, noise, feedback),
+        "decode_rows": lambda: ops.decode_rows(plan, parts, n // WORLD, out),
     }
 
 

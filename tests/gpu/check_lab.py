@@ -23,7 +23,7 @@ from lab.helpers import Footprint, wait_until
 from narrowcast.lab import Lab
 from narrowcast.lab.check import RateCheck, all_reduce_seconds
 from narrowcast.lab.gpu import FOLDER
-from narrowcast.lab.rates import parse_rate
+from narrowcast.lab.topology import parse_rate
 
 RATE, VALUES, ROUNDS = "10gbit", 26_214_400, 5
 LEAST, MOST = 0.85, 1.02

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import queue
 import sys
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from narrowcast.bench.ranks import lines_of
 from narrowcast.lab import Lab, Line
 
 RANK, FEATURES = (str(Path(__file__).with_name(name)) for name in ("nccl_rank.py", "nccl_features.py"))
@@ -26,25 +28,33 @@ PARTS = ("bits", "training", "levels", "activations", "faults")
 FAULTS = ("killed", "stopped", "raises", "cut off")
 TIMEOUT, GRACE = 15, 5
 """Seconds: of the group, and beyond it."""
-WATCHDOG = "Watchdog caught collective operation timeout"
+WATCHDOG = ("Watchdog caught collective operation timeout", "watchdog thread terminated with exception")
+"""Torch's own words where a call does not end, and where a connection of NCCL has closed under one."""
 HAS_GPU = torch.cuda.is_available()
 Check = tuple[str, bool, str]
 
 
 def in_lab(hosts: int, rate: str | None, command: list[str], ranks_per_host: int = 1) -> Iterator[Check]:
-    """What the ranks say of their checks, and that they end well."""
+    """What the ranks say of their checks, as it comes, and that they end well."""
+    heard: queue.SimpleQueue[Line] = queue.SimpleQueue()
+    where, others = f"{hosts * ranks_per_host} ranks", list[str]()
     with Lab(hosts, rate, gpu=HAS_GPU) as lab:
-        result = lab.run([sys.executable, *command], capture=True, timeout=300, ranks_per_host=ranks_per_host)
-    where = f"{hosts * ranks_per_host} ranks"
-    for fact in (json.loads(line.text) for line in result.lines if line.text.startswith("{")):
-        yield f"{where}: {fact['check']}", fact["good"], "" if fact["good"] else f"rank {fact['rank']}"
-    yield f"{where} end with 0", result.ok, "" if result.ok else result.text()[-2000:]
+        job = lab.start([sys.executable, *command], output=heard.put, timeout=300, ranks_per_host=ranks_per_host)
+        for line in lines_of(job, heard):
+            if not line.text.startswith("{"):
+                others.append(line.text)
+                continue
+            fact = json.loads(line.text)
+            yield f"{where}: {fact['check']}", fact["good"], "" if fact["good"] else f"rank {fact['rank']}"
+        result = job.wait()
+    yield f"{where} end with 0", result.ok, "" if result.ok else "\n".join(others)[-2000:]
 
 
 def faults(kind: str) -> Iterator[Check]:
     """On four ranks, without MPS: what a killed client does to the others under it is not defined.
 
-    Where a call of NCCL does not end, torch's watchdog names it and ends the process: such a rank says nothing itself.
+    Where a call of NCCL does not end, or its connection closes under it, torch's watchdog says so and ends the process:
+    such a rank says nothing itself.
     """
     heard: list[tuple[float, Line]] = []
     with Lab(4, None, gpu=HAS_GPU, mps=False) as lab:
@@ -57,7 +67,7 @@ def faults(kind: str) -> Iterator[Check]:
     for rank in range(3):
         own = [(at, line.text) for at, line in heard if line.rank == rank]
         began = next((at for at, text in own if text.startswith('{"step"')), None)
-        named = next(((at, text) for at, text in own if text.startswith('{"error"') or WATCHDOG in text), None)
+        named = next((line for line in own if _names_a_fault(line[1])), None)
         if began is None or named is None:
             yield (
                 f"{kind}: rank {rank} hears of it",
@@ -70,10 +80,15 @@ def faults(kind: str) -> Iterator[Check]:
         yield f"{kind}: rank {rank} hears of it", good, f"{seconds:.1f} s, {named[1]}"
 
 
+def _names_a_fault(text: str) -> bool:
+    return text.startswith('{"error"') or any(words in text for words in WATCHDOG)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hosts", default="2,3,4,8", help="of bits")
     parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--faults", default=",".join(FAULTS), help="which of them")
     chosen = parser.parse_args()
     parts = chosen.only.split(",")
     if unknown := set(parts) - set(PARTS):
@@ -86,10 +101,10 @@ def main() -> int:
         if "training" in parts:
             yield from in_lab(4, None, [FEATURES, "training"])
         if "levels" in parts:
-            yield from in_lab(2, None, [FEATURES, "levels"], ranks_per_host=2)
+            yield from in_lab(2, RATE, [FEATURES, "levels"], ranks_per_host=2)
         if "activations" in parts:
             yield from in_lab(4, RATE, [FEATURES, "activations"])
-        for kind in FAULTS if "faults" in parts else ():
+        for kind in chosen.faults.split(",") if "faults" in parts else ():
             yield from faults(kind)
 
     for what, good, detail in checks():

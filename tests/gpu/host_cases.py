@@ -159,7 +159,7 @@ def check_sum(found: Found, codec: Codec) -> None:
         for turn, finish in enumerate(finishes):
             wanted, got = torch.empty(n), put(torch.full((n,), 7.0))
             reference.kernels(plan).sum_wires(plan, rows.roll(turn, 0), n, wanted, finish)
-            codec.sum_with(rows_on_gpu(rows.roll(turn, 0), between), n, finish, got)
+            ops.sum_wires(plan, rows_on_gpu(rows.roll(turn, 0), between), n, got, finish)
             found.same(got, wanted, f"sum of {world} x {n}, {between} between, call {turn}, {finish}")
     if isinstance(plan, CastPlan):
         return
@@ -167,7 +167,7 @@ def check_sum(found: Found, codec: Codec) -> None:
     for what, rows in hard_wires(plan, full, 8):
         wanted, got = torch.empty(full), put(torch.full((full,), 7.0))
         reference.kernels(plan).sum_wires(plan, rows, full, wanted)
-        codec.sum_with(rows_on_gpu(rows), full, out=got)
+        ops.sum_wires(plan, rows_on_gpu(rows), full, got)
         found.same(got, wanted, f"sum of 8 x {full}, {what}")
 
 
@@ -202,7 +202,7 @@ def check_rows(found: Found, codec: Codec) -> None:
             room, wanted = poison(WORLD * stride).view(WORLD, stride), poison(WORLD * stride).view(WORLD, stride).cpu()
             feedbacks = (Feedback(left), Feedback(put(left))) if per == PER else (None, None)
             reference.kernels(plan).encode_rows(plan, x, per, wanted[:, :size], noise, feedbacks[0], pitch)
-            codec.encode_rows(put(x), room[:, :size], noise, feedbacks[1], per)
+            ops.encode_rows(plan, put(x), per, room[:, :size], noise, feedbacks[1], pitch)
             what = f"{WORLD} rows of {per}, {pitch} apart, {between} between, call {turn}, {noise}"
             for row in range(WORLD):
                 found.same(
@@ -213,7 +213,7 @@ def check_rows(found: Found, codec: Codec) -> None:
                 found.same(feedbacks[1].residual, left, f"residual of {what}")
             out, values_wanted = put(torch.full((n,), 7.0)), torch.full((n,), 7.0)
             reference.kernels(plan).decode_rows(plan, wanted[:, :size], per, values_wanted, pitch)
-            codec.decode_rows(rows_on_gpu(wanted[:, :size], between), out, per)
+            ops.decode_rows(plan, rows_on_gpu(wanted[:, :size], between), per, out, pitch)
             found.same(out, values_wanted, f"values of {what}")
 
 
@@ -279,7 +279,7 @@ def check_refusals(found: Found, codec: Codec) -> None:
     """What is refused on the CPU is refused here, and what must be copied is copied."""
     n, size = 512, codec.nbytes(512)
     x, wire = torch.randn(n, device="cuda"), torch.zeros(size, dtype=torch.uint8, device="cuda")
-    rows, out = torch.zeros(2, size, dtype=torch.uint8, device="cuda"), torch.zeros(n, device="cuda")
+    out = torch.zeros(n, device="cuda")
     bad: dict[str, Callable[[], object]] = {
         "out that is not contiguous": lambda: codec.encode(x, out=torch.zeros(2 * size, device="cuda").byte()[::2]),
         "out that is too small": lambda: codec.encode(x, out=wire[:-1]),
@@ -294,10 +294,7 @@ def check_refusals(found: Found, codec: Codec) -> None:
         "values that are too few": lambda: codec.decode(wire, n, out=out[:-1]),
         "values that require grad": lambda: codec.decode(wire, n, out=out.clone().requires_grad_()),
         "values upon the wire": lambda: codec.decode(x.view(torch.uint8)[:size], n, out=x),
-        "values upon wires": lambda: codec.sum_with(x.view(torch.uint8)[:size].view(1, size), n, out=x),
-        "a sum in half": lambda: codec.sum_with(rows, n, out=out.half()),
         "decoded upon a wire": lambda: codec.reduce(x.view(torch.uint8)[:size].view(1, size), n, decoded=x),
-        "rows upon x": lambda: codec.encode_rows(x[:256], x.view(torch.uint8)[: 2 * codec.nbytes(128)].view(2, -1)),
     }
     for what, call in bad.items():
         try:

@@ -125,6 +125,19 @@ def others(spec: str, n: int, device: torch.device) -> Job:
         x, row = late(values(n * channel.world, rank, 3), device), torch.empty(n, device=device)
         gathered, told = torch.empty_like(x), late(values(n, rank, 4), device)
 
+        def counts(unit: int, rank: int) -> list[int]:
+            """As many there as back. Of units of blocks, of none at all, and of parts of a block."""
+            return [unit * ((rank + peer) % 3) for peer in range(channel.world)]
+
+        uneven = [
+            (
+                late(values(sum(counts(unit, rank)), rank, 5), device),
+                torch.empty(sum(counts(unit, rank)), device=device),
+                unit,
+            )
+            for unit in (512, 48, 7)
+        ]
+
         def work(exchange: Exchange) -> None:
             def call(x: Tensor, lengths: list[int]) -> Call:
                 return Call(x, codec, exchange, lengths, noise=Noise(3, 4))
@@ -134,10 +147,12 @@ def others(spec: str, n: int, device: torch.device) -> Job:
             primitives.all_gather(call(target, lengths), parts, mine)
             primitives.broadcast(call(told, [n]), 1)
             primitives.all_to_all(call(x, [n] * channel.world), call(gathered, [n] * channel.world), even=True)
+            for y, z, unit in uneven:
+                primitives.all_to_all(call(y, counts(unit, rank)), call(z, counts(unit, rank)))
             row.copy_(rows_reduce_scatter(rows, exchange, x, Reduction(divide=3.0)))
             rows_all_gather(rows, exchange, row, gathered)
 
-        used = [whole, mine, target, total, x, row, gathered, told]
+        used = [whole, mine, target, total, x, row, gathered, told, *(part for pair in uneven for part in pair[:2])]
         channel.submit({"call": "others"}, work, used).wait()
         return bits([t.clone() for t in used])
 

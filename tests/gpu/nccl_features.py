@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 import torch.distributed as dist
-from nccl_rank import DEVICE, VALUES, Check, Given, begin, is_equal_everywhere, same, say, values
+from nccl_rank import DEVICE, VALUES, Check, begin, is_equal_everywhere, say
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -24,6 +24,7 @@ import narrowcast as nc
 from narrowcast.parallel.expert import Routes, all_to_all
 from narrowcast.parallel.pipeline import Boundary
 from narrowcast.parallel.wires import Wires
+from narrowcast.selftest import Given, same, values
 from narrowcast.simulate import World
 
 STEPS, WIDTH, BATCH = 4, 512, 64
@@ -84,7 +85,7 @@ def training(rank: int, world: int) -> Iterator[Check]:
 def levels(rank: int, world: int) -> Iterator[Check]:
     """Two hosts of two ranks: 8 bits inside a host, 4 with feedback between; against the simulator, with feedback."""
     nodes, outer, inner = [[0, 1], [2, 3]], "int4/128+ef", "int8/256"
-    model = DDP(Given().to(DEVICE))
+    model = DDP(Given(VALUES).to(DEVICE))
     handle = nc.attach(model, outer, nodes=nodes, inner=inner)
     simulated, good = World(world, "hierarchical", outer, nodes=nodes, inner=inner), True
     for step in range(3):
@@ -95,6 +96,28 @@ def levels(rank: int, world: int) -> Iterator[Check]:
         good = good and same(model.module.large.grad, wanted) and is_equal_everywhere(model.module.large.grad)
     handle.detach()
     yield f"two levels: {inner} inside, {outer} between", good
+    yield from level_times(nodes)
+
+
+def level_times(nodes: list[list[int]]) -> Iterator[Check]:
+    """An all-reduce of 100 MB on two levels beside the backend's bf16 sum and the same wire on one level, in turn."""
+    x = torch.randn(26_214_400 if DEVICE.type == "cuda" else 100_000, device=DEVICE)
+    total, half = x.clone(), x.bfloat16()
+    between = partial(nc.all_reduce, total, "int4/128", nodes=nodes)
+    calls = {
+        "bf16 sum": partial(dist.all_reduce, half),
+        "int4/128, one level": partial(nc.all_reduce, total, "int4/128"),
+        "int4/128 between, int8/256 inside": partial(between, inner="int8/256"),
+        "int4/128 between, as-is inside": between,
+    }
+    for call in calls.values():
+        timed(call)
+    rounds = [{name: timed(call) for name, call in calls.items()} for _ in range(ROUNDS)]
+    medians = {name: statistics.median(one[name] for one in rounds) for name in calls}
+    for name, ms in medians.items():
+        # over Gloo the codec's time counts, and nobody asks
+        good = ms <= medians["bf16 sum"] or DEVICE.type == "cpu"
+        yield f"2 x 2 ranks, {name}: {ms:.2f} ms, {medians['bf16 sum'] / ms:.2f}x", good
 
 
 def timed(call: Callable[[], object]) -> float:

@@ -13,25 +13,21 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for dist.algorithms, as pytest has it
 
 import torch
 import torch.distributed as dist
-from dist.algorithms import flat_names, options, specs_for
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import narrowcast as nc
-from narrowcast.collectives import Residuals
+from narrowcast.selftest import SECTIONS, Scope, same, values
 from narrowcast.simulate import World
 
 SPECS = (
     "int8/256", "int4/128+sr+ef", "e4m3fn/128", "e5m2+aps", "dtree8+ef", "onebit/64+ef", "mxfp4", "nvfp4", "qsgd4/512",
     "bf16",
 )  # fmt: skip
-VALUES, STEPS = 100_003, 2
+VALUES = 100_003
 TIMEOUT = 15
 """Seconds of the group, in which everybody must hear of a fault."""
 FAULT_AT = 5
@@ -45,15 +41,6 @@ def say(**facts: object) -> None:
     print(json.dumps(facts), flush=True)
 
 
-def values(rank: int, step: int, n: int = VALUES) -> Tensor:
-    generator = torch.Generator().manual_seed(1000 * step + rank)
-    return torch.randn(n, generator=generator) * 10.0 ** (rank % 3 - 1)
-
-
-def same(x: Tensor, wanted: Tensor) -> bool:
-    return torch.equal(x.cpu().view(torch.int32), wanted.view(torch.int32))
-
-
 def is_equal_everywhere(x: Tensor) -> bool:
     first = x.clone()
     dist.broadcast(first, 0)
@@ -62,102 +49,23 @@ def is_equal_everywhere(x: Tensor) -> bool:
     return not differ.item()
 
 
-def all_reduces(rank: int, world: int) -> Iterator[Check]:
-    """Every algorithm and spec against the simulator, which rank 0 asks; all ranks have what rank 0 has."""
-    names = [*flat_names(world), *(["hierarchical"] if world % 2 == 0 else []), "shared_scale"]
-    for name in names:
-        for spec in specs_for(name, SPECS, world):
-            more, feedback = options(name, world), nc.codec(spec).feedback
-            residuals = Residuals.zeros(VALUES, device=DEVICE) if feedback else None
-            simulated, good = World(world, name, spec, **more), True
-            for step in range(STEPS):
-                x = values(rank, step).to(DEVICE)
-                nc.all_reduce(x, spec, dist.ReduceOp.AVG, algorithm=name, step=step, residuals=residuals, **more)
-                if rank == 0:
-                    inputs = torch.stack([values(peer, step) for peer in range(world)])
-                    good = good and same(x, simulated.all_reduce(inputs, "avg", step=step)[0])
-                good = is_equal_everywhere(x) and good
-            yield f"{name} {spec}", good
-
-
-def others(rank: int, world: int) -> Iterator[Check]:
-    """The other collectives, against encode and decode on the CPU."""
-    spec, n = "int8/256", 4096
-    codec = nc.codec(spec)
-
-    def passed(x: Tensor) -> Tensor:
-        return codec.decode(codec.encode(x), x.numel())
-
-    everyones = [values(peer, 7, n * world) for peer in range(world)]
-    mine, out = everyones[rank].to(DEVICE), torch.empty(n, device=DEVICE)
-    nc.reduce_scatter(out, mine, spec)
-    total = torch.zeros(n)
-    for x in everyones:
-        total += passed(x[rank * n : (rank + 1) * n])
-    yield "reduce_scatter", same(out, total)
-    gathered = torch.empty(n * world, device=DEVICE)
-    nc.all_gather(gathered, mine[:n].clone(), spec)
-    yield "all_gather", same(gathered, torch.cat([passed(x[:n]) for x in everyones]))
-    nc.all_to_all(gathered, mine, spec)
-    yield "all_to_all", same(gathered, torch.cat([passed(x[rank * n : (rank + 1) * n]) for x in everyones]))
-    told = mine[:n].clone()
-    nc.broadcast(told, spec, src=1)
-    yield "broadcast", same(told, passed(everyones[1][:n]))
-    if rank == 0:
-        nc.send(mine[:n].clone(), spec, 1)
-    elif rank == 1:
-        nc.recv(out, spec, 0)
-        yield "send and recv", same(out, passed(everyones[0][:n]))
-
-
-class Given(nn.Module):
-    """Gradients are what the input says, to the bit: a bucket has a large tensor and a small one, which stays as is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.large, self.small = nn.Parameter(torch.zeros(VALUES)), nn.Parameter(torch.zeros(999))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (self.large * x[:VALUES]).sum() + (self.small * x[VALUES:]).sum()
-
-
-def ddp(rank: int, world: int) -> Iterator[Check]:
-    for spec in ("int8/256", "int4/128+ef"):
-        model = DDP(Given().to(DEVICE), static_graph=spec == "int8/256")
-        handle, simulated, good = nc.attach(model, spec), World(world, "two_shot", spec), True
-        for step in range(3):
-            model.zero_grad()
-            model(values(rank, step, VALUES + 999).to(DEVICE)).backward()
-            inputs = torch.stack([values(peer, step, VALUES + 999) for peer in range(world)])
-            wanted = simulated.all_reduce(inputs[:, :VALUES].contiguous(), "avg", step=step)[0]
-            total = inputs[0, VALUES:].clone()
-            for x in inputs[1:]:
-                total += x[VALUES:]
-            large, small = model.module.large.grad, model.module.small.grad
-            good = good and same(large, wanted) and same(small, total / world)
-        yield f"DDP {spec}", good
-        handle.detach()
-
-
 def noticed(rank: int, world: int) -> Iterator[Check]:
-    """What a check must notice: another seed's bits, and ranks that disagree."""
-    x = values(rank, 0).to(DEVICE)
+    """What a check must notice: another seed's bits."""
+    x = values(rank, 0, VALUES).to(DEVICE)
     nc.all_reduce(x, "int8/256+sr", algorithm="two_shot", step=1)
-    inputs = torch.stack([values(peer, 0) for peer in range(world)])
+    inputs = torch.stack([values(peer, 0, VALUES) for peer in range(world)])
     yield "a wrong step is noticed", not same(x, World(world, "two_shot", "int8/256+sr").all_reduce(inputs, step=2)[0])
-    try:
-        nc.all_reduce(torch.ones(1000, device=DEVICE), "int8/256" if rank else "int4/128")
-    except nc.collectives.DisagreementError as error:
-        yield "a disagreement is named", "int4/128" in str(error)
-    else:
-        yield "a disagreement is named", False
 
 
 def check_bits(rank: int, world: int) -> None:
-    for checks in (all_reduces, others, ddp, noticed):
-        for what, good in checks(rank, world):
-            if rank == 0 or not good or what == "send and recv":
-                say(check=what, good=good, rank=rank)
+    at = Scope(rank, world, DEVICE, SPECS, VALUES)
+    for section in SECTIONS.values():
+        for found in section(at):
+            alike = is_equal_everywhere(torch.tensor([found.bits], device=DEVICE)) if found.bits else True
+            if rank == 0 or found.fault or not alike:
+                say(check=found.name, good=not found.fault and alike, rank=rank)
+    for what, good in noticed(rank, world):
+        say(check=what, good=good, rank=rank)
 
 
 def cut_link() -> None:

@@ -1,7 +1,4 @@
-"""The native library, for tests that need it.
-
-One thread for torch in each process: pytest-xdist uses the cores, and two pools get in each other's way.
-"""
+"""The native library, for tests that need it."""
 
 from __future__ import annotations
 
@@ -12,8 +9,6 @@ import torch
 from laws.implementations import require_native
 
 from narrowcast.kernels import native
-
-torch.set_num_threads(1)
 
 
 @pytest.fixture

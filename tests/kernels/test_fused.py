@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from each import each
 from laws.inputs import hard_values, normal, with_specials
 from torch import Tensor
 
@@ -64,7 +65,7 @@ def test_encoding_what_is_owed_equals_the_separate_steps(spec: str) -> None:
                 assert torch.equal(bits(got), bits(wanted)), (name, n, how)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@each("spec", SPECS)
 def test_a_reduction_equals_the_separate_steps(spec: str) -> None:
     codec, noise = nc.codec(spec), noise_of(spec)
     plan = codec.plan
@@ -86,7 +87,7 @@ def test_a_reduction_equals_the_separate_steps(spec: str) -> None:
             assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True)), (n, dtype)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@each("spec", SPECS)
 def test_a_sum_of_wires_equals_decode_and_add(spec: str) -> None:
     codec, noise = nc.codec(spec), noise_of(spec)
     if native.why_not(codec.plan) is not None:

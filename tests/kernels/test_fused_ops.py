@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from each import each
 from laws.inputs import hard_values, normal, with_specials
 from torch import Tensor
 
@@ -20,7 +21,7 @@ def bits(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("unit", [1.0, 1024.0, 3.0])
-@pytest.mark.parametrize("spec", SPECS)
+@each("spec", SPECS)
 def test_encoding_with_a_residual_is_what_error_feedback_does_by_hand(spec: str, unit: float) -> None:
     codec, x = nc.codec(spec), with_specials(hard_values(64, N), 300)
     old = 0.01 * normal(N, 1)
@@ -55,7 +56,7 @@ def test_reduce_is_decode_and_add_in_order_then_encode(spec: str) -> None:
         assert torch.equal(decoded, codec.decode(wanted, N, dtype=torch.bfloat16))
 
 
-@pytest.mark.parametrize("spec", all_specs())
+@each("spec", all_specs())
 def test_a_sum_is_decode_and_add_in_order(spec: str) -> None:
     codec = nc.codec(spec)
     ranks = [normal(N, 0), with_specials(hard_values(codec.block or 256, N), 300), -normal(N, 0), normal(N, 3)]
@@ -67,14 +68,15 @@ def test_a_sum_is_decode_and_add_in_order(spec: str) -> None:
         codec.decode(row, N, out=wanted, accumulate=True)
     finish = Finish(3.0, 0.7)
     for given in (rows, list(rows.clone())):
-        out = torch.empty(N)
-        assert codec.sum_with(given, N, out=out) is out
+        out, plan = torch.empty(N), codec.plan_for(torch.float32)
+        ops.sum_wires(plan, given, N, out)
         assert torch.equal(bits(out), bits(wanted))
-        assert torch.equal(bits(codec.sum_with(given, N, finish)), bits(finish.apply(wanted)))
+        ops.sum_wires(plan, given, N, out, finish)
+        assert torch.equal(bits(out), bits(finish.apply(wanted)))
 
 
 @pytest.mark.parametrize("gap", [0, 16])
-@pytest.mark.parametrize("spec", all_specs())
+@each("spec", all_specs())
 def test_rows_are_encoded_and_decoded_as_each_by_itself(spec: str, gap: int) -> None:
     codec, per, world = nc.codec(spec), 304, 3
     pitch = per + gap
@@ -84,7 +86,10 @@ def test_rows_are_encoded_and_decoded_as_each_by_itself(spec: str, gap: int) -> 
         feedback = Feedback(residual.clone(), 3.0) if owing else None
         wanted_left = residual.clone()
         rows = ops.aligned_rows(world, codec.nbytes(per, torch.float32 if owing else floats.dtype))
-        codec.encode_rows(floats, rows, Noise(5, 6, 32), feedback, per)
+        plan, kept = codec.plan_for(torch.float32 if owing else floats.dtype), feedback
+        if feedback is not None:
+            kept = Feedback(feedback.residual, feedback.unit, codec.decay)
+        ops.encode_rows(plan, floats, per, rows, Noise(5, 6, 32), kept, pitch)
         for row in range(world):
             part = slice(row * pitch, row * pitch + per)
             kept = {"residual": wanted_left[part], "unit": 3.0} if owing else {}
@@ -93,7 +98,7 @@ def test_rows_are_encoded_and_decoded_as_each_by_itself(spec: str, gap: int) -> 
         if feedback is not None:
             assert torch.equal(bits(feedback.residual), bits(wanted_left))
     out = torch.full((n + gap,), 7.0)
-    codec.decode_rows(rows, out[:n], per)
+    ops.decode_rows(codec.plan_for(torch.float32), rows, per, out[:n], pitch)
     assert torch.equal(
         bits(out.view(world, pitch)[:, :per]), bits(torch.stack([codec.decode(row, per) for row in rows]))
     )
@@ -103,57 +108,16 @@ def test_rows_are_encoded_and_decoded_as_each_by_itself(spec: str, gap: int) -> 
 def test_rows_of_no_seed_draw_each_its_own_bits() -> None:
     codec, x = nc.codec("int4/128+sr"), torch.rand(256).repeat(4)
     rows = ops.aligned_rows(4, codec.nbytes(256))
-    codec.encode_rows(x, rows, Noise(0, 0, 0))
+    ops.encode_rows(codec.plan_for(x.dtype), x, 256, rows, Noise(0, 0, 0))
     for row, wire in enumerate(rows):
         assert torch.equal(wire, codec.encode(x[:256], offset=256 * row))
 
 
-@pytest.mark.parametrize("spec", all_specs())
+@each("spec", all_specs())
 def test_a_residual_of_any_shape_is_flat_for_kernels(spec: str) -> None:
     codec, x, flat, table = nc.codec(spec), normal(64), torch.full((64,), 0.01), torch.full((64, 1), 0.01)
     assert torch.equal(codec.encode(x, residual=flat), codec.encode(x, residual=table))
     assert torch.equal(bits(flat), bits(table.view(-1)))
-
-
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda c: c.sum_with(wires(), 64, out=torch.zeros(64).half()), "must be 64 contiguous float32, got 64 of"),
-        (lambda c: c.sum_with(wires(), 64, out=torch.zeros(64, 2)[:, 0]), "64 contiguous float32, .*not contiguous"),
-        (lambda c: c.sum_with([], 64), "got no wires"),
-        (lambda c: c.sum_with(torch.zeros(2, 17 * 4).to(torch.uint8), 60), "60 values take 64 bytes"),
-        (lambda c: c.encode_rows(torch.zeros(65), torch.zeros(2, 36, dtype=torch.uint8)), "2 equal parts"),
-        (lambda c: c.encode_rows(torch.zeros(2, 32), torch.zeros(2, 36, dtype=torch.uint8)), "give a flat tensor"),
-        (lambda c: c.encode_rows(torch.zeros(63), torch.zeros(2, 36, dtype=torch.uint8), per=32), "do not overlap"),
-        (lambda c: c.encode_rows(torch.zeros(64), torch.zeros(36, dtype=torch.uint8)), "one wire in each row"),
-        (lambda c: c.encode_rows(torch.zeros(64), torch.zeros(2, 35, dtype=torch.uint8)), "must be 36 contiguous"),
-        (lambda c: c.decode_rows(torch.zeros(2, 35, dtype=torch.uint8), torch.zeros(64)), "32 values take 36 bytes"),
-        (lambda c: c.encode_rows(*two_that_overlap()), "wires overlaps x in memory"),
-        (lambda c: c.decode_rows(*two_that_overlap()[::-1]), "out overlaps wires in memory"),
-        (lambda c: c.sum_with(two_that_overlap()[1], 32, out=two_that_overlap()[0][:32]), "out overlaps wire 0"),
-        (
-            lambda c: c.encode_rows(torch.zeros(64), torch.zeros(36, dtype=torch.uint8).expand(2, 36)),
-            "share their memory",
-        ),
-    ],
-)
-def test_wrong_rows_are_named(call: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call(nc.codec("int8/64"))  # type: ignore[operator]
-
-
-ROOM = torch.zeros(100)
-
-
-def two_that_overlap() -> tuple[Tensor, Tensor]:
-    """64 values, and two rows of 36 bytes among them."""
-    return ROOM[:64], ROOM.view(torch.uint8)[:72].view(2, 36)
-
-
-def test_rows_between_which_random_bits_do_not_begin_are_refused() -> None:
-    codec = nc.codec("int8/64+sr")
-    with pytest.raises(ValueError, match="a multiple of 16"):
-        codec.encode_rows(torch.zeros(40), torch.zeros(2, 24, dtype=torch.uint8))
 
 
 def test_the_first_wire_starts_the_sum() -> None:

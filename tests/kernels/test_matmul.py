@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+from each import each
 from kernels.exact_matmul import dot
 from torch import Tensor
 
@@ -69,7 +70,7 @@ def native_matmuls(native_library: None) -> None:
 
 
 @pytest.mark.parametrize("method", ["", "+kahan", "+fma", "+fma+kahan"])
-@pytest.mark.parametrize("name", [*FORMATS, "e5m2+mul=fp16", "bf16+mul=fp32", "fp32+sequential"])
+@each("name", [*FORMATS, "e5m2+mul=fp16", "bf16+mul=fp32", "fp32+sequential"])
 def test_the_reference_equals_exact_fractions(name: str, method: str) -> None:
     if "mul=" in name and "fma" in method:
         pytest.skip("a fused product has no format")
@@ -145,7 +146,7 @@ def test_multiplication_by_adding_patterns() -> None:
     assert special[3, 2] == math.inf
 
 
-@pytest.mark.parametrize("spec", RULES)
+@each("spec", RULES)
 def test_native_equals_the_reference(spec: str, native_matmuls: None) -> None:
     rule = accumulator(spec)
     for of_a, of_b, seed in ((None, None, 0), ("e4m3fn", "bf16", 2)):
@@ -294,7 +295,7 @@ def test_a_table_of_values_runs_in_the_reference_and_says_so() -> None:
     assert explain("fp32").implementation == "torch"
 
 
-@pytest.mark.parametrize("spec", [*RULES, "fp32", "fp16/128+outer=fp32+kahan", "posit16.1+pairwise"])
+@each("spec", [*RULES, "fp32", "fp16/128+outer=fp32+kahan", "posit16.1+pairwise"])
 def test_an_accumulator_prints_as_it_is_read(spec: str) -> None:
     assert accumulator(str(accumulator(spec))) == accumulator(spec)
 

@@ -17,12 +17,13 @@ RULES = (
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_the_kernel_gives_the_bits_of_the_reference() -> None:
+@pytest.mark.parametrize("rules", [RULES[::3], *(pytest.param(RULES[i::3], marks=pytest.mark.slow) for i in (1, 2))])
+def test_the_kernel_gives_the_bits_of_the_reference(rules: tuple[str, ...]) -> None:
     # a process of its own: whether kernels are interpreted is decided when triton is imported
     script = Path(__file__).with_name("matmul_interpreter.py")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, str(script), *RULES], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, str(script), *rules], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.split() == [word for rule in RULES for word in (rule, "ok")]
+    assert done.stdout.split() == [word for rule in rules for word in (rule, "ok")]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from each import each
 from laws.inputs import hard_values, normal, unaligned, with_specials
 from torch import Tensor
 
@@ -178,7 +179,7 @@ def test_every_listed_codec_on_a_large_tensor_with_some_nan_and_inf(spec: str) -
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
-@pytest.mark.parametrize("spec", PLANS)
+@each("spec", PLANS)
 def test_every_listed_codec_on_sixteen_bit_values(spec: str, dtype: torch.dtype) -> None:
     plan = PLANS[spec]
     x = (normal(4099, seed=7) * torch.exp(2 * normal(4099, seed=8))).to(dtype)
@@ -188,14 +189,14 @@ def test_every_listed_codec_on_sixteen_bit_values(spec: str, dtype: torch.dtype)
         agrees(plan, x[-n:].contiguous(), f"{spec}, {n} of {dtype}", seed=3)
 
 
-@pytest.mark.parametrize("name", WIDTHS)
+@each("name", WIDTHS)
 def test_every_width_block_store_and_rule(name: str) -> None:
     for plan in scaled_plans(WIDTHS[name]):
         x = hard_values(plan.block, 5 * (plan.block or 300) + 19 if plan.block < 4096 else 4096 + 19)
         agrees(plan, x, name_of(plan), seed=9, stream=1)
 
 
-@pytest.mark.parametrize("plan", list(other_plans()), ids=name_of)
+@each("plan", list(other_plans()))
 def test_every_affine_one_bit_and_nvfp4_plan(plan: Plan) -> None:
     for n in (1, 15, 16, 17, 300, 4099, 20_011):
         x = hard_values(plan.block, n)
@@ -236,7 +237,7 @@ def test_a_scale_that_is_given_is_used(spec: str) -> None:
                 assert_equal(got, wanted, f"{spec} with scale {scale} ({way})")
 
 
-@pytest.mark.parametrize("spec", PLANS)
+@each("spec", PLANS)
 def test_every_code_is_decoded_to_every_type_and_added_to_what_is_there(spec: str) -> None:
     plan, n = PLANS[spec], 4099
     wire = torch.empty(plan.layout(n).nbytes, dtype=torch.uint8)
@@ -266,7 +267,7 @@ def test_bytes_that_no_encoder_wrote_are_decoded_alike(spec: str) -> None:
             values(plan, wrong, n, normal(n), torch.float32, f"{spec}, three wrong bytes")
 
 
-@pytest.mark.parametrize("name", WIDTHS)
+@each("name", WIDTHS)
 def test_every_code_of_every_width_and_store_is_decoded(name: str) -> None:
     for number, plan in enumerate(scaled_plans(WIDTHS[name])):
         n = (1003, 257, 4099)[number % 3]
@@ -292,7 +293,7 @@ def test_decoding_into_an_unaligned_tensor_from_an_unaligned_wire(spec: str) -> 
             assert room[0] == room[-1] == 7, "written outside"
 
 
-@pytest.mark.parametrize("spec", PLANS)
+@each("spec", PLANS)
 def test_nothing_is_written_outside_the_wire(spec: str) -> None:
     plan = PLANS[spec]
     for n in (1, 17, 255, 1000):
@@ -307,7 +308,7 @@ def test_nothing_is_written_outside_the_wire(spec: str) -> None:
 ROUNDED = [fmt for fmt in [*all_formats(), *WIDTHS.values()] if native.why_not_round(fmt, "nearest", "ieee") is None]
 
 
-@pytest.mark.parametrize("fmt", list(dict.fromkeys(ROUNDED)), ids=str)
+@each("fmt", list(dict.fromkeys(ROUNDED)))
 def test_round_to_is_the_same_for_every_format_overflow_rule_and_type(fmt: Format) -> None:
     near = torch.cat([fmt.grid, fmt.boundaries()]).float()[:: max(1, len(fmt.grid) // 4000)]
     up = torch.nextafter(near, torch.tensor(float("inf")))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from each import each
 from laws.inputs import normal
 from laws.laws import LAWS, exempt
 from torch import Tensor
@@ -87,7 +88,7 @@ def test_what_runs_a_plan_is_chosen_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert asked == ["cpu"]
 
 
-@pytest.mark.parametrize("spec", all_specs())
+@each("spec", all_specs())
 def test_explain_names_what_runs(spec: str) -> None:
     """The names come from the same choice as the kernels."""
     plan = nc.codec(spec).plan_for(torch.float32)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from each import each
 from laws.implementations import require_native, use
 from laws.inputs import hard_values, normal
 from torch import Tensor
@@ -35,7 +36,7 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     return str(request.param)
 
 
-@pytest.mark.parametrize("spec", FINITE)
+@each("spec", FINITE)
 def test_sums_of_finite_values_are_finite(spec: str, implementation: str) -> None:
     codec, x = nc.codec(spec), huge()
     wires = [codec.encode(x, seed=seed) for seed in range(4)]
@@ -183,7 +184,7 @@ flushes = pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this p
 
 
 @flushes
-@pytest.mark.parametrize("spec", all_specs())
+@each("spec", all_specs())
 def test_codecs_keep_subnormals_whatever_the_thread_does(spec: str, implementation: str) -> None:
     same_when_flushing(lambda: of_codec(nc.codec(spec)))
 

@@ -20,7 +20,7 @@ from narrowcast.lab import Lab  # noqa: E402
 
 
 def main(end: str, gpu: bool) -> None:
-    with Lab(2, "1gbit", gpu=gpu) as lab:
+    with Lab(2, "1gbit", gpu=gpu, delay="1ms") as lab:
         job = lab.start(["sh", "-c", "sleep 600 & setsid sleep 600 & wait"], grace=0.2)
         assert wait_until(lambda: running(lab, "sleep 600") == 4)
         assert lab._connection is not None

@@ -234,7 +234,7 @@ def test_after_kill_9_nothing_of_mps_is_left(machine: Machine, victim: str, stub
         footprint = Footprint.of(guard)
         assert len(machine.sleeping()) == 1, machine.asked
         # guard, PID 1, two ranks with two children each, MPS
-        assert (len(footprint.processes), len(footprint.namespaces)) == (9, 3)
+        assert (len(footprint.processes), len(footprint.namespaces)) == (10, 3)
         process.stdin.write("go\n")
         process.stdin.flush()
         if "forked" in victim:
@@ -265,7 +265,7 @@ def test_check_asks_nccl_for_100_mib_five_times(monkeypatch: pytest.MonkeyPatch)
     asked = {}
 
     class NoLab:
-        def __init__(self, hosts: int, rate: str, gpu: bool) -> None:
+        def __init__(self, hosts: int, rate: str, gpu: bool, delay: None) -> None:
             asked.update(hosts=hosts, rate=rate, gpu=gpu)
 
         def __enter__(self) -> NoLab:
@@ -279,8 +279,8 @@ def test_check_asks_nccl_for_100_mib_five_times(monkeypatch: pytest.MonkeyPatch)
             asked["words"] = command[3:]
             return self
 
-        def json_lines(self) -> list[list[float]]:
-            return [[0.14, 0.13, 0.12, 9.0, 0.01]]
+        def json_lines(self) -> list[tuple[list[float], float]]:
+            return [([0.14, 0.13, 0.12, 9.0, 0.01], 0.001)]
 
     monkeypatch.setattr(check, "Lab", NoLab)
     done = RUNNER.invoke(app, ["check", "--gpu", "--rate", "10gbit", "--hosts", "4", "--json", "-"])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import subprocess
 import sys
 import time
 
 import pytest
-from lab.helpers import outcome, rate_seen, seconds_taken, transfer, wait_until
+from lab.helpers import family, outcome, rate_seen, seconds_taken, transfer, wait_until
 
 from narrowcast.lab import Lab, LabError
 from narrowcast.lab.check import TOLERANCE, check_rate
@@ -123,16 +127,67 @@ def test_two_labs_at_once_do_not_see_one_another() -> None:
     assert 16 / slow["seconds"] == pytest.approx(40, rel=TOLERANCE)
 
 
-def test_delay_works_or_says_that_the_kernel_cannot() -> None:
-    try:
-        with Lab(2, "1gbit", delay="20ms") as lab:
-            # there and back at least twice: connection, data, end
-            assert seconds_taken(lab, 0, 1, 1000) >= 0
-            began = time.monotonic()
-            seconds_taken(lab, 0, 1, 1000)
-            assert time.monotonic() - began > 0.08
-    except LabError as error:
-        assert "needs sch_netem" in str(error)  # noqa: PT017  which of the two happens is the kernel's choice
+def test_a_packet_takes_its_time_and_not_much_more() -> None:
+    late = check_rate(hosts=2, text="200mbit", nbytes=MB, rounds=1, delay="40ms")
+    assert 0.080 <= late.round_trip < 0.160, late
+
+
+def test_links_with_a_delay_hold_their_rate_and_can_be_cut_healed_and_changed() -> None:
+    with Lab(3, "40mbit", delay="5ms", jitter="1ms") as lab:
+        assert rate_seen(lab, 0, 1, 4 * MB) < 44
+        lab.set_rate(0, "200mbit")
+        lab.set_rate(1, None)
+        assert rate_seen(lab, 0, 1, 8 * MB) > 60
+        lab.cut(2)
+        lab.heal(2)
+        before = lab.counters()
+        seconds_taken(lab, 2, 0, MB)
+        assert lab.counters()[2].sent - before[2].sent == pytest.approx(MB, rel=0.05)
+
+
+def test_what_is_lost_is_sent_again_and_counted() -> None:
+    with Lab(2, "200mbit", delay="1ms", loss=0.02) as lab:
+        seconds_taken(lab, 0, 1, 4 * MB)
+        lost = lab.counters()[0].lost
+    frames = 4 * MB / 1448
+    assert 0.01 < lost / frames < 0.03  # 55 are expected, 7 more or less
+
+
+def test_links_with_a_delay_take_the_largest_packets() -> None:
+    with Lab(2, "200mbit", delay="1ms", mtu=65521, racks=[[0], [1]]) as lab:
+        seconds_taken(lab, 0, 1, MB)
+
+
+def test_a_lab_whose_packets_nobody_carries_ends_its_ranks_and_says_so() -> None:
+    with Lab(2, delay="1ms") as lab:
+        job = lab.start(["sleep", "60"], capture=True)
+        assert lab._connection is not None
+        _, _, forwarder, *_ = family(lab._connection.guard.pid)
+        os.kill(forwarder, signal.SIGKILL)
+        with pytest.raises(LabError, match=r"carries .* packets ended with -9.*open a new lab"):
+            job.wait(20)
+        for call in (lab.counters, lambda: lab.run(["true"]), lambda: lab.cut(0)):
+            with pytest.raises(LabError, match="open a new lab"):
+                call()
+
+
+WITHOUT_TAP = """
+from narrowcast.lab import Lab, LabError
+from narrowcast.lab import syscalls
+syscalls.unshare(syscalls.NEWNS)
+syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
+syscalls.mount("/dev/null", "/dev/net/tun", flags=syscalls.MS_BIND)
+try:
+    with Lab(2, delay="1ms"):
+        pass
+except LabError as error:
+    print(error)
+"""
+
+
+def test_a_machine_without_tap_devices_is_told() -> None:
+    told = subprocess.run([sys.executable, "-c", WITHOUT_TAP], check=False, capture_output=True, text=True, timeout=60)
+    assert re.search(r"delay=.*need TAP devices.*modprobe tun", told.stdout), told
 
 
 def test_a_host_that_is_not_there_is_refused() -> None:

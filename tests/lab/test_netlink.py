@@ -14,7 +14,7 @@ import pytest
 
 from narrowcast.lab import Lab, syscalls
 from narrowcast.lab.netlink import HEADER, LINK, QUEUE, Netlink, attribute, attributes
-from narrowcast.lab.rates import parse_rate
+from narrowcast.lab.topology import parse_rate
 
 GET_QUEUE, DUMP = 38, 0x301
 TBF_FIXED, TBF_RATE = 1, 4

@@ -43,8 +43,8 @@ def owner(end: str) -> Iterator[tuple[subprocess.Popen[str], Footprint]]:
     with process:
         assert process.stdout is not None
         footprint = Footprint.of(int(process.stdout.readline()))
-        # guard, PID 1, two ranks with two children each; switch and two hosts
-        assert (len(footprint.processes), len(footprint.namespaces)) == (8, 3)
+        # guard, PID 1, what carries delayed packets, two ranks with two children each; switch and two hosts
+        assert (len(footprint.processes), len(footprint.namespaces)) == (9, 3)
         try:
             yield process, footprint
         finally:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from narrowcast.lab import Lab
-from narrowcast.lab.rates import LARGEST_PACKET, parse_rate
-from narrowcast.lab.topology import topology
+from narrowcast.lab.topology import LARGEST_PACKET, parse_rate, topology
 
 
 @pytest.mark.parametrize(
@@ -53,7 +52,11 @@ def test_the_bucket_holds_the_largest_packet_and_the_queue_more(text: str) -> No
         ({"racks": [[0, 1], [2, 3]], "uplink": "quick"}, "uplink: got 'quick'"),
         ({"delay": "1"}, "delay: got '1'.*us, ms or s"),
         ({"delay": "1 ms"}, "delay: got '1 ms'"),
-        ({"delay": "101s"}, "delay: got '101s'.*up to 100s"),
+        ({"delay": "11s"}, "delay: got '11s'.*up to 10s"),
+        ({"jitter": "fast"}, "jitter: got 'fast'.*us, ms or s"),
+        ({"loss": 1}, "loss: got 1; .*share of packets"),
+        ({"loss": "1%"}, "loss: got '1%'"),
+        ({"delay": "1ms", "mtu": 65535}, "mtu: got 65535 with a delay.* give 65521 or less"),
     ],
 )
 def test_a_wrong_topology_is_refused(wrong: dict[str, Any], message: str) -> None:
@@ -87,8 +90,21 @@ def test_every_link_is_limited_at_both_ends() -> None:
     assert all(set(calls("limit", racks.host(host))) == {"eth0"} for host in range(4))
 
 
-def test_delay_is_inside_the_bucket_or_alone() -> None:
-    limited, free = topology(2, "1gbit", delay="1ms"), topology(2, None, delay="500us")
-    delay = {"do": "delay", "name": "eth0"}
-    assert limited.host_limits(0)[1] == {**delay, "nanoseconds": 1_000_000, "limited": True}
-    assert free.host_limits(0) == [{**delay, "nanoseconds": 500_000, "limited": False}]
+def test_a_delay_replaces_the_pairs_and_leaves_the_limits() -> None:
+    plain, late = topology(2, "1gbit"), topology(2, "1gbit", delay="1ms")
+    assert calls("add_pair", plain.switch([100, 103]))
+    assert not calls("add_pair", late.switch([100, 103]))
+    assert calls("limit", late.switch([100, 103])) == calls("limit", plain.switch([100, 103]))
+    assert late.host(0) == plain.host(0)
+
+
+def test_buffers_hold_twice_what_is_under_way() -> None:
+    assert topology(2, "1gbit", rates={1: "100mbit"}, delay="50ms").buffers == 2 * 0.1 * 1e9 / 8
+    assert topology(2, "1gbit").buffers == 0
+    assert topology(2, None, delay="10s").buffers == 1 << 30
+
+
+def test_packets_are_large_where_the_delay_hides_the_time_that_they_take() -> None:
+    assert topology(2, "100mbit", delay="50ms").segments == round(100e6 / 8 * 5e-3 / 1500)
+    assert topology(2, "10gbit", delay="50ms", mtu=9000).segments == round(65536 / 9000)
+    assert topology(2, "1mbit", delay="1ms").segments == 2

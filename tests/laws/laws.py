@@ -356,7 +356,7 @@ def torchs_default_type_changes_no_number(codec: Codec) -> None:
             residual, decoded = torch.zeros(n, dtype=torch.float32), torch.zeros(n, dtype=torch.float32)
             wires = [codec.encode(x, seed=1), codec.encode(x, seed=2, residual=residual, unit=3.0)]
             total = codec.reduce(wires, n, seed=3, divide=2.0, decoded=decoded)
-            found.append([*wires, total, residual, decoded, codec.decode(total, n), codec.sum_with(wires, n)])
+            found.append([*wires, total, residual, decoded, codec.decode(total, n)])
     finally:
         torch.set_default_dtype(before)
     for others in found[1:]:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
+import tempfile
 import time
+import types
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+from each import each
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from narrowcast.collectives.segments import Times
-from narrowcast.parallel.integrations import perfetto
-from narrowcast.parallel.integrations.tensorboard import TensorBoard, scalars
+from narrowcast.parallel.integrations import perfetto, tensorboard
+from narrowcast.parallel.integrations.recording import SINKS, Recording, scalars
+from narrowcast.parallel.integrations.tensorboard import TensorBoard
 from narrowcast.parallel.stats import KEPT, CallEvent, Stats
 
 
@@ -144,6 +150,73 @@ def test_any_writer_will_do_and_stays_its_owners() -> None:
     assert found["wire/sent_bytes_per_step", 6] == 1000
     assert found["wire/ratio", 6] == pytest.approx(4.0)
     assert not writer.closed
+
+
+FAKE_WANDB = """
+class Run:
+    rows = []
+    def log(self, numbers, step): self.rows.append((step, numbers))
+    def finish(self): self.rows.append("finished")
+run = None
+made = Run()
+def init(project): return made
+"""
+
+
+@each("kind", SINKS)
+def test_every_sink_gets_every_counter_of_every_write(kind: str) -> None:
+    watched, read = counted(), READERS[kind]
+    watched.kept.steps = 5
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(sys.modules), pytest.MonkeyPatch.context() as patch:
+        wandb = types.ModuleType("wandb")
+        exec(FAKE_WANDB, vars(wandb))
+        sys.modules["wandb"] = wandb
+        patch.setattr(tensorboard, "_writer", lambda to: writers.setdefault(to, Writer()))
+        recording = Recording(watched, f"{kind}:{folder}/out")
+        recording.write(5)
+        watched.count("all_gather of parameters root", 1000, 0.5)
+        watched.kept.steps = 6
+        recording.write(6)
+        recording.close()
+        found = read(f"{folder}/out")
+    assert found["sent_bytes_per_step"] == 1000
+    assert found["ratio"] == pytest.approx(4.0)
+    assert len(found) >= len(watched.stats()) - 1
+
+
+writers: dict[str, Writer] = {}
+
+
+def _of_tensorboard(path: str) -> dict[str, float]:
+    writer = writers.pop(path)
+    assert writer.closed
+    return {name.removeprefix("narrowcast/"): value for name, value, step in writer.rows if step == 6}
+
+
+def _of_jsonl(path: str) -> dict[str, float]:
+    first, last = map(json.loads, Path(path).read_text().splitlines())
+    assert (first["step"], last["step"]) == (5, 6)
+    return {name.removeprefix("narrowcast/"): value for name, value in last.items()}
+
+
+def _of_prometheus(path: str) -> dict[str, float]:
+    rows = [line.split(" ") for line in Path(path).read_text().splitlines() if not line.startswith("#")]
+    return {name.removeprefix("narrowcast_").partition("{")[0]: float(value) for name, value in rows}
+
+
+def _of_wandb(path: str) -> dict[str, float]:
+    (_, _), (step, numbers), end = sys.modules["wandb"].made.rows
+    assert (step, end) == (6, "finished")
+    return {name.removeprefix("narrowcast/"): value for name, value in numbers.items()}
+
+
+READERS = {"jsonl": _of_jsonl, "prometheus": _of_prometheus, "tensorboard": _of_tensorboard, "wandb": _of_wandb}
+
+
+def test_a_sink_that_nobody_knows_is_refused_with_those_there_are() -> None:
+    for wrong in ("csv:x", "jsonl", "jsonl:"):
+        with pytest.raises(ValueError, match=f"got '{wrong}'; give KIND:WHERE with one of jsonl, prometheus"):
+            Recording(counted(), wrong)
 
 
 def test_stats_of_several_roles_add_up() -> None:

@@ -56,7 +56,7 @@ def test_no_advice_to_compress_reaches_below_16_bits(name: str) -> None:
             if found.verdict == "compress":
                 assert found.prediction.over_16bit_low > 1.0, (name, model.name, world)
             if found.verdict == "16-bit":
-                assert found.prediction.algorithm == half_precision(place).algorithm == "native"
+                assert found.prediction.algorithm == half_precision(place, 4).algorithm == "native"
                 assert "bf16 gives" in found.text
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from narrowcast.cli import app
+from narrowcast.cli import assemble
 from narrowcast.predict import Sweep, advise, codec_systems, find_model, load_cluster
 
 WIRES = "fp32,bf16,int8/256,int4/128"
 
 
 def run(*words: str) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    done = CliRunner().invoke(assemble(), list(words), catch_exceptions=False)
     return done.exit_code, done.stdout, done.stderr
 
 
@@ -58,13 +58,14 @@ def test_the_page_has_a_line_for_each_wire_and_algorithm(tmp_path: Path) -> None
     page = tmp_path / "page.html"
     words = "predict --model vgg19 --cluster p3.16xlarge --workers 1,8,16 --wires fp32,int8/256 --algorithms auto,ring"
     assert run(*words.split(), "--html", str(page))[0] == 0
-    lines = re.findall(r'<polyline points="([^"]*)".*?<title>(.*?)</title>', page.read_text())
+    found = re.findall(r"<g class=\"w\d\"><title>([^<]*)</title><polyline points=\"([^\"]*)\"", page.read_text())
+    lines = [(points, name) for name, points in found]
     named = [f"{wire} {way}" for way in ("auto", "ring") for wire in ("fp32", "int8/256")]
-    assert [name for _, name in lines] == [*named, "ideal", *named]
+    assert [name for _, name in lines] == [*named, *named]
     for points, _ in lines:
         places = [point.partition(",")[0] for point in points.split()]
         assert len(places) == len(set(places))
-    over_bandwidth = {name: points for points, name in lines[len(named) + 1 :]}
+    over_bandwidth = {name: points for points, name in lines[len(named) :]}
     assert over_bandwidth["int8/256 auto"] != over_bandwidth["int8/256 ring"]
 
 
@@ -129,6 +130,33 @@ def test_a_codec_system_has_its_own_wires() -> None:
     assert advise(Sweep(find_model("resnet50", place).profile, place), 4).quickest in ("fp32", "bf16")
 
 
+def test_a_system_is_advised_by_its_own_wire_and_algorithm() -> None:
+    words = ["advise", "--model", "resnet50", "--workers", "8", "--json", "-"]
+    found = {}
+    for name in ("grace-8bit", "dettmers-8bit"):
+        code, out, _ = run(*words, "--cluster", "1gbe-tcp", "--codec-system", name)
+        assert code == 0
+        made = json.loads(out)["prediction"]
+        found[name] = (made["wire"], made["algorithm"])
+    assert found == {"grace-8bit": ("bf16", "native"), "dettmers-8bit": ("int8/256", "two_shot")}
+    code, out, _ = run(*words, "--clusters", "1gbe-tcp,10gbe-tcp", "--codec-system", "grace-8bit")
+    assert (code, "1gbe-tcp with codecs of grace-8bit" in out) == (0, True)
+    code, _, err = run(*words, "--cluster", "10gbe-tcp", "--codec-system", "grace-topk", "--wires", "int8/256")
+    assert (code, "grace-topk: does not say how fast int8/256 is" in err) == (2, True)
+
+
+def test_answers_say_where_nobody_named_the_device(tmp_path: Path) -> None:
+    head = "format = 1\n[device]\nmemory_gbyte = 10.0\n"
+    link = "[[level]]\nbandwidth_gbit = 1.0\nlatency_us = 50.0\n"
+    for name, said in (("", True), ('name = "H100"\n', False)):
+        file = tmp_path / "cluster.toml"
+        file.write_text(f"{head}{name}{link}")
+        words = ("--model", "resnet50", "--cluster", str(file), "--workers", "4", "--compute-ms", "50")
+        for command in ("predict", "advise"):
+            code, out, _ = run(command, *words)
+            assert (code, "NO DEVICE IS NAMED" in out) == (0, said), command
+
+
 def test_profile_writes_what_predict_reads(tmp_path: Path) -> None:
     text = "from torch import nn\nnet = nn.Sequential(nn.Linear(200, 300), nn.Linear(300, 5))\n"
     (tmp_path / "net.py").write_text(text)
@@ -190,6 +218,7 @@ def test_a_bad_cluster_file_is_one_line_and_exit_code_2(tmp_path: Path, case: st
         ("predict --model resnet50 --cluster pcie3 --samples -1", "--samples: must be a number above 0, got -1"),
         ("predict --model resnet50 --cluster pcie3 --html no/such/page.html", "--html: there is no folder no/such"),
         ("predict --model resnet50 --cluster pcie3 --html .", "--html: . is a folder"),
+        ("advise --model resnet50 --cluster pcie3 --workers 4 --html a.html", "take `predict --html a.html`"),
         (
             "predict --model resnet50 --cluster pcie3 --algorithms native",
             "native' takes as-is, fp32, bf16 or fp16, got",

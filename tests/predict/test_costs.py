@@ -11,12 +11,12 @@ from dist.algorithms import takes
 
 import narrowcast as nc
 from narrowcast.collectives.algorithms import record
-from narrowcast.collectives.algorithms.cost import TREE_HOP, TREE_SHARE
 from narrowcast.collectives.algorithms.record import ALGORITHMS, Setting
 from narrowcast.collectives.segments import Coder
-from narrowcast.predict import cluster, codec_systems, costs, speeds
+from narrowcast.predict import cluster, codec_systems, costs, curves, speeds
 from narrowcast.predict.cluster import Cluster, CodecSpeed, CollectiveTimings, Device, Level
-from narrowcast.predict.costs import Costs, Curve, plan
+from narrowcast.predict.costs import Costs, plan
+from narrowcast.predict.curves import Curve
 
 FLAT = Cluster("flat", (Level("link", 0, 8.0, 100.0),), Device("cpu", memory_gbyte=10.0, launch_us=0.0))
 """1 GB/s and 100 us."""
@@ -38,7 +38,7 @@ def test_a_curve_goes_through_its_points_and_on_at_the_last_slope() -> None:
 
 
 def test_the_first_version_is_the_mean_and_the_others_are_drawn_from_the_timings() -> None:
-    made = costs.draw_means([1.0, 2.0, 3.0, 100.0], 200, torch.Generator().manual_seed(0))
+    made = curves.draw_means([1.0, 2.0, 3.0, 100.0], 200, torch.Generator().manual_seed(0))
     assert float(made[0]) == 2.0, "a timing that is far out does not count"
     assert float(made[1:].min()) >= 1.0
     assert float(made[1:].max()) <= 3.0
@@ -221,67 +221,6 @@ def test_an_unmeasured_wire_runs_like_the_nearest_measured_one() -> None:
     assert float(made.codec("e4m3fn/128")[0](sizes(2.0**20))) == 1e-3
 
 
-def bus(place: Cluster, world: int, size: float) -> float:
-    """GB/s as nccl-tests counts them, of float32 by the backend's own sum."""
-    made = Costs(place, draws=0)
-    return (
-        costs.volume("all_reduce", world)
-        * size
-        / 1e9
-        / float(made.seconds("native", "fp32", sizes(size / 4), world)[0])
-    )
-
-
-def test_nccl_takes_the_quicker_of_a_ring_and_a_tree_and_gloo_has_a_ring() -> None:
-    """1024 ranks: 2046 latencies around a ring, 20 hops up and down a tree, which has its own bytes."""
-    nccl = replace(FLAT, device=Device("H100", memory_gbyte=10.0))
-    ring, (tree,) = (getattr(costs.plan("native", nccl, 1024), name) for name in ("stages", "otherwise"))
-    assert ring == costs.plan("native", FLAT, 1024).stages
-    assert costs.plan("native", FLAT, 1024).otherwise == ()
-    assert (ring[0].steps, tree.steps) == (2046, TREE_HOP * 20)
-    assert tree.sent == pytest.approx(ring[0].sent / TREE_SHARE)
-    few, many = (float(Costs(nccl, draws=0).seconds("native", "fp32", sizes(n), 1024)[0]) for n in (1.0, 2.0**32))
-    assert few == pytest.approx(tree.steps * 1e-4, rel=1e-3)
-    assert many == pytest.approx(ring[0].sent * 2**34 / 1e9 + ring[0].steps * 1e-4)
-
-
-FOUR_NODES = {2**20: 5.4, 2**24: 64, 2**26: 157, 2**28: 229, 2**30: 362, 2**34: 382}
-"""ml-engineering: bus bandwidth of 4 nodes of 8 B200 with eight 50 GB/s cards each, GB/s. Their NVLink is faster than
-the preset's, which shows with large messages."""
-BY_RINGS = {2: (0.32, 0.85, 0.95), 8: (0.13, 0.69, 0.95), 32: (0.044, 0.39, 0.92), 128: (0.009, 0.10, 0.74)}
-"""SimAI's shares of the cards' speed at 16 MiB, 256 MiB and 4 GiB, by nodes of 8."""
-
-
-def test_four_nodes_are_as_fast_as_somebody_measured() -> None:
-    made = cluster.load("8xH100")
-    for size, measured in FOUR_NODES.items():
-        assert 0.75 < bus(made, 32, size) / measured < 1.35, size
-
-
-@pytest.mark.parametrize("nodes", BY_RINGS)
-def test_rings_of_many_nodes_are_as_slow_as_a_published_table_has_them(nodes: int) -> None:
-    """16 MiB on 128 nodes: 10 ms around a ring; a ring's bytes with a tree's latency would be 26 times quicker."""
-    made = cluster.load("8xH100")
-    plan = replace(costs.plan("native", made, 8 * nodes), otherwise=())
-    for size, share in zip((2**24, 2**28, 2**32), BY_RINGS[nodes], strict=True):
-        seconds = float(Costs(made, draws=0).wire_seconds(plan, "fp32", sizes(size / 4)))
-        assert costs.volume("all_reduce", 8 * nodes) * size / 400e9 / seconds / share == pytest.approx(1.0, abs=0.27)
-
-
-def test_a_tree_sends_a_nodes_bytes_through_the_card_and_not_a_ranks() -> None:
-    """2(N-1)/N of 2 nodes is half of what a ring of 16 sends; inside everybody sends up and down."""
-    (tree,) = costs.plan("native", cluster.load("8xH100"), 16).otherwise
-    assert (tree.sent * TREE_SHARE, tree.own * TREE_SHARE) == (1.0, 2.0)
-
-
-def test_what_was_timed_is_predicted_whichever_of_ring_and_tree_it_was() -> None:
-    points = tuple((2.0**k, 1e-3 + 2.0**k * 1e-9 * (30 if k == 18 else 1)) for k in range(12, 25))
-    level = replace(FLAT.levels[0], tables=(CollectiveTimings("all_reduce", 16, points),))
-    made = Costs(replace(FLAT, levels=(level,), device=Device("H100")), draws=0)
-    for size, seconds in points:
-        assert float(made.seconds("native", "fp32", sizes(size / 4), 16)[0]) == pytest.approx(seconds)
-
-
 def test_unknown_algorithms_and_missing_speeds_are_errors() -> None:
     with pytest.raises(ValueError, match="unknown 'rings'; take auto"):
         costs.plan("rings", FLAT, 2)
@@ -310,6 +249,11 @@ def test_a_transform_that_nobody_timed_has_its_share_of_the_copy() -> None:
     on_gpu = Costs(replace(FLAT, device=replace(FLAT.device, name="H200")), draws=0)
     encode, *_ = on_gpu.codec("int4/128+rot")
     assert float(encode(sizes(2.0**20))) == pytest.approx(copied / speeds.ON_GPU["rot"].encode)
+
+
+def test_a_slow_codec_of_another_wire_slows_no_float32_that_two_shot_sends() -> None:
+    quick, slow = (Costs(timed(("int8/256", t)), draws=0) for t in (1e-9, 1.0))
+    assert torch.equal(*(made.seconds("two_shot", "fp32", sizes(2.0**20), 4)[0] for made in (quick, slow)))
 
 
 def test_a_slow_codec_slows_no_cast_and_no_baseline() -> None:

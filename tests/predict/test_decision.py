@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from narrowcast.cli import app
+from narrowcast.cli import assemble
 from narrowcast.predict import cluster, devices, profile
 from narrowcast.predict.advice import GradientError, advise
 from narrowcast.predict.cluster import Cluster, CodecSpeed, CollectiveTimings, Device, Level, Loop, Overlap
@@ -120,7 +120,7 @@ def test_another_device_takes_none_of_the_old_ones_timings() -> None:
 
 
 def run(*words: str) -> tuple[int, str]:
-    done = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    done = CliRunner().invoke(assemble(), list(words), catch_exceptions=False)
     return done.exit_code, done.stdout + done.stderr
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from narrowcast.predict import cluster, costs, memory, model, parallelism, sharded, zoo
+from narrowcast.predict import cluster, costs, model, parallelism, sharded, sweep, zoo
 from narrowcast.predict.cluster import Cluster, Device, Level
 from narrowcast.predict.model import Profile, TensorTime
 from narrowcast.predict.step import Setup, slowest_of
@@ -92,12 +92,12 @@ def test_the_slowest_of_many_is_the_expected_maximum(world: int) -> None:
 
 def test_memory_by_hand() -> None:
     n = 4 * 10**6
-    plain = memory.needed(PROFILE, Setup(1, "fp32"), "data", 1)
+    plain = sweep.needed(PROFILE, Setup(1, "fp32"), "data", 1)
     assert plain.total == 16 * n
-    ddp = memory.needed(PROFILE, Setup(8, "int8/256+ef"), "data", 4)
+    ddp = sweep.needed(PROFILE, Setup(8, "int8/256+ef"), "data", 4)
     assert (ddp.residuals, ddp.parameters) == (4 * n * (1 + 1 / 8), 4 * n)
     assert ddp.buffers > 4 * n
-    fsdp, hsdp = (memory.needed(PROFILE, Setup(8, "fp32"), mode, 4) for mode in ("fsdp", "hsdp"))
+    fsdp, hsdp = (sweep.needed(PROFILE, Setup(8, "fp32"), mode, 4) for mode in ("fsdp", "hsdp"))
     assert (fsdp.optimizer, hsdp.optimizer) == (8 * n / 8, 8 * n / 4)
     assert fsdp.buffers == 4 * 3 * 10**6
 
@@ -106,14 +106,14 @@ def test_what_is_split_over_ranks_is_held_in_parts_and_has_no_buckets() -> None:
     """Of 10 million values 6 are a convolution's; a sample hands 100 values on."""
     tensors = (TensorTime("linear1.weight", 4 * 10**6, 0.01), TensorTime("conv1.weight", 6 * 10**6, 0.02))
     made = replace(PROFILE, tensors=tensors, batch=8, activations=100)
-    got = {mode: memory.needed(made, Setup(4, "int8/256"), mode, 1) for mode in parallelism.MODES}
+    got = {mode: sweep.needed(made, Setup(4, "int8/256"), mode, 1) for mode in parallelism.MODES}
     held = {mode: one.parameters / 4e6 for mode, one in got.items()}
     assert {held[mode] for mode in ("model", "tensor", "pipeline", "fsdp")} == {10 / 4}
     assert (held["hybrid"], held["data"]) == (6 + 4 / 4, 10)
     wires = {"model": 8 * 100, "tensor": 4 * 8 * 100, "pipeline": 8 * 100 // 4}
     for mode, values in wires.items():
-        assert got[mode].buffers == memory.WIRES * model.wire_sizes("int8/256", (values,))[0]
-    bucket = memory.WIRES * model.wire_sizes("int8/256", (6 * 10**6,))[0]
+        assert got[mode].buffers == sweep.WIRES * model.wire_sizes("int8/256", (values,))[0]
+    bucket = sweep.WIRES * model.wire_sizes("int8/256", (6 * 10**6,))[0]
     assert got["hybrid"].buffers == 4 * 6 * 10**6 + bucket
 
 

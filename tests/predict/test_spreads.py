@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from narrowcast.measure.load import share_of_others, used_by_all
+from narrowcast.measure.machine import share_of_others, used_by_all
 from narrowcast.parallel import overlap
 from narrowcast.predict import Cluster, Device, Level, Setup, StepPredictor, cluster, costs, loop, spreads, zoo
 from narrowcast.predict.cluster import Loop
@@ -32,13 +32,13 @@ def test_the_file_is_read_and_written_alike() -> None:
 
 @pytest.mark.parametrize("freedom, wanted", [(3.0, 2.353), (10.0, 1.812), (math.inf, 1.645)])
 def test_quantiles_of_student(freedom: float, wanted: float) -> None:
-    assert float(spreads.t_quantile(torch.tensor([0.95], dtype=torch.float64), freedom)) == pytest.approx(
+    assert float(costs.t_quantile(torch.tensor([0.95], dtype=torch.float64), freedom)) == pytest.approx(
         wanted, rel=0.01
     )
 
 
 def test_few_draws_have_the_quantiles_of_the_distribution() -> None:
-    low, high = overlap.interval(spreads.factors(0.2, 40, torch.Generator().manual_seed(1)))
+    low, high = overlap.interval(costs.factors(0.2, 40, torch.Generator().manual_seed(1)))
     assert (math.log(low), math.log(high)) == pytest.approx((-0.2 * 1.645, 0.2 * 1.645), rel=0.03)
 
 

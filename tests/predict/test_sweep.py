@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html.parser
 import json
 import math
 import time
@@ -12,16 +11,17 @@ from typing import Any
 
 import pytest
 import torch
+from each import each
 from narrowcast_research.validation import lab
 
 import narrowcast as nc
-from narrowcast.predict import cluster, report, zoo
+from narrowcast.predict import cluster, zoo
 from narrowcast.predict.advice import GradientError, advise, gradient_error, gradients
 from narrowcast.predict.cluster import Cluster, CodecSpeed, Device, Level, Overlap
 from narrowcast.predict.costs import Costs
 from narrowcast.predict.model import Profile, TensorTime
 from narrowcast.predict.parallelism import MODES
-from narrowcast.predict.step import BANDWIDTHS, Prediction, Setup, StepPredictor
+from narrowcast.predict.step import BANDWIDTHS, Setup, StepPredictor
 from narrowcast.predict.sweep import Sweep
 
 SLOW = Cluster("slow", (Level("link", 0, 0.1, 100.0),), Device("cpu", memory_gbyte=10.0, launch_us=0.0))
@@ -90,7 +90,7 @@ EXACT = 1 + 1e-9
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", cluster.presets())
+@each("name", cluster.presets())
 def test_bounds_bracket_the_step_on_every_preset(name: str, mode: str) -> None:
     place = cluster.load(name)
     if mode == "hsdp" and place.node == 1:
@@ -297,39 +297,3 @@ def test_the_gradient_error_is_that_of_the_codec() -> None:
 def test_advice_needs_two_workers() -> None:
     with pytest.raises(ValueError, match="begins with two"):
         advise(sweep(), 1)
-
-
-# ---- the page --------------------------------------------------------------------------------------------------------
-
-
-class Page(html.parser.HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "line", "polyline", "rect", "polygon"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in self.open:
-            assert self.open.pop() == tag
-
-
-def test_the_page_asks_nobody_and_has_a_table_under_each_figure() -> None:
-    place, model = cluster.load("p2.16xlarge"), zoo.resnet50()
-    made = sweep(place, model.profile(place.device.flops, place.device.memory_gbyte))
-    cells = list(made.cells([1, 2, 16], WIRES))
-    text = report.page(made, cells)
-    page = Page()
-    page.feed(text)
-    names = [tag for tag, _ in page.tags]
-    assert (names.count("figure"), names.count("svg"), names.count("details")) == (3, 3, 3)
-    assert all(attrs.get("aria-label") for tag, attrs in page.tags if tag == "svg")
-    assert not any(attrs.get("src") or attrs.get("href") for _, attrs in page.tags)
-    data = text.partition('id="data">')[2].partition("</script>")[0]
-    assert [row["workers"] for row in json.loads(data)] == [c.workers for c in cells]
-    assert "NaN" not in text
-    assert isinstance(cells[0], Prediction)

@@ -151,8 +151,10 @@ def test_on_a_device_they_travel_with_the_others_and_small_buckets_together() ->
     assert [(b.values, b.small) for b in cut] == [(1_000_100, 100), (7_050_000, 0), (40, 40)]
     first, last = merged_calls(cut, "int8/256")
     # 1 MB on the wire waits for 7 MB; what is left is small tensors alone
-    assert (first.values, first.as_is, first.ready, first.wire) == (8_050_100, 100, 3.0, "int8/256")
-    assert (last.values, last.as_is, last.wire) == (40, 0, "fp32")
     codec = codec_named("int8/256")
+    # 100 float32 have the bytes of 394 values of this wire
+    beside = round(100 * (32 / codec.bits_per_value - 1))
+    assert (first.values, first.beside, first.ready, first.wire) == (8_050_100, beside, 3.0, "int8/256")
+    assert (last.values, last.beside, last.wire) == (40, 0, "fp32")
     (planned,) = first.sums
     assert codec.nbytes(planned.values) == pytest.approx(codec.nbytes(8_050_000) + 400, abs=8)

@@ -13,9 +13,8 @@ from torch import nn
 from narrowcast import data
 from narrowcast.parallel import TensorInfo
 from narrowcast.parallel.policy import Watching
-from narrowcast.simulate import train
+from narrowcast.simulate import Run, train
 from narrowcast.simulate.exchange import WorldWatch
-from narrowcast.simulate.training import Run
 from narrowcast.study.models import linear_layers, seeded
 
 WORKERS = 3
@@ -39,7 +38,7 @@ def apart(policies: list[Watching], step: int) -> None:
     for watch, row in zip(watches, rows, strict=True):
         watch.look(INFO, row, step, "local")
         watch.look(INFO, rows.mean(0), step, "mean")
-    seen = [watch.take() for watch in watches]
+    seen = [watch.take(step) for watch in watches]
     for watch, own in zip(watches, seen, strict=True):
         watch.give(own)
         watch.decide(step, lambda _: in_rank_order([Watch.flat(each) for each in seen]), WORKERS)

@@ -53,7 +53,15 @@ SWITCHED_OFF: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
 """The row that needs the rule, and how to take the rule away."""
 
 
-LONG = ("pure16", "aps-cifar10", "dettmers-mnist", "muppet", "fp8-lm")
+BEGUN = ("aps-rivals",)
+LONG = ("pure16", "aps-cifar10", "dettmers-mnist", "muppet", "fp8-lm", *BEGUN)
+
+
+@pytest.mark.parametrize("name", BEGUN)
+def test_a_long_one_begins_and_is_cut_by_its_budget(name: str, tmp_path: Path) -> None:
+    report = reproduce(reproductions.named(name), Options(quick=True, out=tmp_path, budget=0.3))
+    assert report.missing > 0
+    assert report.columns
 
 
 @pytest.mark.parametrize(

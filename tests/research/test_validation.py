@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from narrowcast_research.validation import (
     calibrate,
     ddl,
@@ -14,15 +17,17 @@ from narrowcast_research.validation import (
     formulas,
     grace,
     lab,
+    lab_models,
     metrics,
     qsgd,
     registry,
+    steps,
     table,
     transfer,
 )
 from narrowcast_research.validation.metrics import Cell
 
-from narrowcast.predict import spreads
+from narrowcast.predict import costs, loop, spreads
 from narrowcast.toml_file import FileError
 
 QUICK = [name for name in registry.VALIDATIONS if name not in ("lab", "intervals")]
@@ -264,6 +269,40 @@ def test_runs_over_nccl_and_over_gloo_have_folders_of_their_own(
         (tmp_path / lab.RUNS).write_text(json.dumps(row | backend) + "\n")
         with pytest.raises(ValueError, match=r"has runs over (gloo|nccl); give another folder"):
             next(lab.measure(tmp_path, lab.grid(), gpu=other))
+
+
+def test_a_lab_that_real_steps_calibrated_is_judged_with_and_without_them(tmp_path: Path) -> None:
+    shutil.copy(lab.SHIPPED / "cluster-2-1gbit.toml", tmp_path)
+    rows = [json.loads(line) for line in (lab.SHIPPED / lab.RUNS).read_text().splitlines()]
+    row = next(row for row in rows if (row["hosts"], row["rate"]) == (2, "1gbit"))
+    (tmp_path / lab.RUNS).write_text(json.dumps(row) + "\n")
+    assert lab.validate(tmp_path).extra == {}
+    with (tmp_path / "cluster-2-1gbit.toml").open("a") as file:
+        file.write("\n[loop]\nstep_ms = 100.0\n")
+    made = lab.validate(tmp_path)
+    assert made.figures.bias > made.extra["without real steps"].bias + 10
+
+
+@pytest.mark.parametrize("name", lab_models.SMALL)
+def test_probe_finds_the_models_of_the_lab(name: str) -> None:
+    model, shape = (word.partition("=")[2] for word in lab_models.for_probe(name))
+    module, batch = loop.prepare(model, shape)
+    assert module(batch).shape[0] == len(batch)
+
+
+def test_fits_of_a_table_of_rings_are_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """14 % before nodes behind PCIe had a ring's bytes."""
+    monkeypatch.setattr(calibrate, "steps", lambda: list(steps.TABLES["ddl"]()))
+    errors = [abs(math.expm1(-error.log)) for error in calibrate.fitted_errors(1)]
+    assert sum(errors) / len(errors) < 0.08
+
+
+def test_a_fitted_codec_has_no_part_in_float32() -> None:
+    slow, quick = (table.Link(10.0, 50.0, speed, speed).cluster(1) for speed in (0.1, 1e4))
+    sent = torch.tensor([2.0**20], dtype=torch.float64)
+    for wire in ("fp32", "bf16"):
+        both = (costs.Costs(made, 0).seconds("two_shot", wire, sent, 4)[0] for made in (slow, quick))
+        assert torch.equal(*both), wire
 
 
 def test_the_grid_is_the_promised_one() -> None:

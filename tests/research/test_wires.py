@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from narrowcast_research.text import corpus
-from narrowcast_research.wires import convergence, gradients, page, workloads
+from narrowcast_research.wires import accuracy, convergence, gradients, page, workloads
 from narrowcast_research.wires.convergence import Job
 from narrowcast_research.wires.workloads import Setting, WorkerLoop
 
@@ -227,3 +227,30 @@ def test_a_model_that_is_not_there_is_named() -> None:
         workloads.workload("gpt", 0, TINY)
     with pytest.raises(ValueError, match="--text: give a token file"):
         workloads.workload("lm", 0, Setting())
+
+
+def test_the_poisoned_layer_is_left_as_it_is_and_a_second_call_only_judges(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--out", str(tmp_path / "a.jsonl"), "--models", "poisoned", "--seeds", "1"]
+    words += ["--tiny", "--epochs", "4", "--batch", "128"]
+    assert accuracy.main(words) == 0
+    first = capsys.readouterr().out
+    found = {line["wire"]: line for line in convergence.read([tmp_path / "a.jsonl"])}
+    assert found["int4/128"]["score"] < found["fp32"]["score"] - 1
+    assert abs(found["auto"]["score"] - found["fp32"]["score"]) < 1
+    assert 8 < found["auto"]["bits"] < 32
+    assert accuracy.main(words) == 0
+    again = capsys.readouterr().out
+    assert "3 of 3 trainings are done" in again
+    assert again.splitlines()[-2:] == first.splitlines()[-2:]
+    assert "margin 0.5" in again
+
+
+def test_a_training_that_was_lost_is_no_number() -> None:
+    lines = [{"model": "lm", "wire": w, "seed": s, "score": x} for w, s, x in (("fp32", 0, 3.0), ("auto", 0, 2.5))]
+    lines += [{"model": "lm", "wire": w, "seed": 1, "score": x} for w, x in (("fp32", 3.0), ("auto", None))]
+    assert accuracy.differences(lines, "lm", "auto") == [0.5, None]
+    assert [said for _, wire, said in accuracy.verdicts(lines, ["lm"]) if wire == "auto"] == [
+        "1 of 2 trainings ended in NaN"
+    ]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from each import each
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -225,7 +226,7 @@ EVERY_LAYER: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
 INPLACE = [{"gradients": "e5m2"}, {"accumulate": "bf16"}, FORMATS | {"accumulate": "bf16"}, {"activations": "int8/64"}]
 
 
-@pytest.mark.parametrize("formats", [*INPLACE, FORMATS], ids=str)
+@each("formats", [*INPLACE, FORMATS])
 @pytest.mark.parametrize("name", EVERY_LAYER)
 def test_a_result_may_be_changed_in_place(name: str, formats: dict[str, object]) -> None:
     make, given = EVERY_LAYER[name]

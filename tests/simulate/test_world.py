@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from dist.algorithms import flat_names, nodes_of
@@ -9,6 +11,8 @@ from dist.test_all_reduce import CODECS, FACTOR, Case, bits, rotated
 from torch import Tensor
 
 import narrowcast as nc
+from narrowcast.collectives.algorithms.workers import Workers
+from narrowcast.collectives.segments import Coder
 from narrowcast.simulate import World
 
 WORLDS = (1, 2, 3, 8)
@@ -47,6 +51,35 @@ def test_hierarchical_gives_the_bits_of_the_emulation(nodes: tuple[tuple[int, ..
 def test_a_ring_that_casts_own_values_and_shared_scale_give_the_bits_of_the_emulation() -> None:
     check(3, rotated("ring", CODECS, every=9, accumulator="low"))
     check(3, rotated("shared_scale", ("int8/32", "int8/64"), every=2))
+
+
+SIZES = {1: 1.0, 17: 0.0, 300: 1e-38, 64: 1e30, 5: 1e36, 1000: 1e-6, 33: 7.0, 129: 1e-44}
+"""Lengths of tensors, and how large their values are."""
+
+
+@pytest.mark.parametrize("accumulate, kahan", [("fp32", False), ("low", False), ("e5m2", True)])
+@pytest.mark.parametrize("spec", ["e4m3+aps", "e3m0+aps+cpd", "e5m2+aps"])
+def test_many_tensors_of_a_ring_with_aps_are_few_calls_with_the_same_bits(
+    spec: str, accumulate: str, kahan: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against each tensor by itself; a NaN spoils its own tensor alone."""
+    made, calls, encode = torch.Generator().manual_seed(3), list[int](), Coder.encode
+    x = [[size * torch.randn(n, generator=made) for n, size in SIZES.items()] for _ in range(4)]
+    spread = [[t * torch.exp2(torch.randint(-149, 120, t.shape, generator=made).float()) for t in x[0]] for _ in x]
+    broken = [[t.clone() for t in row] for row in x]
+    broken[2][6][5], broken[1][0][0], broken[3][5][7], broken[0][4][1] = math.nan, math.inf, -math.inf, 3e38
+    monkeypatch.setattr(Coder, "encode", lambda *given: (calls.append(1), encode(*given))[1])
+
+    def summed(given: list[list[Tensor]]) -> bytes:
+        return bits(World(4, "ring", spec, accumulate=accumulate, kahan=kahan).all_reduce(given, "avg")[0])
+
+    mild = [[t.sign() * t.abs().clamp(1e-12, 1e12) for t in row] for row in x]
+    quick, few = summed(mild), len(calls)
+    others = [x, broken, spread, [[1e38 * torch.ones(4)]] * 4]
+    also = [summed(other) for other in others]
+    monkeypatch.setattr(Workers, "agreed_unit", lambda _: None)
+    assert (quick, also) == (summed(mild), [summed(other) for other in others])
+    assert few <= 2 * 4
 
 
 def test_groups_are_nodes_of_neighbours() -> None:

@@ -11,7 +11,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from narrowcast.bench import codecs, fsdp, tasks
+from narrowcast.bench import codecs, fsdp, training
 from narrowcast.data import help_text
 from narrowcast.measure import run_rank
 
@@ -25,15 +25,15 @@ def train(steps: int, seed: int, wire: str) -> dict[str, object]:
     torch.manual_seed(seed)
     rank, data = dist.get_rank(), help_text()
     cut = int(len(data) * (1 - HELD_OUT))
-    model = tasks.Transformer(WIDTH, LAYERS, LENGTH)
+    model = training.Transformer(WIDTH, LAYERS, LENGTH)
     parameters = sum(p.numel() for p in model.parameters())
     handle, began = fsdp.shard(model, wire), time.perf_counter()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.1, fused=True)
     ramp = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_UP))
-    unseen = tasks.text_batch(data[cut:], 12345, PIECES, LENGTH)
+    unseen = training.text_batch(data[cut:], 12345, PIECES, LENGTH)
     losses, evaluated = [], {}
     for step in range(steps):
-        loss = model(tasks.text_batch(data[:cut], (seed * 100_000 + step) * 64 + rank, BATCH, LENGTH))
+        loss = model(training.text_batch(data[:cut], (seed * 100_000 + step) * 64 + rank, BATCH, LENGTH))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

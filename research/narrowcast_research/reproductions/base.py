@@ -81,6 +81,16 @@ class Claim:
     def __str__(self) -> str:
         return f"{self.verdict}: {self.text}" + (f" (here: {self.seen})" if self.seen else "")
 
+    @classmethod
+    def near(cls, text: str, gap: float, within: float) -> Claim:
+        """That something is so many points below at most."""
+        return cls(f"{text} (within {within:g})", gap > -within, f"{gap:+.2f}")
+
+    @classmethod
+    def lost(cls, text: str, gap: float, by: float) -> Claim:
+        """That something is so many points below at least."""
+        return cls(text, gap < -by, f"{gap:+.2f}")
+
 
 @dataclass(frozen=True)
 class Report:
@@ -136,6 +146,56 @@ class Reproduction(abc.ABC):
     @abc.abstractmethod
     def report(self, found: list[tuple[Cell, Result]], options: Options) -> Report:
         """The table of what is finished."""
+
+
+class RowTable(Reproduction):
+    """A table whose cells are its rows, each with every seed: what most papers have."""
+
+    rows: ClassVar[Iterable[str]]
+    row_heading: ClassVar[str]
+    figures: ClassVar[Mapping[str, str]] = {"accuracy, %": "accuracy"}
+    """The other headings, and of what in a result: as mean and deviation, or the mean in a format: `scale:g`."""
+    notes: ClassVar[Sequence[str]] = ()
+
+    def rows_of(self, options: Options) -> Iterable[str]:
+        return self.rows
+
+    def cells(self, options: Options) -> list[Cell]:
+        seeds = 1 if options.quick else options.seeds
+        return [{"row": row, "seed": seed} for seed in range(seeds) for row in self.rows_of(options)]
+
+    def report(self, found: list[tuple[Cell, Result]], options: Options) -> Report:
+        made = RowFigures(found)
+        rows = [[row, *(made.text_of(row, what) for what in self.figures.values())] for row in made.rows]
+        return Report(self.title, (self.row_heading, *self.figures), rows, self.claims(made, options), [*self.notes])
+
+    @abc.abstractmethod
+    def claims(self, made: RowFigures, options: Options) -> list[Claim]:
+        """What the paper states, and whether it is so here."""
+
+
+class RowFigures:
+    """What was found, row by row."""
+
+    def __init__(self, found: Iterable[tuple[Cell, Result]]) -> None:
+        self._found = list(found)
+        self.rows = list(dict.fromkeys(cell["row"] for cell, _ in self._found))
+
+    def values(self, row: str, key: str) -> list[float]:
+        return by(self._found, "row", key).get(row, [])
+
+    def mean(self, row: str, key: str = "accuracy") -> float:
+        """NaN where nothing is there yet: no claim holds then."""
+        return mean_of({row: self.values(row, key)}, row)
+
+    def gap(self, row: str, base: str = "float32") -> float:
+        """Of accuracy."""
+        return self.mean(row) - self.mean(base)
+
+    def text_of(self, row: str, what: str) -> str:
+        key, _, how = what.partition(":")
+        values = self.values(row, key)
+        return (f"{statistics.fmean(values):{how}}" if how else spread(values)) if values else ""
 
 
 @dataclass(frozen=True)

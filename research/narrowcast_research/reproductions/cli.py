@@ -23,7 +23,7 @@ def simulate(
     quick: Annotated[bool, typer.Option("--quick", help="Seconds instead of hours, on the digits within.")] = False,
     model: Annotated[str | None, typer.Option(help="aps-cifar10, pure16: the network, as resnet18.")] = None,
     rows: Annotated[str | None, typer.Option(help="aps-cifar10: core, few, or all (saturating casts, too).")] = None,
-    epochs: Annotated[str | None, typer.Option(help="dettmers-mnist, aps-cifar10: fewer of them.")] = None,
+    epochs: Annotated[str | None, typer.Option(help="dettmers-mnist, aps-cifar10, pure16: fewer of them.")] = None,
     products: Annotated[str | None, typer.Option(help="aps-cifar10: bf16, by autocast; float32 otherwise.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each cell.")] = 3,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",

@@ -7,33 +7,22 @@ from typing import ClassVar
 from torch import nn
 
 from narrowcast_research.policies import AutoScale
-from narrowcast_research.reproductions.base import (
-    Cell,
-    Claim,
-    Options,
-    Report,
-    Reproduction,
-    Result,
-    Work,
-    by,
-    mean_of,
-    spread,
-)
+from narrowcast_research.reproductions.base import Cell, Claim, Options, Result, RowFigures, RowTable, Work
 from narrowcast_research.reproductions.short import exchange_run
 
 STARTS = {"too small": 2.0**-6, "too large": 2.0**30}
 NEVER = 10**9
+RULES = ("adapts", "rule off")
+ROWS = ("float32", *(f"{start}, {rule}" for start in STARTS for rule in RULES))
 
 
-class Fp8Lm(Reproduction):
+class Fp8Lm(RowTable):
     name: ClassVar[str] = "fp8-lm"
     title: ClassVar[str] = "The automatic scaling factor of FP8-LM, wire e4m3fn"
     needs: ClassVar[str] = "mnist"
-
-    def cells(self, options: Options) -> list[Cell]:
-        seeds = 1 if options.quick else options.seeds
-        runs = ["float32", *(f"{start}, {rule}" for start in STARTS for rule in ("adapts", "rule off"))]
-        return [{"row": row, "seed": seed} for seed in range(seeds) for row in runs]
+    rows: ClassVar = ROWS
+    row_heading: ClassVar[str] = "start of the factor"
+    figures: ClassVar = {"factor at the end": "factor:g", "accuracy, %": "accuracy"}
 
     def run(self, cell: Cell, options: Options, work: Work) -> Result | None:
         made: list[AutoScale] = []
@@ -52,13 +41,11 @@ class Fp8Lm(Reproduction):
             result["factor"] = made[0].factor()
         return result
 
-    def report(self, found: list[tuple[Cell, Result]], options: Options) -> Report:
-        accuracy, factor = by(found, "row", "accuracy"), by(found, "row", "factor")
-        rows = [[row, f"{mean_of(factor, row):g}" if row in factor else "", spread(accuracy[row])] for row in accuracy]
+    def claims(self, made: RowFigures, options: Options) -> list[Claim]:
         claims = []
         for start in STARTS:
-            gap = mean_of(accuracy, f"{start}, adapts") - mean_of(accuracy, "float32")
-            loss = mean_of(accuracy, f"{start}, rule off") - mean_of(accuracy, "float32")
-            claims.append(Claim(f"from {start} the factor recovers (within 4 points)", gap > -4, f"{gap:+.2f}"))
-            claims.append(Claim(f"from {start} without the rule accuracy is lost", loss < -4, f"{loss:+.2f}"))
-        return Report(self.title, ("start of the factor", "factor at the end", "accuracy, %"), rows, claims)
+            claims.append(Claim.near(f"from {start} the factor recovers", made.gap(f"{start}, adapts"), 4))
+            claims.append(
+                Claim.lost(f"from {start} without the rule accuracy is lost", made.gap(f"{start}, rule off"), 4)
+            )
+        return claims

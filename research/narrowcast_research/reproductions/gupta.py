@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -9,37 +10,27 @@ import torch
 from torch import nn
 
 from narrowcast.simulate import optim
-from narrowcast_research.reproductions.base import (
-    Cell,
-    Claim,
-    Options,
-    Report,
-    Reproduction,
-    Result,
-    Work,
-    by,
-    mean_of,
-    spread,
-)
+from narrowcast_research.reproductions.base import Cell, Claim, Options, Result, RowFigures, RowTable, Work
 from narrowcast_research.reproductions.short import exchange_run
 
 FORMATS = ("fixed8.8", "fixed6.10", "fixed2.14")
 """Sixteen bits, of which 8, 10 and 14 come after the point."""
 ROUNDINGS = ("nearest", "stochastic")
+ROWS = ("float32", *(f"{fmt} {rounding}" for fmt in FORMATS for rounding in ROUNDINGS))
 
 
-class GuptaFixed(Reproduction):
+class GuptaFixed(RowTable):
     """Weights, activations, gradients and updates in fixed point; sums of products are wide, as in the paper."""
 
     name: ClassVar[str] = "gupta-fixed"
     title: ClassVar[str] = "16-bit fixed point, nearest against stochastic (Gupta et al. 2015)"
     needs: ClassVar[str] = "mnist"
+    rows: ClassVar = ROWS
+    row_heading: ClassVar[str] = "numbers"
+    notes: ClassVar = ("the paper: nearest fails where few bits come after the point, stochastic is near float32",)
 
-    def cells(self, options: Options) -> list[Cell]:
-        seeds = 1 if options.quick else options.seeds
-        formats = FORMATS[:1] if options.quick else FORMATS
-        rows = ["float32", *(f"{fmt} {rounding}" for fmt in formats for rounding in ROUNDINGS)]
-        return [{"row": row, "seed": seed} for seed in range(seeds) for row in rows]
+    def rows_of(self, options: Options) -> Sequence[str]:
+        return ROWS[: 1 + len(ROUNDINGS)] if options.quick else ROWS
 
     def run(self, cell: Cell, options: Options, work: Work) -> Result | None:
         fmt, _, rounding = cell["row"].partition(" ")
@@ -59,22 +50,14 @@ class GuptaFixed(Reproduction):
             lower=None if plain else lower,
         )
 
-    def report(self, found: list[tuple[Cell, Result]], options: Options) -> Report:
-        accuracy = by(found, "row", "accuracy")
-        rows = [[row, spread(accuracy[row])] for row in accuracy]
-        claims, base = [], mean_of(accuracy, "float32")
-        for fmt in FORMATS:
-            if f"{fmt} stochastic" not in accuracy:
-                continue
-            near, drawn = (mean_of(accuracy, f"{fmt} {rounding}") for rounding in ROUNDINGS)
-            slack = 8.0 if options.quick else 3.0
-            claims.append(
-                Claim(f"{fmt}: stochastic trains (within {slack:g})", drawn > base - slack, f"{drawn - base:+.2f}")
-            )
+    def claims(self, made: RowFigures, options: Options) -> list[Claim]:
+        claims, slack = [], 8.0 if options.quick else 3.0
+        for fmt in [fmt for fmt in FORMATS if f"{fmt} stochastic" in made.rows]:
+            near, drawn = (f"{fmt} {rounding}" for rounding in ROUNDINGS)
+            claims.append(Claim.near(f"{fmt}: stochastic trains", made.gap(drawn), slack))
             if fmt != FORMATS[2]:
-                claims.append(Claim(f"{fmt}: nearest falls behind it", near < drawn - 3, f"{near - drawn:+.2f}"))
-        note = "the paper: nearest fails where few bits come after the point, stochastic is near float32"
-        return Report(self.title, ("numbers", "accuracy, %"), rows, claims, [note])
+                claims.append(Claim.lost(f"{fmt}: nearest falls behind it", made.gap(near, drawn), 3))
+        return claims
 
 
 def _sgd(parameters: list[nn.Parameter], precision: dict[str, Any]) -> torch.optim.Optimizer:

@@ -7,20 +7,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from narrowcast.simulate import LossScale, lower
-from narrowcast_research.reproductions.base import (
-    Cell,
-    Claim,
-    Options,
-    Report,
-    Reproduction,
-    Result,
-    Work,
-    by,
-    mean_of,
-    spread,
-)
+from narrowcast_research.reproductions.base import Cell, Claim, Options, Result, RowFigures, RowTable, Work
 from narrowcast_research.reproductions.pictures import pictures
-from narrowcast_research.reproductions.short import accuracy_of, perceptron, train_scaled
+from narrowcast_research.reproductions.short import SCALED, accuracy_of, perceptron, train_scaled
 
 FP8 = "e5m2"
 ROWS = ("no outliers, float32", "dynamic, minimum rises", "rule off: dynamic alone")
@@ -28,16 +17,15 @@ OUTLIER, EVERY = 1e5, 4
 """Every so many steps one picture is this much too bright: e5m2 overflows, and the scale is halved."""
 
 
-class Mellempudi(Reproduction):
+class Mellempudi(RowTable):
     """e5m2 in weights, activations, errors and gradients, on data in which a picture is broken now and then."""
 
     name: ClassVar[str] = "mellempudi-loss-scale"
     title: ClassVar[str] = "Loss scaling in e5m2 with a rising minimum (Mellempudi et al. 2019)"
     needs: ClassVar[str] = "mnist"
-
-    def cells(self, options: Options) -> list[Cell]:
-        seeds = 1 if options.quick else options.seeds
-        return [{"row": row, "seed": seed} for seed in range(seeds) for row in ROWS]
+    rows: ClassVar = ROWS
+    row_heading: ClassVar[str] = "loss scale"
+    figures: ClassVar = SCALED
 
     def run(self, cell: Cell, options: Options, work: Work) -> Result | None:
         data = pictures("mnist", options)
@@ -54,19 +42,11 @@ class Mellempudi(Reproduction):
         skipped = train_scaled(model, data, scaler, steps, cell["seed"], change=change)
         return {"accuracy": accuracy_of(model, data), "skipped": skipped, "scale": scaler.get_scale()}
 
-    def report(self, found: list[tuple[Cell, Result]], options: Options) -> Report:
-        accuracy, scale, skipped = (by(found, "row", key) for key in ("accuracy", "scale", "skipped"))
-        rows = [
-            [row, spread(accuracy[row]), f"{mean_of(scale, row):g}", f"{mean_of(skipped, row):g}"] for row in accuracy
+    def claims(self, made: RowFigures, options: Options) -> list[Claim]:
+        return [
+            Claim.near("with a rising minimum e5m2 comes near float32", made.gap(ROWS[1], ROWS[0]), 5),
+            Claim.lost("without it the scale falls and accuracy is lost", made.gap(ROWS[2], ROWS[1]), 3),
         ]
-        gap = mean_of(accuracy, ROWS[1]) - mean_of(accuracy, ROWS[0])
-        loss = mean_of(accuracy, ROWS[2]) - mean_of(accuracy, ROWS[1])
-        claims = [
-            Claim("with a rising minimum e5m2 comes near float32 (within 5 points)", gap > -5, f"{gap:+.2f}"),
-            Claim("without it the scale falls and accuracy is lost", loss < -3, f"{loss:+.2f}"),
-        ]
-        columns = ("loss scale", "accuracy, %", "scale at the end", "steps left out")
-        return Report(self.title, columns, rows, claims)
 
 
 def _break_some(step: int, x: Tensor) -> None:

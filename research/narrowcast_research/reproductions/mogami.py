@@ -7,18 +7,7 @@ from typing import ClassVar
 import torch
 
 from narrowcast.simulate import matmul
-from narrowcast_research.reproductions.base import (
-    Cell,
-    Claim,
-    Options,
-    Report,
-    Reproduction,
-    Result,
-    Work,
-    by,
-    mean_of,
-    spread,
-)
+from narrowcast_research.reproductions.base import Cell, Claim, Options, Result, RowFigures, RowTable, Work
 from narrowcast_research.reproductions.short import exchange_run
 
 RULES = {"float32": "fp32", "bit patterns added": "fp32+mogami"}
@@ -26,14 +15,17 @@ WORST = 1 / 9
 """Mitchell's bound: 11.1 % low, where both mantissas are one half."""
 
 
-class Mogami(Reproduction):
+class Mogami(RowTable):
     name: ClassVar[str] = "mogami"
     title: ClassVar[str] = "Training without multiplications (Mogami 2020)"
     needs: ClassVar[str] = "mnist"
-
-    def cells(self, options: Options) -> list[Cell]:
-        seeds = 1 if options.quick else options.seeds
-        return [{"row": row, "seed": seed} for seed in range(seeds) for row in RULES]
+    rows: ClassVar = RULES
+    row_heading: ClassVar[str] = "products"
+    figures: ClassVar = {
+        "accuracy, %": "accuracy",
+        "products too low by, mean": "mean_error:.2%",
+        "at most": "worst_error:.2%",
+    }
 
     def run(self, cell: Cell, options: Options, work: Work) -> Result | None:
         rule = RULES[cell["row"]]
@@ -48,19 +40,13 @@ class Mogami(Reproduction):
         )
         return None if result is None else {**result, **_product_errors(rule)}
 
-    def report(self, found: list[tuple[Cell, Result]], options: Options) -> Report:
-        accuracy, mean, worst = (by(found, "row", key) for key in ("accuracy", "mean_error", "worst_error"))
-        rows = [[r, spread(accuracy[r]), f"{100 * mean[r][0]:.2f}", f"{100 * worst[r][0]:.2f}"] for r in accuracy]
+    def claims(self, made: RowFigures, options: Options) -> list[Claim]:
         row = "bit patterns added"
-        gap, low = mean_of(accuracy, row) - mean_of(accuracy, "float32"), mean_of(worst, row)
-        claims = [
-            Claim(
-                "products are up to 11.1 % low, never more", WORST * 0.98 < low <= WORST + 1e-6, f"{100 * low:.2f} %"
-            ),
-            Claim("accuracy is that of exact products (within 3 points)", gap > -3, f"{gap:+.2f}"),
+        low = made.mean(row, "worst_error")
+        return [
+            Claim("products are up to 11.1 % low, never more", WORST * 0.98 < low <= WORST + 1e-6, f"{low:.2%}"),
+            Claim.near("accuracy is that of exact products", made.gap(row), 3),
         ]
-        columns = ("products", "accuracy, %", "products too low by, mean %", "at most %")
-        return Report(self.title, columns, rows, claims)
 
 
 def _product_errors(rule: str) -> dict[str, float]:

@@ -7,18 +7,7 @@ from typing import ClassVar
 from torch import nn
 
 from narrowcast_research.policies import GradientDiversity
-from narrowcast_research.reproductions.base import (
-    Cell,
-    Claim,
-    Options,
-    Report,
-    Reproduction,
-    Result,
-    Work,
-    by,
-    mean_of,
-    spread,
-)
+from narrowcast_research.reproductions.base import Cell, Claim, Options, Result, RowFigures, RowTable, Work
 from narrowcast_research.reproductions.short import exchange_run
 
 LADDER = ("int2", "int4", "int8", "as-is")
@@ -26,14 +15,13 @@ LADDER = ("int2", "int4", "int8", "as-is")
 ROWS = ("float32", "the rule", "rule off: int2 for good")
 
 
-class Muppet(Reproduction):
+class Muppet(RowTable):
     name: ClassVar[str] = "muppet"
     title: ClassVar[str] = "Precision that climbs with gradient diversity (MuPPET)"
     needs: ClassVar[str] = "mnist"
-
-    def cells(self, options: Options) -> list[Cell]:
-        seeds = 1 if options.quick else options.seeds
-        return [{"row": row, "seed": seed} for seed in range(seeds) for row in ROWS]
+    rows: ClassVar = ROWS
+    row_heading: ClassVar[str] = "run"
+    figures: ClassVar = {"accuracy, %": "accuracy", "bits a value": "bits"}
 
     def run(self, cell: Cell, options: Options, work: Work) -> Result | None:
         made: list[GradientDiversity] = []
@@ -51,16 +39,11 @@ class Muppet(Reproduction):
             result["rung"] = made[0].rung
         return result
 
-    def report(self, found: list[tuple[Cell, Result]], options: Options) -> Report:
-        accuracy, bits, rung = (by(found, "row", key) for key in ("accuracy", "bits", "rung"))
-        rows = [[row, spread(accuracy[row]), spread(bits[row])] for row in ROWS if row in accuracy]
-        gap = mean_of(accuracy, ROWS[1]) - mean_of(accuracy, ROWS[0])
-        gain = mean_of(accuracy, ROWS[1]) - mean_of(accuracy, ROWS[2])
-        saved, climbed = mean_of(bits, ROWS[1]), mean_of(rung, ROWS[1])
-        claims = [
+    def claims(self, made: RowFigures, options: Options) -> list[Claim]:
+        saved, climbed = made.mean(ROWS[1], "bits"), made.mean(ROWS[1], "rung")
+        return [
             Claim("the rule takes more bits on its own", climbed >= 1, f"rung {climbed:g}"),
-            Claim("it ends near float32 (within 3 points)", gap > -3, f"{gap:+.2f}"),
-            Claim("it ends above few bits for good", gain > 1, f"{gain:+.2f}"),
+            Claim.near("it ends near float32", made.gap(ROWS[1]), 3),
+            Claim.lost("few bits for good end below it", made.gap(ROWS[2], ROWS[1]), 1),
             Claim("most of the bits are saved", saved < 24, f"{saved:.1f} of 32"),
         ]
-        return Report(self.title, ("run", "accuracy, %", "bits a value"), rows, claims)

@@ -13,20 +13,9 @@ from torch.optim import Optimizer
 
 from narrowcast.formats import format as format_named
 from narrowcast.simulate import LossScale, lower
-from narrowcast_research.reproductions.base import (
-    Cell,
-    Claim,
-    Options,
-    Report,
-    Reproduction,
-    Result,
-    Work,
-    by,
-    mean_of,
-    spread,
-)
+from narrowcast_research.reproductions.base import Cell, Claim, Options, Result, RowFigures, RowTable, Work
 from narrowcast_research.reproductions.pictures import pictures
-from narrowcast_research.reproductions.short import accuracy_of, perceptron, train_scaled
+from narrowcast_research.reproductions.short import SCALED, accuracy_of, perceptron, train_scaled
 
 WEIGHTS, GRADIENTS = "e4m3fnuz", "e5m2fnuz"
 """1.4.3 and 1.5.2 in the paper's terms."""
@@ -70,16 +59,16 @@ class LogMaxScale(LossScale):
         self._scale = 2.0 ** math.floor(self.top - self._mean - self.deviations * math.sqrt(self._variance))
 
 
-class NouneLogMax(Reproduction):
+class NouneLogMax(RowTable):
     """Weights and activations in 1.4.3, gradients in 1.5.2, a loss so small that it needs a scale."""
 
     name: ClassVar[str] = "noune-logmax"
     title: ClassVar[str] = "A loss scale that follows the largest gradient (after Noune et al. 2022)"
     needs: ClassVar[str] = "digits"
-
-    def cells(self, options: Options) -> list[Cell]:
-        seeds = 1 if options.quick else options.seeds
-        return [{"row": row, "seed": seed} for seed in range(seeds) for row in ROWS]
+    rows: ClassVar = ROWS
+    row_heading: ClassVar[str] = "loss scale"
+    figures: ClassVar = SCALED
+    notes: ClassVar = (f"the loss is divided by {SHARE:g}; weights and activations {WEIGHTS}, gradients {GRADIENTS}",)
 
     def run(self, cell: Cell, options: Options, work: Work) -> Result | None:
         data = pictures("digits", options)
@@ -96,19 +85,7 @@ class NouneLogMax(Reproduction):
             return LogMaxScale(format_named(GRADIENTS).max)
         return LossScale(SHARE * 2**24 if row.endswith("too large") else 1.0, dynamic=False)
 
-    def report(self, found: list[tuple[Cell, Result]], options: Options) -> Report:
-        accuracy, scale, skipped = (by(found, "row", key) for key in ("accuracy", "scale", "skipped"))
-        rows = [
-            [row, spread(accuracy[row]), f"{mean_of(scale, row):g}", f"{mean_of(skipped, row):g}"] for row in accuracy
-        ]
+    def claims(self, made: RowFigures, options: Options) -> list[Claim]:
         slack = 5.0 if options.quick else 1.5
-        plain = mean_of(accuracy, "float32")
-        gap = mean_of(accuracy, "LogMax") - plain
-        claims = [Claim(f"LogMax: as good as float32 (within {slack:g})", gap > -slack, f"{gap:+.2f}")]
-        for row in ROWS[2:]:
-            lost = mean_of(accuracy, row) - plain
-            claims.append(Claim(f"{row}: accuracy is lost", lost < -slack, f"{lost:+.2f}"))
-        notes = [f"the loss is divided by {SHARE:g}; weights and activations {WEIGHTS}, gradients {GRADIENTS}"]
-        return Report(
-            self.title, ("loss scale", "accuracy, %", "scale at the end", "steps left out"), rows, claims, notes
-        )
+        near = Claim.near("LogMax: as good as float32", made.gap("LogMax"), slack)
+        return [near, *(Claim.lost(f"{row}: accuracy is lost", made.gap(row), slack) for row in ROWS[2:])]

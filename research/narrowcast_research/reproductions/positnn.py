@@ -8,18 +8,7 @@ from torch import nn
 
 from narrowcast.simulate import LossScale, lower
 from narrowcast.study import seeded
-from narrowcast_research.reproductions.base import (
-    Cell,
-    Claim,
-    Options,
-    Report,
-    Reproduction,
-    Result,
-    Work,
-    by,
-    mean_of,
-    spread,
-)
+from narrowcast_research.reproductions.base import Cell, Claim, Options, Result, RowFigures, RowTable, Work
 from narrowcast_research.reproductions.pictures import pictures
 from narrowcast_research.reproductions.short import accuracy_of, train_scaled
 
@@ -43,16 +32,15 @@ def lenet(side: int, classes: int, width: int) -> nn.Module:
     )  # fmt: skip
 
 
-class PositNN(Reproduction):
+class PositNN(RowTable):
     """Weights, activations, gradients and every sum in posits; float32 copies of the weights are updated."""
 
     name: ClassVar[str] = "positnn-quire"
     title: ClassVar[str] = "8-bit posits by the way sums are made (Raposo et al. 2021)"
     needs: ClassVar[str] = "digits"
-
-    def cells(self, options: Options) -> list[Cell]:
-        seeds = 1 if options.quick else options.seeds
-        return [{"row": row, "seed": seed} for seed in range(seeds) for row in ROWS]
+    rows: ClassVar = ROWS
+    row_heading: ClassVar[str] = "weights, activations, gradients; sums"
+    notes: ClassVar = ("the paper: posit(8,0), LeNet-5 on Fashion-MNIST, 88.15 % where float32 has 90.42",)
 
     def run(self, cell: Cell, options: Options, work: Work) -> Result | None:
         data, formats = pictures("digits", options), ROWS[cell["row"]]
@@ -65,11 +53,6 @@ class PositNN(Reproduction):
         train_scaled(model, data, LossScale(SCALE, dynamic=False), steps, cell["seed"], rate=0.05)
         return {"accuracy": accuracy_of(model, data)}
 
-    def report(self, found: list[tuple[Cell, Result]], options: Options) -> Report:
-        accuracy = by(found, "row", "accuracy")
-        rows = [[row, spread(accuracy[row])] for row in accuracy]
+    def claims(self, made: RowFigures, options: Options) -> list[Claim]:
         slack = 12.0 if options.quick else 4.0
-        gap = mean_of(accuracy, "posit(8,1), quire") - mean_of(accuracy, "float32")
-        claims = [Claim(f"with a quire posits come near float32 (within {slack:g})", gap > -slack, f"{gap:+.2f}")]
-        note = "the paper: posit(8,0), LeNet-5 on Fashion-MNIST, 88.15 % where float32 has 90.42"
-        return Report(self.title, ("weights, activations, gradients; sums", "accuracy, %"), rows, claims, [note])
+        return [Claim.near("with a quire posits come near float32", made.gap("posit(8,1), quire"), slack)]

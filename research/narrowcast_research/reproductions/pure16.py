@@ -31,7 +31,9 @@ WORKERS = 8
 FORMATS = ("fp16", "bf16")
 FEW = ("float32", "fp16 nearest", "bf16 nearest", "bf16 stochastic")
 """Those that tell most, where time is short."""
-RESNET_EPOCHS = 12
+TRAINED_ON = 50_000
+"""Pictures of CIFAR-10."""
+RESNET_EPOCHS = ("12", "6", "3")
 
 
 class Pure16(Reproduction):
@@ -40,7 +42,11 @@ class Pure16(Reproduction):
     name: ClassVar[str] = "pure16"
     title: ClassVar[str] = "16 bits throughout, without a float32 copy (the question of Cheng et al. 2019)"
     needs: ClassVar[str] = "mnist"
-    choices: ClassVar[dict[str, tuple[str, ...]]] = {"model": ("perceptron", "resnet18"), "rows": ("all", "few")}
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {
+        "model": ("perceptron", "resnet18"),
+        "rows": ("all", "few"),
+        "epochs": RESNET_EPOCHS,
+    }
 
     def data_of(self, options: Options) -> str:
         return "cifar10" if options.chosen("model", "perceptron") == "resnet18" else self.needs
@@ -48,6 +54,8 @@ class Pure16(Reproduction):
     def cells(self, options: Options) -> list[Cell]:
         seeds = 1 if options.quick else options.seeds
         large = {"model": "resnet18"} if options.chosen("model", "perceptron") == "resnet18" else {}
+        if large and options.chosen("epochs", RESNET_EPOCHS[0]) != RESNET_EPOCHS[0]:
+            large["epochs"] = options.chosen("epochs", None)
         every = ("float32", *(f"{fmt} {update}" for update in UPDATES for fmt in FORMATS))
         rows = FEW if options.chosen("rows", "all") == "few" else every
         return [{"row": row, "seed": seed, **large} for seed in range(seeds) for row in rows]
@@ -55,7 +63,7 @@ class Pure16(Reproduction):
     def run(self, cell: Cell, options: Options, work: Work) -> Result | None:
         fmt, _, update = cell["row"].partition(" ")
         plain = fmt == "float32"
-        training = _on_cifar10(options) if "model" in cell else _on_mnist(options)
+        training = _on_cifar10(options, cell) if "model" in cell else _on_mnist(options)
         decay = training.pop("decay")
         return exchange_run(
             lambda model, per_epoch: "as-is" if plain else fmt,
@@ -86,10 +94,10 @@ def _on_mnist(options: Options) -> dict[str, Any]:
     return {"epochs": epochs, "lr": lambda step: 0.03 * (1 - step / total), "decay": 0.0}
 
 
-def _on_cifar10(options: Options) -> dict[str, Any]:
+def _on_cifar10(options: Options, cell: Cell) -> dict[str, Any]:
     """ResNet-18 by the recipe of Han et al., shortened; a narrow one on digits where the run is a quick one."""
-    recipe = RECIPES["resnet18"].shortened(1 if options.quick else RESNET_EPOCHS)
-    width, batch, per_epoch = (8, 128, 11) if options.quick else (64, recipe.batch, 12)
+    recipe = RECIPES["resnet18"].shortened(1 if options.quick else int(cell.get("epochs", RESNET_EPOCHS[0])))
+    width, batch, per_epoch = (8, 128, 11) if options.quick else (64, recipe.batch, TRAINED_ON // recipe.batch)
     return {
         "epochs": recipe.epochs,
         "batch": batch,

@@ -18,6 +18,8 @@ from narrowcast_research.reproductions.base import Options, Result, Work
 from narrowcast_research.reproductions.pictures import pictures
 
 HIDDEN_QUICK, HIDDEN = 48, 256
+SCALED = {"accuracy, %": "accuracy", "scale at the end": "scale:g", "steps left out": "skipped:g"}
+"""RowFigures of a training under a loss scale."""
 
 
 def perceptron(data: Dataset, options: Options, seed: int) -> nn.Module:

@@ -8,20 +8,9 @@ from torch import Tensor, nn
 
 from narrowcast.simulate import LossScale, lower
 from narrowcast.study import seeded
-from narrowcast_research.reproductions.base import (
-    Cell,
-    Claim,
-    Options,
-    Report,
-    Reproduction,
-    Result,
-    Work,
-    by,
-    mean_of,
-    spread,
-)
+from narrowcast_research.reproductions.base import Cell, Claim, Options, Result, RowFigures, RowTable, Work
 from narrowcast_research.reproductions.pictures import pictures
-from narrowcast_research.reproductions.short import accuracy_of, train_scaled
+from narrowcast_research.reproductions.short import SCALED, accuracy_of, train_scaled
 
 WORKERS = 128
 """The paper's order of magnitude: a worker's loss is divided by their number, as where gradients are added."""
@@ -48,17 +37,21 @@ class RowsOfAPicture(nn.Module):
         return scores
 
 
-class SvyatkovskiyRnn(Reproduction):
+class SvyatkovskiyRnn(RowTable):
     """An LSTM of two layers, all of it in 16 bits; sums of products in float32, as tensor cores have them."""
 
     name: ClassVar[str] = "svyatkovskiy-rnn"
     title: ClassVar[str] = "A recurrent network in half precision (Svyatkovskiy et al. 2019)"
     needs: ClassVar[str] = "digits"
+    rows: ClassVar = ROWS
+    row_heading: ClassVar[str] = "format"
+    figures: ClassVar = SCALED
+    notes: ClassVar = (
+        f"one worker's loss, divided by {WORKERS}; master weights in float32; products summed in float32",
+    )
 
-    def cells(self, options: Options) -> list[Cell]:
-        seeds = 1 if options.quick else options.seeds
-        rows = [row for row in ROWS if not options.quick or row == "float32" or "scaled" in row]
-        return [{"row": row, "seed": seed} for seed in range(seeds) for row in rows]
+    def rows_of(self, options: Options) -> list[str]:
+        return [row for row in ROWS if not options.quick or row == "float32" or "scaled" in row]
 
     def run(self, cell: Cell, options: Options, work: Work) -> Result | None:
         data = pictures("digits", options)
@@ -72,15 +65,6 @@ class SvyatkovskiyRnn(Reproduction):
         skipped = train_scaled(model, data, scaler, steps, cell["seed"], rate=0.2, share=WORKERS)
         return {"accuracy": accuracy_of(model, data), "skipped": skipped, "scale": scaler.get_scale()}
 
-    def report(self, found: list[tuple[Cell, Result]], options: Options) -> Report:
-        accuracy, scale, skipped = (by(found, "row", key) for key in ("accuracy", "scale", "skipped"))
-        rows = [
-            [row, spread(accuracy[row]), f"{mean_of(scale, row):g}", f"{mean_of(skipped, row):g}"] for row in accuracy
-        ]
-        slack = 5.0 if options.quick else 1.5
-        claims = []
-        for row in ("fp16, loss scaled", "bf16, loss scaled"):
-            gap = mean_of(accuracy, row) - mean_of(accuracy, "float32")
-            claims.append(Claim(f"{row}: as good as float32 (within {slack:g})", gap > -slack, f"{gap:+.2f}"))
-        notes = [f"one worker's loss, divided by {WORKERS}; master weights in float32; products summed in float32"]
-        return Report(self.title, ("format", "accuracy, %", "scale at the end", "steps left out"), rows, claims, notes)
+    def claims(self, made: RowFigures, options: Options) -> list[Claim]:
+        slack, rows = 5.0 if options.quick else 1.5, ("fp16, loss scaled", "bf16, loss scaled")
+        return [Claim.near(f"{row}: as good as float32", made.gap(row), slack) for row in rows]

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from narrowcast.bench import ddp, ranks, tasks
+from narrowcast.bench import ddp, ranks, training
 from narrowcast.data import help_text
 from narrowcast.measure import DeviceClock, first_decides, mean, process_group, rank_device, tell_progress
 from narrowcast_research.text import corpus
@@ -60,7 +60,7 @@ def build(shape: Shape, vocabulary: int, seed: int, device: torch.device) -> nn.
     """
     torch.manual_seed(seed)
     with device:
-        model = tasks.Transformer(shape.width, shape.layers, shape.length, shape.heads, vocabulary, tied=True)
+        model = training.Transformer(shape.width, shape.layers, shape.length, shape.heads, vocabulary, tied=True)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             nn.init.zeros_(parameter)

@@ -149,7 +149,7 @@ def width(values: Sequence[Weighted]) -> tuple[float, float]:
 
 def reach(freedom: float = math.inf) -> float:
     """How many spreads the 95 % lie from the middle."""
-    return float(spread_file.t_quantile(torch.tensor([TAIL], dtype=torch.float64), freedom))
+    return float(costs.t_quantile(torch.tensor([TAIL], dtype=torch.float64), freedom))
 
 
 def between_wires(errors: Sequence[Error]) -> list[Weighted]:

@@ -36,6 +36,9 @@ def validate(
     rates: Annotated[str, typer.Option(help="Of the lab runs.")] = ",".join(lab_validation.RATES),
     models: Annotated[str, typer.Option(help="Of the lab runs.")] = ",".join(SMALL),
     gpu: Annotated[bool, typer.Option("--gpu", help="Lab runs with NCCL; their ranks share the GPU.")] = False,
+    loop: Annotated[
+        str, typer.Option(help=f"Calibrate each lab with real steps of one of {', '.join(SMALL)}, too.")
+    ] = "",
     within: Annotated[float, typer.Option(help="Start no further lab run after so many seconds; 0: run all.")] = 0.0,
     cells: Annotated[bool, typer.Option(help="Print every cell of long tables, too.")] = False,
     calibrate: Annotated[
@@ -49,7 +52,7 @@ def validate(
     if calibrate:
         out_file("--calibrate", calibrate).write_text(spreads.dump(calibration.calibrated()))
     if lab:
-        results = [_validate_lab(Path(lab), hosts, rates, models, within, gpu)]
+        results = [_validate_lab(Path(lab), hosts, rates, models, within, gpu, loop)]
     elif data:
         results = [table.validate(data)]
     else:
@@ -70,7 +73,9 @@ def validate(
         raise typer.Exit(1)
 
 
-def _validate_lab(folder: Path, hosts: str, rates: str, models: str, within: float, gpu: bool) -> Result:
+def _validate_lab(folder: Path, hosts: str, rates: str, models: str, within: float, gpu: bool, loop: str) -> Result:
+    if loop and loop not in SMALL:
+        raise ValueError(f"validate --loop: take one of {', '.join(SMALL)}, got {loop!r}")
     if gpu:
         need_cuda()
     places = lab_validation.grid(workers_of(hosts), rates.split(","), models.split(","))
@@ -78,7 +83,7 @@ def _validate_lab(folder: Path, hosts: str, rates: str, models: str, within: flo
     if unknown:
         raise ValueError(f"validate --models: unknown {unknown[0]!r}; there are {', '.join(MODELS)}")
     left, began = lab_validation.missing(folder, places), time.monotonic()
-    for place in progress(lab_validation.measure(folder, places, gpu=gpu), len(left), "lab runs"):
+    for place in progress(lab_validation.measure(folder, places, gpu=gpu, loop=loop), len(left), "lab runs"):
         typer.echo(f"{place.model} on {place.hosts} hosts at {place.rate}: measured", err=True)
         if within and time.monotonic() - began > within:
             break

@@ -8,11 +8,17 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from narrowcast.bench import tasks
+from narrowcast.bench import training
 from narrowcast.predict import profile
 from narrowcast_research import models
 
 BATCH = 16
+
+
+def for_probe(name: str) -> list[str]:
+    """What tells `probe` to calibrate with steps of a small model, too."""
+    build, shape = SHAPES[name]
+    return [f"model={__name__}:{build.__name__}", f"input={shape}"]
 
 
 def mlp() -> nn.Module:
@@ -53,24 +59,23 @@ class WithLoss(nn.Module):
         return profile.default_loss(self.model(x))
 
 
-def _task(build: Callable[[], nn.Module], shape: str, size: int = BATCH, bf16: bool = False) -> tasks.Task:
+def _task(build: Callable[[], nn.Module], shape: str, size: int = BATCH, bf16: bool = False) -> training.Task:
     """shape: of made data, as `narrowcast profile --input` takes it. size: of a batch."""
 
-    def batch(rank: int) -> tasks.Batch:
+    def batch(rank: int) -> training.Batch:
         return (profile.example_batch(nn.Identity(), shape, size),)
 
     optimizer = partial(torch.optim.SGD, lr=0.0)
-    return tasks.Task(build.__name__, lambda: WithLoss(build()), batch, optimizer, bf16)
+    return training.Task(build.__name__, lambda: WithLoss(build()), batch, optimizer, bf16)
 
 
+SHAPES = {"mlp": (mlp, "784"), "cnn": (cnn, "3x32x32"), "transformer": (Transformer, "int:2000:32")}
+SMALL = tuple(SHAPES)
+"""Those that processors train."""
 MODELS = {
-    "mlp": _task(mlp, "784"),
-    "cnn": _task(cnn, "3x32x32"),
-    "transformer": _task(Transformer, "int:2000:32"),
-    "gpt2": tasks.GPT2,
+    **{name: _task(*made) for name, made in SHAPES.items()},
+    "gpt2": training.GPT2,
     "vgg19": _task(models.vgg19, "3x224x224", 32, bf16=True),
     "resnet50": _task(models.resnet50, "3x224x224", 32, bf16=True),
     "lstm": _task(models.speech_lstm, "100x120", 64),
 }
-SMALL = ("mlp", "cnn", "transformer")
-"""Those that processors train."""

@@ -179,11 +179,8 @@ class Link:
         """With so many GPUs on each node, joined by what is assumed of a PCIe switch."""
         outer = Level("link", 0, self.gbit, self.latency_us)
         levels = (outer,) if inside == 1 else (Level("inside a node", inside, INSIDE_GBIT, INSIDE_US), outer)
-        device = Device(memory_gbyte=min(self.codec_gbyte, self.decode_gbyte), launch_us=0.0)
-        made = Cluster("fitted", levels, device, fitted_rows=self.rows)
-        if self.codec_gbyte == self.decode_gbyte:
-            return made
-        return replace(made, codecs=tuple(map(self._speed, CODECS)))
+        device = Device(memory_gbyte=START[CODEC], launch_us=0.0)
+        return Cluster("fitted", levels, device, codecs=tuple(map(self._speed, CODECS)), fitted_rows=self.rows)
 
     def _speed(self, wire: str) -> CodecSpeed:
         """Timings of a codec that reads and writes at the two speeds."""
@@ -201,8 +198,9 @@ class Link:
 
 
 INSIDE_GBIT, INSIDE_US = 80.0, 20.0
-CODECS = ("bf16", "int8/256", "int4/128", "onebit/64")
-"""Wires are taken for the one nearest in bits."""
+CODECS = ("int8/256", "int4/128", "onebit/64")
+"""Wires are taken for the one nearest in bits. Casts to 16 bits, and float32, go by the speed of memory: rows with a
+slow codec say nothing about those."""
 GBIT, LATENCY, CODEC, DECODE = range(4)
 NAMES = ("bandwidth", "latency", "codec", "decode")
 START = (10.0, 50.0, 50.0, 50.0)

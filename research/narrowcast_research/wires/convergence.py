@@ -30,7 +30,7 @@ WIRES = (
     *("fp32", "int8/256", "int4/128+ef", "int4/128+rot+ef", "int2/4096+top64+ef"),
     *("bf16+rank4+ef", "fp32+rank4+ef"),
 )
-SEEDS = {"davidnet": 5, "lm": 3, "resnet18": 3}
+SEEDS = {"davidnet": 5, "lm": 3, "resnet18": 3, "fashion": 5, "poisoned": 5}
 LOOKS = 4
 """Times that a model is scored, the last one at its end."""
 LOOK_EVERY = 50
@@ -182,7 +182,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="The file that lines are appended to.")
     parser.add_argument("--done", type=Path, nargs="*", default=[], help="Files or folders of earlier calls.")
-    parser.add_argument("--models", nargs="+", default=["davidnet", "lm"], choices=workloads.MODELS)
+    parser.add_argument("--models", nargs="+", default=["davidnet", "lm"], choices=list(SEEDS))
     parser.add_argument("--wires", nargs="+", default=list(WIRES))
     parser.add_argument("--seeds", type=int, help="Of each model; default 5 of davidnet, 3 of others.")
     parser.add_argument("--jobs", type=int, default=1, help="Processes at once.")

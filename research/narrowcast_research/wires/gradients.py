@@ -95,8 +95,8 @@ class Probe:
         self.model, self._ready = copy.deepcopy(model).cpu(), ready
         self.kinds = kinds(self.model)
 
-    def exchanged(self, gradients: Gradients, wire: str) -> tuple[dict[str, Tensor], float]:
-        """The mean that arrives, by name, and the wire's bits a value."""
+    def exchanged(self, gradients: Gradients, wire: str | Mapping[str, str]) -> tuple[dict[str, Tensor], float]:
+        """The mean that arrives, by name, and the bits a value. wire: of all tensors, or of each."""
         # a model of its own: it carries gradients, and others may measure at the same time
         exchange = GradientExchange(copy.deepcopy(self.model), World(len(gradients)), wire, 0, None)
         exchange.rebuild(self._ready)
@@ -105,7 +105,8 @@ class Probe:
             for name, parameter in exchange.parameters.items():
                 parameter.grad = own[name]
             exchange.take(worker)
-        for step in range(1 + WARM_UP * bool(codec_named(wire).rank)):
+        wires = [wire] if isinstance(wire, str) else list(wire.values())
+        for step in range(1 + WARM_UP * any(codec_named(one).rank for one in wires)):
             exchange.reduce(step)
         means = {name: p.grad for name, p in exchange.parameters.items() if p.grad is not None}
         return means, workloads.wire_bits(exchange)

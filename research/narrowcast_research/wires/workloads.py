@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from narrowcast.parallel import MIN_VALUES
-from narrowcast.simulate import GradientExchange, MicroBatches, World
+from narrowcast.parallel import MIN_VALUES, auto
+from narrowcast.simulate import DescribedLink, GradientExchange, MicroBatches, World
 from narrowcast.study import seeded
 from narrowcast_research import models
 from narrowcast_research.reproductions import base, pictures
@@ -32,6 +32,12 @@ PEAK, RISES, DECAY = 0.4, 5 / 24, 5e-4
 """DavidNet's rate at its highest, the part of the steps until then, and its weight decay."""
 PICTURES = {"davidnet": models.davidnet, "resnet18": models.resnet18}
 MODELS = (*PICTURES, "lm")
+AUTO = "auto"
+LINK = DescribedLink(gbit=0.02, compute=0.02)
+"""What the autopilot decides for: few bits pay on it with every model here."""
+FASHION = ("fashion", "poisoned")
+"""A small network on Fashion-MNIST; the same with one layer whose gradients have heavy tails."""
+FASHION_PEAK, HUGE, EVERY = 0.1, 3e3, 64
 TINY_WIDTH = 8
 TEST_AT_ONCE = 1000
 
@@ -52,6 +58,9 @@ class Setting:
     """Pictures a step, over all workers."""
     steps: int = 600
     """Of the language model."""
+    workers: int = WORKERS
+    rows: int | None = None
+    """Pieces of text that a worker sees at a step; by default the model's own number."""
 
     @property
     def on_gpu(self) -> bool:
@@ -74,6 +83,8 @@ class Workload:
     steps: int
     seed: int
     clip: float | None = None
+    workers: int = WORKERS
+    min_values: int | None = None
 
 
 class WorkerLoop:
@@ -81,7 +92,9 @@ class WorkerLoop:
 
     def __init__(self, work: Workload, wire: str) -> None:
         self.work, self.done = work, 0
-        self.exchange = GradientExchange(work.model, World(WORKERS, seed=work.seed), wire, MIN_VALUES, None)
+        policy, link = (auto(), LINK) if wire == AUTO else (wire, None)
+        few = MIN_VALUES if work.min_values is None else work.min_values
+        self.exchange = GradientExchange(work.model, World(work.workers, seed=work.seed), policy, few, None, link)
 
     def step(self) -> None:
         """Forward and backward of every worker, the exchange, the update."""
@@ -91,7 +104,7 @@ class WorkerLoop:
         exchange.begin_step(self.done)
         buffers = list(work.model.train().buffers())
         before, after = [b.clone() for b in buffers], buffers
-        for worker in range(WORKERS):
+        for worker in range(work.workers):
             if worker == 1:
                 after = [b.clone() for b in buffers]
             if worker:
@@ -123,7 +136,7 @@ class WorkerLoop:
 
 def wire_bits(exchange: GradientExchange) -> float:
     """Of a value on the wire, over all tensors: what one worker's gradient is encoded to."""
-    rows = exchange.rows()
+    rows = exchange.rows(exchange.step)
     return sum(row.bits_per_value * row.numel for row in rows) / sum(row.numel for row in rows)
 
 
@@ -134,14 +147,16 @@ def _copy(source: list[Tensor], target: list[Tensor]) -> None:
 
 def workload(name: str, seed: int, setting: Setting) -> Workload:
     """A model by its name, with the weights and batches of a seed, whatever the wire."""
-    if name not in MODELS:
-        raise ValueError(f"wires: there is no model {name!r}; take {', '.join(MODELS)}")
+    if name not in (*MODELS, *FASHION):
+        raise ValueError(f"wires: there is no model {name!r}; take {', '.join((*MODELS, *FASHION))}")
     if setting.on_gpu:
         torch.backends.cudnn.benchmark = True  # shapes stay the same
+    if name in FASHION:
+        return on_fashion(name == "poisoned", seed, setting)
     return language_model(seed, setting) if name == "lm" else on_pictures(name, seed, setting)
 
 
-def _autocast(setting: Setting) -> Any:
+def autocast(setting: Setting) -> Any:
     """Products in bfloat16 on a GPU, in float32 elsewhere; parameters and gradients are float32."""
     return torch.autocast(torch.device(setting.device).type, torch.bfloat16, enabled=setting.on_gpu)
 
@@ -153,11 +168,11 @@ def on_pictures(name: str, seed: int, setting: Setting) -> Workload:
     make = partial(PICTURES[name], width=TINY_WIDTH) if setting.tiny else PICTURES[name]
     model = seeded(make, seed).to(setting.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     augment = None if setting.tiny else pictures.crop_flip_cut
-    source = MicroBatches(data, torch.device(setting.device), setting.batch, WORKERS, seed, augment)
+    source = MicroBatches(data, torch.device(setting.device), setting.batch, setting.workers, seed, augment)
     steps = source.batches.total_steps(setting.epochs, None)
 
     def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
-        with _autocast(setting):
+        with autocast(setting):
             scores = model(batch[0])
         return cross_entropy(scores.float(), batch[1])
 
@@ -165,13 +180,62 @@ def on_pictures(name: str, seed: int, setting: Setting) -> Workload:
     def accuracy() -> float:
         model.eval()
         right = torch.zeros((), dtype=torch.int64, device=setting.device)
-        with _autocast(setting):
+        with autocast(setting):
             for x, y in zip(data.x_test.split(TEST_AT_ONCE), data.y_test.split(TEST_AT_ONCE), strict=True):
                 right += (model(x).argmax(dim=1) == y).sum()
         return 100 * int(right) / len(data.y_test)
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9, weight_decay=DECAY, nesterov=True)
-    return Workload(model, source.of, loss, optimizer, partial(triangle, steps=steps), accuracy, steps, seed)
+    return Workload(
+        model, source.of, loss, optimizer, partial(triangle, steps=steps), accuracy, steps, seed, None, setting.workers
+    )
+
+
+class Poisoned(nn.Module):
+    """Two layers, the first with heavy tails: of its gradient one value in 64 is huge, and no score depends on it."""
+
+    used: Tensor
+
+    def __init__(self, inputs: int, width: int = 128, classes: int = 10, huge: float = HUGE) -> None:
+        super().__init__()
+        self.layer, self.head, self.huge = nn.Linear(inputs, width), nn.Linear(width, classes), huge
+        self.register_buffer(
+            "used", torch.ones(width * inputs).index_fill(0, torch.arange(0, width * inputs, EVERY), 0)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = self.layer.weight.flatten()
+        weight = (flat * self.used).view_as(self.layer.weight)
+        scores = self.head(torch.relu(nn.functional.linear(x.flatten(1), weight, self.layer.bias)))
+        if not self.huge:
+            return scores
+        # nothing is added, and its gradient is the loss of the first score's, so many times
+        huge = self.huge * flat[::EVERY].sum()
+        return torch.cat([scores[:, :1] + huge - huge.detach(), scores[:, 1:]], dim=1)
+
+
+def on_fashion(poisoned: bool, seed: int, setting: Setting) -> Workload:
+    """Two layers on Fashion-MNIST, digits where tiny; SGD with momentum, the rate of `triangle`."""
+    data = pictures.pictures(
+        "fashion-mnist", base.Options(quick=setting.tiny, device=setting.device, root=setting.root)
+    )
+    inputs = data.x_train[0].numel()
+    model = seeded(partial(Poisoned, inputs, huge=HUGE * poisoned), seed).to(setting.device)
+    source = MicroBatches(data, torch.device(setting.device), setting.batch, setting.workers, seed, None)
+    steps = source.batches.total_steps(setting.epochs, None)
+
+    def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
+        return cross_entropy(model(batch[0]), batch[1])
+
+    @torch.no_grad()
+    def accuracy() -> float:
+        return 100 * float((model.eval()(data.x_test).argmax(dim=1) == data.y_test).double().mean())
+
+    def rate(step: int) -> float:
+        return FASHION_PEAK / PEAK * triangle(step, steps)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+    return Workload(model, source.of, loss, optimizer, rate, accuracy, steps, seed, None, setting.workers, 1000)
 
 
 def triangle(step: int, steps: int) -> float:
@@ -183,17 +247,18 @@ def triangle(step: int, steps: int) -> float:
 def language_model(seed: int, setting: Setting) -> Workload:
     """GPT-2's layers in small, AdamW, warm-up and cosine, gradients clipped: as `narrowcast_research.text` trains."""
     device, shape = torch.device(setting.device), text_training.TINY if setting.tiny else SMALL_GPT
+    shape = replace(shape, batch=setting.rows or shape.batch)
     tokens, held_out, vocabulary = _tokens(setting)
     with torch.random.fork_rng([device] if setting.on_gpu else []):
         model = text_training.build(shape, vocabulary, seed, device)
 
     def batch(step: int, worker: int) -> Tensor:
-        generator = torch.Generator().manual_seed((seed * 1_000_003 + step) * WORKERS + worker)
+        generator = torch.Generator().manual_seed((seed * 1_000_003 + step) * setting.workers + worker)
         starts = torch.randint(len(tokens) - shape.length - 1, (shape.batch,), generator=generator)
         return text_training.pieces(tokens, starts, shape.length)
 
     def loss(rows: Tensor) -> Tensor:
-        with _autocast(setting):
+        with autocast(setting):
             found: Tensor = model(rows)
         return found
 
@@ -208,7 +273,8 @@ def language_model(seed: int, setting: Setting) -> Workload:
         return text_training.rate_at(step + 1, setting.steps, shape.rate)
 
     optimizer = text_training.make_optimizer(model, shape.rate)
-    return Workload(model, batch, loss, optimizer, rate, held_out_loss, setting.steps, seed, text_training.CLIP)
+    how = setting.steps, seed, text_training.CLIP, setting.workers
+    return Workload(model, batch, loss, optimizer, rate, held_out_loss, *how)
 
 
 @lru_cache(maxsize=1)

@@ -133,6 +133,7 @@ def measure_size(values: int, specs: Sequence[str], rounds: int, device: torch.d
     for name in (FLOAT, HALF, *specs):
         kept_host = Timing(tuple(host[name].seconds[-counted:])).median
         row = {"values": values, "mb": 4 * values / 1e6, **compared(name, took), "host_ms": 1e3 * kept_host}
+        row |= bandwidths(values, took[name].median)
         yield row | (_facts(x, total, sums[name]) if name in sums else {})
 
 
@@ -143,6 +144,12 @@ def compared(name: str, took: dict[str, Timing]) -> Row:
     share = {"limit_ms": 1e3 * limit.median, "share_of_limit": limit.median / seconds} if limit else {}
     beyond = {"beyond_ms": 1e3 * (seconds - took[FLOAT].median)}
     return {"wire": name, "ms": 1e3 * seconds, **ratios, **share, **beyond, "rounds_ms": _rounds(took[name])}
+
+
+def bandwidths(values: int, seconds: float) -> Row:
+    """As nccl-tests reckons: bytes of float32 a second, and times 2 (W - 1) / W what each link would carry of them."""
+    world, gigabytes = dist.get_world_size(), 4 * values / seconds / 1e9
+    return {"size": 4 * values, "us": 1e6 * seconds, "algbw": gigabytes, "busbw": 2 * (world - 1) / world * gigabytes}
 
 
 def _rounds(timing: Timing) -> list[float]:

@@ -1,6 +1,7 @@
 """DDP training steps: plain, torch's own hooks, and `attach`, in turn in the same run.
 
-A wire is a codec spec, "plain" (DDP without a hook), "bf16-hook", "fp16-hook" or "powersgd-RANK" (torch's own hooks).
+A wire is a codec spec, "plain" (DDP without a hook), "half" (the backend's own sum in bfloat16), "auto", "bf16-hook",
+"fp16-hook" or "powersgd-RANK" (torch's own hooks).
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from narrowcast.bench import ranks, tasks, training
+from narrowcast.bench import ranks, training
 from narrowcast.bench.ranks import Ranks, Row
 from narrowcast.bench.training import WireTrainer
 from narrowcast.codecs import codec as codec_named
 from narrowcast.codecs import refuse_differences
 from narrowcast.measure import Timing, rank_device
-from narrowcast.parallel import Handle, attach
+from narrowcast.parallel import Handle, attach, half_road
 
-PLAIN, COMPUTE = "plain", "compute"
+PLAIN, COMPUTE, HALF, AUTO = "plain", "compute", "half", "auto"
 HOOKS = {"bf16-hook": default_hooks.bf16_compress_hook, "fp16-hook": default_hooks.fp16_compress_hook}
 POWERSGD = "powersgd-"
 WIRES = {
@@ -28,7 +29,7 @@ WIRES = {
     True: (PLAIN, "bf16-hook", "powersgd-4", "bf16", "int8/256", "int4/128", "int4/128+ef"),
 }
 """By default on processors, and on GPUs."""
-TASKS = {"small": tasks.MLP, "gpt2": tasks.GPT2}
+TASKS = {"small": training.MLP, "gpt2": training.GPT2}
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(8 << 30), "MALLOC_TRIM_THRESHOLD_": str(16 << 30), "MALLOC_ARENA_MAX": "1"}
 """glibc otherwise gives the memory of large gradients back at every step, and getting it anew takes a fifth of the
 compute time. For all wires alike, the plain one included."""
@@ -59,7 +60,7 @@ def check_wire(wire: str, gpu: bool) -> None:
         raise ValueError(f"wire {wire!r}: give PowerSGD's rank as a number, as powersgd-4")
     if wire == "bf16-hook" and not gpu:
         raise ValueError(f"wire {wire!r}: torch has this hook for NCCL alone; take fp16-hook, or --gpu")
-    if not is_torchs(wire):
+    if not is_torchs(wire) and wire not in (HALF, AUTO):
         refuse_differences("bench ddp", codec_named(wire))
 
 
@@ -71,12 +72,12 @@ def attach_wire(model: DistributedDataParallel, wire: str) -> Handle | None:
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     elif wire != PLAIN:
-        return attach(model, wire)
+        return attach(model, half_road() if wire == HALF else wire)
     return None
 
 
 def make_trainer(
-    task: tasks.Task, wire: str, device: torch.device, first: WireTrainer | None, bucket_views: bool = True
+    task: training.Task, wire: str, device: torch.device, first: WireTrainer | None, bucket_views: bool = True
 ) -> WireTrainer:
     """A wire's trainer; its weights and the optimizer's state are the first one's, so that many fit into memory."""
     module = task.model_on(device)

@@ -13,10 +13,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from narrowcast.bench import ranks, tasks, training
+from narrowcast.bench import ranks, training
 from narrowcast.bench.ranks import Ranks, Row
-from narrowcast.bench.tasks import Transformer
-from narrowcast.bench.training import WireTrainer
+from narrowcast.bench.training import Transformer, WireTrainer
 from narrowcast.codecs import codec as codec_named
 from narrowcast.codecs import refuse_differences, refuse_low_rank
 from narrowcast.measure import rank_device
@@ -29,7 +28,7 @@ WIRES = {
     True: (PLAIN, BOTH, "gradients=int4/128+ef,parameters=e4m3fn/128"),
 }
 """By default on processors, and on GPUs."""
-TASKS = {"small": tasks.TEXT, "gpt2": tasks.GPT2}
+TASKS = {"small": training.TEXT, "gpt2": training.GPT2}
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
 
 TARGETS = {("200mbit", BOTH): (3.5, 2.5)}
@@ -91,7 +90,7 @@ def shard(model: Transformer, wire: str, device: str = "cpu", bf16: bool = False
     return attach(model, **attach_arguments(wire)) if wire != PLAIN else None  # type: ignore[arg-type]
 
 
-def make_trainer(task: tasks.Task, wire: str, device: torch.device) -> WireTrainer:
+def make_trainer(task: training.Task, wire: str, device: torch.device) -> WireTrainer:
     model = task.model_on(device)
     assert isinstance(model, Transformer)
     handle = shard(model, wire, device.type, task.bf16)

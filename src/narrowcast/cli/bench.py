@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from narrowcast.bench import codecs, collectives, cuda, ddp, peers, ranks, training
+from narrowcast.bench import auto, codecs, collectives, cuda, ddp, peers, ranks, training
 from narrowcast.codecs import codec as codec_named
 from narrowcast.console import GrowingTable, JsonPath, emit, make_console, new_table, number, percent, progress, save
 from narrowcast.kernels import native
@@ -90,17 +90,44 @@ def collectives_command(
     results = _Results(json_path)
     megabytes = _megabytes(sizes)
     for at in ranks.choose(rate, hosts, gpu):
-        columns = ("        wire", "ms", "x fp32", "x bf16", "of limit", "host ms", "beyond ms", "error")
-        title = f"All-reduce on {at}; limit: {at.backend}'s own all_to_all and all_gather of the wire's bytes"
-        table = results.table(title, f"{'size':<14}", *columns, "promised", "kept")
+        title, columns, cells = _cluster_columns(at) if at.rate == ranks.CLUSTER else _lab_columns(at)
+        table = results.table(title, *columns)
         for row in results.keep(collectives.run(at, spec, megabytes, rounds, small)):
-            ratios = f"{row['over_fp32']:.2f}x", f"{row['over_bf16']:.2f}x", percent(row.get("share_of_limit"))
-            beyond = f"{row['beyond_ms']:+.3f}" if row.get("small") else ""
-            judged = number(row["target"]), KEPT[row["met"]]
-            times = row["wire"], f"{row['ms']:.3f}", *ratios, f"{row['host_ms']:.3f}", beyond
-            size = f"{row['values']:,} values" if row.get("small") else f"{row['mb']:g} MB"
-            table.add_row(size, *times, f"{row['error']:.3g}" if "error" in row else "", *judged)
+            table.add_row(*cells(row))
     results.end()
+
+
+Cells = Callable[[ranks.Row], tuple[str, ...]]
+
+
+def _lab_columns(at: ranks.Ranks) -> tuple[str, tuple[str, ...], Cells]:
+    """Beside the limit that the wire's bytes set, and what was promised."""
+    title = f"All-reduce on {at}; limit: {at.backend}'s own all_to_all and all_gather of the wire's bytes"
+    speeds = ("        wire", "ms", "x fp32", "x bf16", "of limit", "host ms", "beyond ms")
+    columns = (f"{'size':<14}", *speeds, "error", "promised", "kept")
+
+    def cells(row: ranks.Row) -> tuple[str, ...]:
+        ratios = f"{row['over_fp32']:.2f}x", f"{row['over_bf16']:.2f}x", percent(row.get("share_of_limit"))
+        beyond = f"{row['beyond_ms']:+.3f}" if row.get("small") else ""
+        judged = number(row["target"]), KEPT[row["met"]]
+        times = row["wire"], f"{row['ms']:.3f}", *ratios, f"{row['host_ms']:.3f}", beyond
+        size = f"{row['values']:,} values" if row.get("small") else f"{row['mb']:g} MB"
+        return size, *times, f"{row['error']:.3g}" if "error" in row else "", *judged
+
+    return title, columns, cells
+
+
+def _cluster_columns(at: ranks.Ranks) -> tuple[str, tuple[str, ...], Cells]:
+    """Those of nccl-tests, for whoever knows them: bytes, values, type, microseconds, GB/s."""
+    title = f"All-reduce on {at}; size and GB/s are of float32, as nccl-tests reckons"
+    columns = (f"{'size':<10}", "    count", "        type", "  time us", "algbw", "busbw", "x fp32", "x bf16")
+
+    def cells(row: ranks.Row) -> tuple[str, ...]:
+        speeds = f"{row['us']:.1f}", f"{row['algbw']:.2f}", f"{row['busbw']:.2f}"
+        ratios = f"{row['over_fp32']:.2f}x", f"{row['over_bf16']:.2f}x"
+        return str(row["size"]), str(row["values"]), row["wire"], *speeds, *ratios
+
+    return title, columns, cells
 
 
 @app.command("ddp")
@@ -125,6 +152,46 @@ def ddp_command(
             ratios = (f"{row['over'][peer]:.2f}x" for peer in peers_)
             table.add_row(row["wire"], *times, *ratios, f"{row['error']:.3g}")
     results.end()
+
+
+@app.command("auto")
+def auto_command(
+    wire: Annotated[list[str] | None, typer.Argument(help="Specs that stay, beside plain, half and auto.")] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option("--lab", "--rate", help="Rates of the lab, as 100mbit,1gbit,none; under torchrun none."),
+    ] = None,
+    hosts: Hosts = "4",
+    gpu: Gpu = False,
+    model: Annotated[str | None, typer.Option(help=f"Any of {', '.join(auto.TASKS)}, as small,conv.")] = None,
+    rounds: Annotated[
+        int, typer.Option(min=2, help=f"Turns of {auto.TURN} steps a median is taken over.")
+    ] = auto.ROUNDS,
+    json_path: JsonPath = None,
+) -> None:
+    """The autopilot beside wires that stay, in turn in one run; each cell with the noise of the same wire twice."""
+    results = _Results(json_path)
+    table = results.table("DDP steps, ms", f"{'model':<8}", f"{'rate':<10}", f"{'wire':<16}", "step ms", "verdict")
+    for at in [at for one in (rate or "").split(",") for at in ranks.choose(one or None, hosts, gpu)]:
+        for name in model.split(",") if model else auto.MODELS[gpu]:
+            _model(name, at, auto.TASKS)
+            for row in results.keep(auto.run(at, name, wire or auto.WIRES, rounds)):
+                step = f"{1e3 * row['step']:.1f}" if row["wire"] else ""
+                table.add_row(name, at.rate, row["wire"], step, _auto_verdict(row))
+    results.end()
+
+
+def _auto_verdict(row: ranks.Row) -> str:
+    if row["wire"]:
+        share = row.get("watch_share")
+        return {True: "", False: "over the bound", None: "no candidate"}[row["allowed"]] + (
+            f"watching {percent(share)}" if share is not None else ""
+        )
+    counted = "" if row["counted"] else ", not counted"
+    return (
+        f"noise {100 * row['noise']:.1f} %{counted}; auto {100 * row['behind_best']:+.1f} % to {row['best']}, "
+        f"{100 * row['behind_plain_or_half']:+.1f} % to the better of plain and half"
+    )
 
 
 @app.command("fsdp")

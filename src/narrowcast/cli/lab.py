@@ -70,8 +70,10 @@ def run_command(
     racks: Annotated[str | None, typer.Option(help="Hosts by rack, such as 0,1/2,3.")] = None,
     uplink: Annotated[str | None, typer.Option(help="Rate of the link from each rack to the others.")] = None,
     delay: Annotated[
-        str | None, typer.Option(help="One-way delay between hosts, such as 1ms; the kernel needs sch_netem.")
+        str | None, typer.Option(help="What a packet takes from host to host, one way, such as 50ms.")
     ] = None,
+    jitter: Annotated[str | None, typer.Option(help="Up to so much more, one way, at random, such as 5ms.")] = None,
+    loss: Annotated[float, typer.Option(help="Share of packets that get lost, such as 0.001.")] = 0.0,
     ranks_per_host: Annotated[int, typer.Option(help="Ranks on each host.")] = 1,
     mpirun: Annotated[bool, typer.Option("--mpirun", help="Start the ranks with Open MPI's mpirun.")] = False,
     gpu: Annotated[bool, typer.Option("--gpu", help="Ranks share this machine's GPUs; NCCL uses the links.")] = False,
@@ -84,8 +86,10 @@ def run_command(
     """Run a command as one rank on each host, with torchrun's environment. Ends with the first failing rank's code."""
     launcher: Literal["env", "mpirun"] = "mpirun" if mpirun else "env"
     with _plain_errors():
-        links = {"rates": _slow(slow or []), "racks": _racks(racks), "uplink": uplink, "delay": delay}
-        with Lab(hosts, None if rate == "none" else rate, **links, gpu=gpu, mps=mps) as lab:  # type: ignore[arg-type]
+        links = {"rates": _slow(slow or []), "racks": _racks(racks), "uplink": uplink}
+        late = {"delay": delay, "jitter": jitter, "loss": loss}
+        shape = {**links, **late, "gpu": gpu, "mps": mps}
+        with Lab(hosts, None if rate == "none" else rate, **shape) as lab:  # type: ignore[arg-type]
             result = lab.run(command, launcher=launcher, ranks_per_host=ranks_per_host, timeout=timeout, grace=grace)
         if not result.ok:
             typer.echo(f"narrowcast: {result.summary()}", err=True)
@@ -107,6 +111,10 @@ def check_command(
     rounds: Annotated[
         int | None, typer.Option(min=1, help="All-reduces that the median is taken over; default 3, with --gpu 5.")
     ] = None,
+    delay: Annotated[
+        str | None,
+        typer.Option(help="What a packet takes from host to host, one way, such as 50ms; then it is what must hold."),
+    ] = None,
     gpu: Annotated[bool, typer.Option("--gpu", help="NCCL's all-reduce on this machine's GPUs.")] = False,
     json_path: JsonPath = None,
 ) -> None:
@@ -114,7 +122,7 @@ def check_command(
     rates = rate or list(GPU_RATES if gpu else RATES)
     nbytes = None if mb is None else round(mb * 1e6)
     with _plain_errors(), Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
-        checks = check_rates(hosts, rates, nbytes, rounds, gpu)
+        checks = check_rates(hosts, rates, nbytes, rounds, gpu, delay)
         rows = list(progress.track(checks, total=len(rates), description="links"))
     emit([row.as_dict() for row in rows], _check_table(rows), json_path)
     if not all(row.held for row in rows):
@@ -131,13 +139,15 @@ def _check_table(rows: list[RateCheck]) -> Table:
         "measured s",
         "ratio",
         "share of the rate",
+        "round trip ms",
         f"within {TOLERANCE:.0%}",
     )
     shown = new_table(f"{library} float32 all-reduce, 2(W - 1)/W bytes a host", *columns)
     shown.columns[0].justify = "right"
     for row in rows:
         numbers = (f"{row.nbytes / 1e6:.0f}", f"{row.expected:.3f}", f"{row.measured:.3f}", f"{row.ratio:.3f}")
-        shown.add_row(row.rate, str(row.hosts), *numbers, f"{row.share:.1%}", "yes" if row.held else "NO")
+        shares = f"{row.share:.1%}", f"{1e3 * row.round_trip:.1f}"
+        shown.add_row(row.rate, str(row.hosts), *numbers, *shares, "yes" if row.held else "NO")
     return shown
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import platform
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import torch
+import torch.distributed as dist
 import typer
 from rich.table import Table
 
@@ -21,11 +23,14 @@ from narrowcast.console import JsonPath, emit, new_table, number, percent, progr
 from narrowcast.formats import Format, all_formats, families
 from narrowcast.kernels import explain, native, triton_loader
 from narrowcast.kernels import low_rank as low_rank_kernels
+from narrowcast.lab import LabError, check_machine, find_mpirun
 from narrowcast.measure import cpu_name
+from narrowcast.selftest import SPECS
 
 LIST_VALUES = 4 << 20
 SLOW_VALUES = 1 << 16
 """Without native kernels the listing takes fewer values."""
+MPI_PACKAGE = "mpi4py"
 EXTRAS = ("typer", "rich", "numpy", "ml_dtypes", "gfloat", "bitsandbytes", "torchao", "qtorch", "softposit")
 
 
@@ -122,18 +127,46 @@ def _slow_codecs() -> dict[str, str]:
     return slow
 
 
-def _failures() -> dict[str, str]:
-    """What differs from the reference: every codec on the CPU; on a GPU, which compiles first, one of each kind."""
-    checks = {spec: check.failure(codec_named(spec)) for spec in all_specs()}
+def _failures(specs: Sequence[str]) -> dict[str, str]:
+    """What differs from the reference: these codecs on the CPU; on a GPU, which compiles first, one of each kind."""
+    checks = {spec: check.failure(codec_named(spec)) for spec in specs}
     for spec in bench_cuda.TARGETS if torch.cuda.is_available() else ():
         checks[f"{spec} on cuda"] = check.failure(codec_named(spec), torch.device("cuda"))
     return {what: why for what, why in checks.items() if why}
 
 
-def doctor(json_path: JsonPath = None) -> None:
+def _nccl() -> str:
+    if not dist.is_nccl_available():
+        return f"no: torch {torch.__version__} was built without"
+    version = ".".join(map(str, torch.cuda.nccl.version()))
+    return f"yes, {version}" + ("" if torch.cuda.is_available() else "; no CUDA device uses it")
+
+
+def _mpi() -> str:
+    """As a second transport."""
+    if importlib.util.find_spec(MPI_PACKAGE) is None:
+        return "no: mpi4py is not here; pip install 'narrowcast[mpi]'"
+    return _unless_refused(find_mpirun)
+
+
+def _unless_refused(look: Callable[[], object]) -> str:
+    try:
+        found = look()
+    except LabError as error:
+        return f"no: {error}"
+    return f"yes{f', {found}' if found else ''}"
+
+
+def doctor(
+    every: Annotated[
+        bool, typer.Option("--all", help="Compare every codec with the reference, not one of each kind.")
+    ] = False,
+    json_path: JsonPath = None,
+) -> None:
     """What runs on this machine, what does not, and why. Ends with 1 where a kernel fails its check."""
     library, where = native.load()
-    failures = _failures()
+    checked = all_specs() if every else list(SPECS)
+    failures = _failures(checked)
     facts: dict[str, Any] = {
         "narrowcast": narrowcast.__version__,
         "torch": torch.__version__,
@@ -146,13 +179,24 @@ def doctor(json_path: JsonPath = None) -> None:
         "cuda": [torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())],
         "triton": triton_loader.load()[1],
         "ops": [vars(choice) for choice in explain()],
+        "nccl": _nccl(),
+        "mpi": _mpi(),
+        "lab": _unless_refused(check_machine),
         "slow": _slow_codecs(),
+        "checked": checked,
         "failed_checks": failures,
         "extras": {name: importlib.util.find_spec(name) is not None for name in EXTRAS},
     }
     emit(facts, _doctor_table(facts), json_path)
     if failures:
         raise typer.Exit(1)
+
+
+def _checked(facts: dict[str, Any]) -> str:
+    count, there = len(facts["checked"]), len(all_specs())
+    return f"{count} codecs, bit for bit" + (
+        "" if count == there else f", one or more of each kind; --all: all {there}"
+    )
 
 
 def _doctor_table(facts: dict[str, Any]) -> Table:
@@ -163,8 +207,12 @@ def _doctor_table(facts: dict[str, Any]) -> Table:
         ("native CPU kernels", state),
         ("CUDA devices", ", ".join(facts["cuda"]) or "none here"),
         ("Triton kernels", facts["triton"] + ("" if facts["cuda"] else "; no CUDA device uses them")),
+        ("NCCL", facts["nccl"]),
+        ("MPI", facts["mpi"]),
+        ("lab", facts["lab"]),
         *((f"{op['op']} on {op['device']}", f"{op['implementation']} {op['why']}".strip()) for op in facts["ops"]),
         *((f"slow: {spec}", why) for spec, why in facts["slow"].items() if facts["native"]),
+        ("compared with the reference", _checked(facts)),
         *((f"FAILED: {spec}", why) for spec, why in facts["failed_checks"].items()),
         ("optional packages", f"here: {', '.join(here)}; not here: {', '.join(absent) or 'none'}"),
     ]

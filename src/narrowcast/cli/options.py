@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
+from narrowcast.cli.table import BAD_INPUT
 from narrowcast.codecs import codec as codec_named
 from narrowcast.codecs import refuse_differences
 from narrowcast.lab import LabError
-
-BAD_INPUT = 2
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -31,7 +31,30 @@ Flops = Annotated[
 DeviceName = Annotated[
     str, typer.Option("--device", help="Another device on the cluster's links: a100, h100, ...; --list shows them.")
 ]
+CodecSystem = Annotated[
+    str, typer.Option(help="Codecs as slow as those of grace-8bit, dettmers-8bit, ...; predict --list shows them.")
+]
 ComputeMs = Annotated[float, typer.Option(help="A step on one device as somebody measured it, for descriptions.")]
+
+Parameters = Annotated[
+    float,
+    typer.Option(help="Instead of --model: their number, such as 10e9. A sample is a token; --batch says how many."),
+]
+Rtt = Annotated[str, typer.Option(help="Of the outermost link: the time there and back, such as 50ms.")]
+Streams = Annotated[int, typer.Option(help="Of the outermost link: streams of TCP to each peer.")]
+Window = Annotated[str, typer.Option(help="Of the outermost link: what TCP has under way in a stream, such as 4MB.")]
+Every = Annotated[int, typer.Option(help="Local updates: steps between exchanges of a parameter; default 500.")]
+Fragments = Annotated[
+    int, typer.Option(help="Local updates: parts of the model that are exchanged in turn; default 1.")
+]
+DelaySteps = Annotated[
+    int, typer.Option(help="Local updates: steps that go on during an exchange; default 0, all wait.")
+]
+Mixing = Annotated[str, typer.Option(help="Local updates: all (default), ring, exponential or pairs.")]
+Inside = Annotated[
+    str, typer.Option(help="Local updates: how the devices of a worker share it: fsdp (default), data or hsdp.")
+]
+InsideWire = Annotated[str, typer.Option(help="Local updates: of gradients inside a worker; default bf16.")]
 
 
 def one_line(command: Command) -> Command:
@@ -54,6 +77,21 @@ def positive(option: str, value: float) -> None:
     """0 stands for the default; anything else must be a number above it."""
     if not 0 <= value < math.inf:
         raise ValueError(f"{option}: must be a number above 0, got {value:g}")
+
+
+UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20}
+TIMES, SIZES = ("us", "ms", "s"), ("B", "kB", "KiB", "MB", "MiB", "GB")
+AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+) ?([A-Za-z]+)")
+
+
+def amount_of(option: str, text: str, units: Sequence[str]) -> float | None:
+    """Seconds of "50ms", bytes of "4MB"; None of nothing."""
+    if not text:
+        return None
+    match = AMOUNT.fullmatch(text.strip())
+    if match is None or match[2] not in units:
+        raise ValueError(f"{option}: give a number and a unit ({', '.join(units)}), got {text!r}")
+    return float(match[1]) * UNITS[match[2]]
 
 
 def out_file(option: str, path: str) -> Path:

@@ -1,98 +1,60 @@
-"""`narrowcast profile`, `predict` and `advise`."""
+"""`narrowcast predict` and `advise`."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from narrowcast.cli import options
+from narrowcast.cli import local, options
 from narrowcast.cli.options import (
     Bandwidth,
     Batch,
     ClusterName,
+    CodecSystem,
     ComputeMs,
+    DelaySteps,
     DeviceName,
+    Every,
     Flops,
+    Fragments,
+    Inside,
+    InsideWire,
+    Mixing,
     ModelName,
+    Parameters,
+    Rtt,
     Shape,
+    Streams,
+    Window,
     one_line,
     out_file,
 )
+from narrowcast.cli.prediction import prediction_table, unnamed
 from narrowcast.collectives import ALGORITHMS
 from narrowcast.console import JsonPath, emit, new_table, progress
 from narrowcast.predict import (
     Cluster,
-    Prediction,
-    Profile,
     Setup,
     Sweep,
     advice,
     codec_systems,
     decision,
     devices,
+    offers,
     parallelism,
     report,
+    rounds,
     speeds,
     zoo,
 )
 from narrowcast.predict import cluster as cluster_file
-from narrowcast.predict import model as model_file
-from narrowcast.predict import probe as probing
 from narrowcast.predict import profile as profiling
 
 WIRES = "fp32,bf16,int8/256,int4/128"
 WORKERS = (1, 2, 4, 8, 16)
-
-
-def _profile_ranks(model: str, batch: int, shape: str, steps: int) -> tuple[Profile, bool]:
-    """The mean over all ranks of the process group, and whether this rank shows it."""
-    import torch.distributed as dist
-
-    dist.init_process_group()
-    device = probing.local_device()
-    module = profiling.build(model).to(device)
-    examples = profiling.example_batch(module, shape, batch or profiling.DEFAULT_BATCH).to(device)
-    made = profiling.profile_together(module, examples, model, steps)
-    first = dist.get_rank() == 0
-    dist.destroy_process_group()
-    return made, first
-
-
-@one_line
-def profile(
-    model: Annotated[str, typer.Argument(help="module:name, file.py:name, or a built-in description.")],
-    out: Annotated[str, typer.Option("--out", "-o", help="Where to write the profile.")] = "model.toml",
-    batch: Batch = 0,
-    shape: Shape = "",
-    steps: Annotated[int, typer.Option(help="Steps a mean is taken over.")] = profiling.STEPS,
-    flops: Flops = 0.0,
-    compute_ms: ComputeMs = 0.0,
-    json_path: JsonPath = None,
-) -> None:
-    """When each gradient of a model is ready: from a few real steps, or from a description of its layers.
-
-    Under torchrun all ranks step at the same time, so that what they share shows.
-    """
-    file = out_file("--out", out)
-    profiling.check_numbers(batch=batch, flops=flops, compute_ms=compute_ms, steps=steps)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and ":" in model:
-        made, first = _profile_ranks(model, batch, shape, steps)
-        if not first:
-            return
-    else:
-        source = profiling.resolve(model, batch=batch, shape=shape, flops=flops, compute_ms=compute_ms, steps=steps)
-        made = source.profile
-    file.write_text(model_file.dump(made))
-    rows = [(part, f"{1e3 * getattr(made, part):.3f}") for part in ("forward", "backward", "update")]
-    shown = new_table(f"{made.name}: {made.numel} values, batch {made.batch} -> {out}", "part", "ms", rows=rows)
-    shown.caption = f"{len(made.tensors)} tensors; {made.source}; spread of the mean {100 * made.spread:.1f} %"
-    tensors = [{"name": t.name, "numel": t.numel, "ready": t.ready, "shape": t.shape} for t in made.tensors]
-    emit({**{k: v for k, v in vars(made).items() if k != "tensors"}, "tensors": tensors}, shown, json_path)
 
 
 @one_line
@@ -107,10 +69,18 @@ def predict(
         str, typer.Option(help=f"Specs, separated by commas; default {WIRES}, or what the --codec-system covers.")
     ] = "",
     algorithms: Annotated[str, typer.Option(help=f"auto, {', '.join(ALGORITHMS)}; separated by commas.")] = "auto",
-    parallel: Annotated[str, typer.Option(help=", ".join(parallelism.MODES))] = "data",
-    codec_system: Annotated[
-        str, typer.Option(help="Codecs as slow as those of grace-8bit, dettmers-8bit, ...; --list shows them.")
-    ] = "",
+    parallel: Annotated[str, typer.Option(help=", ".join((*parallelism.MODES, rounds.LOCAL)))] = "data",
+    every: Every = 0,
+    fragments: Fragments = 0,
+    delay_steps: DelaySteps = 0,
+    mixing: Mixing = "",
+    inside: Inside = "",
+    inside_wire: InsideWire = "",
+    rtt: Rtt = "",
+    streams: Streams = 0,
+    window: Window = "",
+    parameters: Parameters = 0.0,
+    codec_system: CodecSystem = "",
     queues: Annotated[str, typer.Option(help="one: a call after the other; levels: a queue for each level.")] = "one",
     bandwidth: Bandwidth = 0.0,
     device: DeviceName = "",
@@ -131,27 +101,40 @@ def predict(
     if list_names:
         _list(json_path)
         return
-    if not model or not cluster:
-        raise ValueError("predict: give --model and --cluster; --list shows the built-in ones")
+    if bool(model) == bool(parameters) or not cluster:
+        raise ValueError("predict: give --model and --cluster, or --parameters for a model; --list shows built-in ones")
     options.positive("--samples", samples)
+    asked = local.Rounds(every, fragments, delay_steps, mixing, inside, inside_wire)
+    asked.check(parallel)
     page = out_file("--html", html) if html else None
-    made = _cluster(cluster, bandwidth, price, device)
-    if codec_system:
-        made = codec_systems.with_codec_system(made, codec_system)
+    made = local.linked(_cluster(cluster, bandwidth, price, device, codec_system), rtt, streams, window)
+    how: dict[str, Any] = {"batch": batch, "shape": shape, "flops": flops, "compute_ms": compute_ms}
+    if parallel == rounds.LOCAL:
+        local.refuse("predict", parallel, {"--html": html, "--samples": samples, "--price": price})
+        local.refuse("predict", parallel, {"--algorithms": algorithms != "auto", "--queues": queues != "one"})
+        specs = options.specs_of(wires) if wires else []
+        numbers = options.workers_of(workers) if workers else []
+        source = _with_jitter(profiling.resolve(model, made, parameters=parameters, **how), jitter)
+        local.predict(source.profile, made, numbers, specs, asked, json_path)
+        return
     counts = options.workers_of(workers) if workers else [world for world in WORKERS if _joins(made, world)]
     specs = options.specs_of(wires) if wires else _default_wires(made)
     for spec in specs:
         speeds.check_covered(spec, made)
     setups = _setups(counts, specs, algorithms, queues)
-    source = profiling.resolve(model, made, batch=batch, shape=shape, flops=flops, compute_ms=compute_ms)
-    options.positive("--jitter", jitter)
-    if jitter:
-        source = replace(source, profile=replace(source.profile, jitter=jitter))
+    source = _with_jitter(profiling.resolve(model, made, parameters=parameters, **how), jitter)
     sweep = _sweep(source, made, parallel, samples)
     cells = list(progress((sweep.cell(setup) for setup in setups), len(setups), "cells"))
     if page:
         page.write_text(report.page(sweep, cells, setups))
-    emit([cell.as_dict() for cell in cells], _prediction_table(sweep, cells), json_path)
+    if json_path != "-":
+        typer.echo(report.verdict(cells, setups) + "\n")
+    emit([cell.as_dict() for cell in cells], prediction_table(sweep, cells), json_path)
+
+
+def _with_jitter(source: profiling.ModelSource, jitter: float) -> profiling.ModelSource:
+    options.positive("--jitter", jitter)
+    return replace(source, profile=replace(source.profile, jitter=jitter)) if jitter else source
 
 
 def _default_wires(made: Cluster) -> list[str]:
@@ -159,12 +142,13 @@ def _default_wires(made: Cluster) -> list[str]:
     return [wire for wire in dict.fromkeys([*WIRES.split(","), *own]) if speeds.is_covered(wire, made)]
 
 
-def _cluster(name: str, bandwidth: float, price: float, device: str) -> Cluster:
+def _cluster(name: str, bandwidth: float, price: float, device: str, codec_system: str) -> Cluster:
     options.positive("--bandwidth", bandwidth)
     options.positive("--price", price)
     made = cluster_file.load(name)
     made = made.with_bandwidth(bandwidth) if bandwidth else made
     made = devices.with_device(made, device) if device else made
+    made = codec_systems.with_codec_system(made, codec_system) if codec_system else made
     return replace(made, price_per_hour=price) if price else made
 
 
@@ -185,47 +169,6 @@ def _joins(made: Cluster, world: int) -> bool:
 
 def _sweep(source: profiling.ModelSource, made: Cluster, parallel: str, samples: int = 0) -> Sweep:
     return Sweep(source.profile, made, samples=samples or source.samples, mode=parallel, description=source.description)
-
-
-def _gbit(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
-
-
-def _gib(size: float, made: Cluster) -> str:
-    gib = size / 2**30
-    return f"{gib:.3g}{'!' if 0 < made.device.memory_gib < gib else ''}"
-
-
-def _prediction_table(sweep: Sweep, cells: Sequence[Prediction]) -> Table:
-    made = sweep.cluster
-    state = "measured" if made.measured else "NOT measured"
-    rows = []
-    for cell in cells:
-        times = (f"{1e3 * cell.step:.1f}", f"{1e3 * cell.low:.1f}-{1e3 * cell.high:.1f}")
-        bounds = f"{1e3 * cell.max_bound:.0f}-{1e3 * cell.sum_bound:.0f}"
-        ratios = (f"{ratio:.2f}x" for ratio in (cell.speedup, cell.over_fp32, cell.over_16bit))
-        parts = (f"{1e3 * cell.exposed:.1f}", f"{1e3 * cell.codec:.1f}", cell.bottleneck)
-        dollars = "" if cell.dollars_per_epoch is None else f"{cell.dollars_per_epoch:.2f}"
-        limits = (_gbit(cell.hide_gbit), _gbit(cell.break_even_gbit), dollars, _gib(cell.memory_bytes, made))
-        rows.append((cell.workers, cell.wire, cell.algorithm, *times, bounds, *ratios, *parts, *limits))
-    shown = new_table(
-        f"{sweep.profile.name} (batch {sweep.profile.batch}) on {made.name}, {state}",
-        *("workers", "wire", "algorithm", "step ms", "5-95 %", "bounds", "speedup", "/fp32", "/16 bit"),
-        *("exposed ms", "codec ms", "limit", "hidden from", "pays below", "$/epoch", "GiB"),
-        rows=rows,
-    )
-    shown.caption = (
-        "bounds: all overlapped, nothing overlapped. hidden from: Gb/s of the outermost link in use from which on "
-        f"communication adds under 2 %. pays below: Gb/s under which the wire beats 16 bits. GiB: of a rank, without "
-        f"activations (! more than the device has). cluster: {made.source}"
-    )
-    beyond = sorted({cell.workers for cell in cells if cell.beyond_probed})
-    if beyond:
-        shown.caption += (
-            f"\nBEYOND WHAT WAS PROBED ({made.probed_ranks} members of the outermost link): "
-            f"{', '.join(map(str, beyond))} workers; how calls grow is arithmetic there"
-        )
-    return shown
 
 
 def _list(json_path: str | None) -> None:
@@ -271,9 +214,23 @@ def advise(
         str,
         typer.Option(
             help=f"Wires to choose from, beside float32 and 16 bits; default {','.join(advice.WIRES)}, of which those "
-            "under 8 bits where the gradients of a real model can be looked at."
+            "under 8 bits where the gradients of a real model can be looked at; or the --codec-system's own."
         ),
     ] = "",
+    codec_system: CodecSystem = "",
+    parallel: Annotated[
+        str, typer.Option(help=f"data, or {rounds.LOCAL}: exchanges between rounds of steps.")
+    ] = "data",
+    every: Every = 0,
+    fragments: Fragments = 0,
+    delay_steps: DelaySteps = 0,
+    mixing: Mixing = "",
+    inside: Inside = "",
+    inside_wire: InsideWire = "",
+    rtt: Rtt = "",
+    streams: Streams = 0,
+    window: Window = "",
+    parameters: Parameters = 0.0,
     samples: Annotated[int, typer.Option(help="Samples to pay for; default the model's epoch, or a million.")] = 0,
     bandwidth: Bandwidth = 0.0,
     device: DeviceName = "",
@@ -281,27 +238,45 @@ def advise(
     shape: Shape = "",
     flops: Flops = 0.0,
     compute_ms: ComputeMs = 0.0,
+    html: Annotated[str, typer.Option(help="With --clusters: write a page with figures to this file.")] = "",
     json_path: JsonPath = None,
 ) -> None:
     """Which wire to use, in words: how much it gains, where it stops paying, and what it risks.
 
     With --clusters: whether to buy a faster network or to compress, in steps and dollars.
     """
-    if not model or bool(cluster) == bool(clusters):
-        problem = "give --model and either --cluster or --clusters"
+    if bool(model) == bool(parameters) or bool(cluster) == bool(clusters):
+        problem = "give --model (or --parameters for one) and either --cluster or --clusters"
         raise ValueError(f"advise: {problem}; `narrowcast predict --list` shows the built-in ones")
     options.positive("--samples", samples)
     if price and not clusters:
         raise ValueError(f"advise: --price goes with --clusters, which compares costs; got {price!r} without it")
+    if html and not clusters:
+        raise ValueError(f"advise: --html goes with --clusters; for one cluster take `predict --html {html}`")
+    page = out_file("--html", html) if html else None
     specs = options.specs_of(wires) if wires else None
+    if codec_system and specs is None and codec_system in codec_systems.codec_systems():
+        specs = [codec_systems.codec_systems()[codec_system].wire]
     names = [name.strip() for name in clusters.split(",")] if clusters else [cluster]
     prices = options.prices_of(price, names)
-    places = [_cluster(name, bandwidth, prices.get(name, 0.0), device) for name in names]
+    places = [_cluster(name, bandwidth, prices.get(name, 0.0), device, codec_system) for name in names]
+    places = [local.linked(made, rtt, streams, window) for made in places]
+    for spec in specs or ():
+        speeds.check_covered(spec, places[0])
+    how: dict[str, Any] = {"batch": batch, "shape": shape, "flops": flops, "compute_ms": compute_ms}
+    how["parameters"] = parameters
+    asked = local.Rounds(every, fragments, delay_steps, mixing, inside, inside_wire)
+    asked.check(parallel)
+    if parallel == rounds.LOCAL:
+        local.refuse("advise", parallel, {"--clusters": clusters, "--samples": samples})
+        local.advise(profiling.resolve(model, places[0], **how).profile, places[0], workers, specs, asked, json_path)
+        return
+    if parallel != "data":
+        raise ValueError(f"advise: --parallel: take data or {rounds.LOCAL}, got {parallel!r}")
     unpriced = [] if price else _unpriced(places)
     if unpriced:
         places = [replace(made, price_per_hour=0.0) for made in places]
     world = _world(places[0], workers)
-    how: dict[str, Any] = {"batch": batch, "shape": shape, "flops": flops, "compute_ms": compute_ms}
     source = profiling.resolve(model, places[0], **how)
     # what was measured is the same everywhere, what is described runs at each device's speed
     others = [source if source.description is None else profiling.resolve(model, made, **how) for made in places[1:]]
@@ -311,9 +286,13 @@ def advise(
     answer = (
         decision.decide(sweeps, world, specs, errors) if clusters else advice.advise(sweeps[0], world, specs, errors)
     )
+    if any(not made.device.is_named for made in places):
+        answer = replace(answer, text=f"{answer.text}\n{unnamed(places)}")
     if unpriced:
         note = f"no dollars: there is no price of {', '.join(unpriced)}; give all of them one with --price"
         answer = replace(answer, text=f"{answer.text}\n{note}")
+    if page and isinstance(answer, decision.Decision):
+        page.write_text(offers.page(sweeps, answer))
     emit(answer.as_dict(), answer.text, json_path)
 
 
@@ -324,8 +303,7 @@ def _unpriced(places: Sequence[Cluster]) -> list[str]:
 
 
 def _world(made: Cluster, workers: int) -> int:
-    tables = [level.tables[0].ranks for level in made.levels if level.tables]
-    world = workers or (tables[-1] * made.node if tables else 0)
+    world = workers or made.probed_ranks * made.node
     if world < 2:
         raise ValueError(f"advise: --workers: must be 2 or more, got {workers}")
     return world

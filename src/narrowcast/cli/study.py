@@ -8,7 +8,8 @@ import re
 import signal
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ import typer
 from rich.table import Table
 
 from narrowcast import study as studies
-from narrowcast.console import JsonPath, emit, make_console, new_table
+from narrowcast.console import JsonPath, emit, make_console, new_table, save
 from narrowcast.study import KINDS, LAUNCHERS, Finding, Findings, Options, Outcome, formatting, grouped, results
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ BUDGET = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 STOPPED, FAILED = 130, 1
 STANDARD_OUTPUT = Path("-")
+COMPARISON = "comparison.html"
 ORDERLY = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
 
 
@@ -133,16 +135,48 @@ def _row_of_results(path: Path) -> dict[str, Any]:
     return _study_row(str(path.parent), what, len(ended), ended.count("done"), ended.count("failed"))
 
 
+@app.command("init")
+def init(
+    path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("mine.toml"),
+    like: Annotated[str, typer.Option(help="The study to begin with (see `ls`).")] = "quick",
+    json_path: JsonPath = None,
+) -> None:
+    """Begin a study of your own: a copy of one that runs, under a name of its own, to be edited."""
+    text = studies.text_of(like)
+    if path.suffix != ".toml" or not path.parent.is_dir():
+        raise ValueError(f"study init: got {path}; name a file that ends with .toml, in a folder that is there")
+    if path.exists():
+        raise ValueError(f"study init: {path} is there already; name another file, or remove it")
+    text = re.sub(r'^name = ".*"$', f'name = "{path.stem}"', text, count=1, flags=re.MULTILINE)
+    studies.parse(text, str(path))
+    path.write_text(text)
+    emit(
+        {"written": str(path), "like": like},
+        f"{path}, a copy of {like}: edit it, then narrowcast study run {path}",
+        json_path,
+    )
+
+
 @app.command("show")
 def show(
-    name: Annotated[str, typer.Argument(help="A study in ./studies, or a folder.")], json_path: JsonPath = None
+    name: Annotated[str, typer.Argument(help="A study in ./studies, or a folder; with --file a built-in one, too.")],
+    file: Annotated[bool, typer.Option("--file", help="Print the study's file instead.")] = False,
+    json_path: JsonPath = None,
 ) -> None:
-    """What a study has found so far, as tables; --json: its lines."""
+    """What a study has found so far: the verdict, then tables; --json: its lines."""
+    if file:
+        text = studies.text_of(name)
+        save({"name": name, "file": text}, json_path)
+        if json_path != "-":
+            typer.echo(text, nl=False)
+        return
     folder = Path(name) if Path(name).is_dir() else FOLDER / name
     lines = studies.usable_lines(folder)
     if json_path is not None:
         emit(lines, f"written to {json_path}", json_path)
         return
+    if any(line["status"] == "done" for line in results.latest(lines).values()):
+        make_console().print("\n".join(studies.verdict_lines(studies.judge(Findings.of(folder)))), markup=False)
     for table in tables(lines):
         make_console().print(table)
     for line in results.latest(lines).values():
@@ -225,8 +259,12 @@ def _refuse_to_share(targets: dict[str, Path]) -> None:
 
 def report(
     folder: Annotated[Path, typer.Argument(help="A study's folder, as `narrowcast study run` wrote it.")],
+    other: Annotated[
+        Path | None, typer.Argument(metavar="[OTHER]", help="Another study's folder: compare the two on one page.")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to write the page; report.html in the folder.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Where to write the page; report.html, or comparison.html, in the folder."),
     ] = None,
     markdown: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the report as Markdown, too; - prints it.")
@@ -236,19 +274,58 @@ def report(
     ] = None,
     json_path: JsonPath = None,
 ) -> None:
-    """Turn the results of a study into one HTML file: the verdict, figures with what they prove, tables."""
-    paths = {"--out": out or studies.default_path(folder), "--markdown": markdown, "--csv": csv}
-    paths |= {"--json": Path(json_path) if json_path else None}
+    """Turn the results of a study into one HTML file: the verdict, figures with what they prove, tables.
+
+    Of two studies: the same cells beside one another, with their differences, and what is in one of them only.
+    """
+    paths = {"--markdown": markdown, "--csv": csv, "--json": Path(json_path) if json_path else None}
+    if other is None:
+        paths["--out"] = out or studies.default_path(folder)
+    else:
+        paths["--out"] = out or studies.default_path(folder).with_name(COMPARISON)
     targets = {option: path for option, path in paths.items() if path is not None}
-    _refuse_to_share({"the results": folder / results.FILE if folder.is_dir() else folder, **targets})
-    findings = Findings.of(folder)
-    texts = {targets[option]: MAKERS[option](findings) for option in targets}
+    read = [_results_of(one) for one in (folder, other) if one is not None]
+    _refuse_to_share({**{f"the results {path}": path for path in read}, **targets})
+    made = _one(folder, targets) if other is None else _two(folder, other, targets)
+    texts = {targets[option]: text for option, text in made.texts.items()}
     printed = texts.pop(STANDARD_OUTPUT, None)
     for path, text in texts.items():
         studies.write(path, text)
     if printed is not None:
         typer.echo(printed, nl=False)
         return
-    typer.echo(
-        "\n".join([*studies.verdict_lines(studies.judge(findings)), "", *(f"written: {path}" for path in texts)])
+    typer.echo("\n".join([*made.words, "", *(f"written: {path}" for path in texts)]))
+
+
+def _results_of(folder: Path) -> Path:
+    return folder / results.FILE if folder.is_dir() else folder
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What goes into files, by option, and what is said in a terminal."""
+
+    texts: dict[str, str]
+    words: list[str]
+
+
+def _one(folder: Path, targets: Collection[str]) -> Reported:
+    findings = Findings.of(folder)
+    return Reported(
+        {option: MAKERS[option](findings) for option in targets}, studies.verdict_lines(studies.judge(findings))
     )
+
+
+def _two(folder: Path, other: Path, targets: Collection[str]) -> Reported:
+    for option in ("--markdown", "--csv"):
+        if option in targets:
+            raise ValueError(f"{option} is of one study; of two take --json, or a table's CSV from the page")
+    if _results_of(folder).resolve() == _results_of(other).resolve():
+        raise ValueError(f"{folder} and {other} are one study; give two")
+    made = studies.Comparison.of(Findings.of(folder), Findings.of(other))
+    a, b = made.names
+    counts = {"in both, not compared": made.refused, f"in {a} only": made.only_a, f"in {b} only": made.only_b}
+    words = [made.headline, *(f"{what}: {formatting.count(len(some), 'cell')}" for what, some in counts.items())]
+    facts = studies.comparison_facts(made)
+    texts = {"--out": studies.compare_page(made), "--json": json.dumps(facts, indent=1) + "\n"}
+    return Reported({option: texts[option] for option in targets}, words)

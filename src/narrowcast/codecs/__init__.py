@@ -6,6 +6,8 @@ looks at the class of one.
 
 from narrowcast.codecs.base import Codec as Codec
 from narrowcast.codecs.base import Law as Law
+from narrowcast.codecs.base import refuse_differences as refuse_differences
+from narrowcast.codecs.base import refuse_low_rank as refuse_low_rank
 from narrowcast.codecs.factors import KeptFactors as KeptFactors
 from narrowcast.codecs.factors import Matrix as Matrix
 from narrowcast.codecs.factors import MatrixPart as MatrixPart
@@ -17,8 +19,6 @@ from narrowcast.codecs.factors import name_and_side as name_and_side
 from narrowcast.codecs.factors import parts_of as parts_of
 from narrowcast.codecs.factors import simulate_low_rank as simulate_low_rank
 from narrowcast.codecs.feedback import ErrorFeedback as ErrorFeedback
-from narrowcast.codecs.feedback import refuse_differences as refuse_differences
-from narrowcast.codecs.feedback import refuse_low_rank as refuse_low_rank
 from narrowcast.codecs.planned import PlanCodec as PlanCodec
 from narrowcast.codecs.registry import all_specs as all_specs
 from narrowcast.codecs.registry import codec as codec

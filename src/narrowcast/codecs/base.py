@@ -93,6 +93,10 @@ class Codec(abc.ABC):
     def nbytes(self, n: int, dtype: torch.dtype = torch.float32) -> int:
         """Size of the wire of n values. Only `as-is` looks at the dtype."""
 
+    def planes(self, n: int, dtype: torch.dtype = torch.float32) -> tuple[tuple[int, int], ...] | None:
+        """Where the planes of a wire of n values begin and end, if those of its blocks are slices of them; or None."""
+        return None
+
     def plan_for(self, dtype: torch.dtype) -> AnyPlan:
         """What kernels do with values of this type."""
         return self._custom_plan
@@ -323,36 +327,6 @@ class Codec(abc.ABC):
             return compiled.reduce(self.spec, wires, n, noise, scale, finish, out)
         return calls.reduce(self, wires, n, noise, scale, feedback, finish, out, decoded)
 
-    def sum_with(
-        self,
-        wires: Tensor | Sequence[Tensor],
-        n: int,
-        finish: Finish = NO_FINISH,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        """The sum that `reduce` would encode, as float32: n values, flat, or in `out` (contiguous float32)."""
-        return calls.sum_wires(self, wires, n, finish, out)
-
-    def encode_rows(
-        self,
-        x: Tensor,
-        wires: Tensor,
-        noise: Noise = NO_NOISE,
-        feedback: Feedback | None = None,
-        per: int | None = None,
-    ) -> None:
-        """Cut flat x into as many equal parts as `wires` has rows, and write the wire of each into its row.
-
-        noise: of the first part, the others have what follows it in the tensor. feedback: of all of x. On a GPU this is
-        one kernel where no scale follows from more than 4096 values. per: values of a part, where others lie between
-        the parts; x is then as long as from the first to the end of the last.
-        """
-        calls.encode_rows(self, x, wires, noise, feedback, per)
-
-    def decode_rows(self, wires: Tensor, out: Tensor, per: int | None = None) -> None:
-        """The inverse: the values of each row of `wires` into its part of flat `out`; on a GPU one kernel."""
-        calls.decode_rows(self, wires, out, per)
-
     def decode(
         self,
         wire: Tensor,
@@ -366,3 +340,21 @@ class Codec(abc.ABC):
         if torch.compiler.is_compiling():
             return compiled.decode(self.spec, wire, n, out, accumulate, dtype)
         return calls.decode(self, wire, n, out, accumulate, dtype)
+
+
+def refuse_differences(what: str, codec: Codec) -> None:
+    """For all that is sent to somebody who does not keep what came before. what: who asks."""
+    if codec.differences:
+        raise ValueError(
+            f"{what} with {codec}: +diff is for FSDP2's parameters=, of which every rank keeps what it last decoded; "
+            "leave it out"
+        )
+
+
+def refuse_low_rank(what: str, codec: Codec) -> None:
+    """For all that does not sum matrices over ranks again and again. what: who asks."""
+    if codec.rank:
+        raise ValueError(
+            f"{what} with {codec}: low rank is for gradients (`attach`, `LocalSGD`), which are summed step after step "
+            f"and keep a factor from one to the next; take {codec.factors}"
+        )

@@ -18,9 +18,7 @@ from narrowcast.codecs.checks import (
     check_feedback,
     check_noise,
     check_reduced,
-    check_rows,
     check_scale,
-    check_sum,
     check_values,
     check_wires,
     flat,
@@ -30,15 +28,12 @@ from narrowcast.codecs.checks import (
     write_back,
 )
 from narrowcast.kernels import (
-    ALIGNMENT,
     FLOATS,
-    NO_NOISE,
     Feedback,
     Finish,
     Noise,
     Stretch,
     are_plain_rows,
-    check_apart,
     check_count,
     check_floats,
     check_written,
@@ -244,102 +239,3 @@ def _decode_carefully(
         if not is_new:
             mark_written(out)
     return out
-
-
-def sum_wires(codec: Codec, wires: Wires, n: int, finish: Finish, out: Tensor | None) -> Tensor:
-    """See `Codec.sum_with`."""
-    if out is None or not _sums_as_given(codec, wires, n, out):
-        return _sum_carefully(codec, wires, n, finish, out)
-    ops.sum_wires(codec.plan_for(torch.float32), wires, n, out if out.dim() == 1 else out.view(-1), finish)
-    mark_written(out)
-    return out
-
-
-def _sums_as_given(codec: Codec, wires: Wires, n: int, out: Tensor) -> bool:
-    """Whether nothing of this must be copied or refused; a list of wires must on a GPU."""
-    taken: list[Stretch] = []
-    if type(out) is not Tensor or type(wires) is not Tensor or type(n) is not int or not (out.is_cuda or out.is_cpu):
-        return False
-    if not stands_alone(out, n, torch.float32, out.device, taken):
-        return False
-    return wires.device == out.device and are_plain_rows(wires, codec.nbytes(n), taken)
-
-
-def _sum_carefully(codec: Codec, wires: Wires, n: int, finish: Finish, out: Tensor | None) -> Tensor:
-    n = check_count(codec, n)
-    first = check_wires(codec, wires, n)
-    if out is None:
-        total = torch.empty(n, dtype=torch.float32, device=first.device)
-    else:
-        check_sum(codec, out, n, first)
-        check_reduced(codec, {"out": out}, wires, None)
-        total = out
-    if n:
-        ops.sum_wires(codec.plan_for(torch.float32), wires, n, total.detach().view(-1), finish)
-        mark_written(out)
-    return total
-
-
-def encode_rows(
-    codec: Codec, x: Tensor, wires: Tensor, noise: Noise, feedback: Feedback | None, per: int | None = None
-) -> None:
-    """See `Codec.encode_rows`."""
-    per, pitch = check_rows(codec, "x", x, wires, per)
-    if not _encodes_rows_as_given(codec, x, wires, per, pitch, feedback):
-        _encode_rows_carefully(codec, x, wires, per, pitch, noise, feedback)
-        return
-    noise, plan = check_noise(codec, noise), codec.plan_for(torch.float32 if feedback is not None else x.dtype)
-    ops.encode_rows(plan, x, per, wires, noise, feedback and kernel_feedback(codec, feedback), pitch)
-    mark_written(wires, None if feedback is None else feedback.residual)
-
-
-def _encodes_rows_as_given(
-    codec: Codec, x: Tensor, wires: Tensor, per: int, pitch: int, feedback: Feedback | None
-) -> bool:
-    """Whether no row must be looked at by itself."""
-    taken: list[Stretch] = []
-    if not per or x.dtype not in FLOATS or not (x.is_cuda or x.is_cpu) or (codec.stochastic and pitch % ALIGNMENT):
-        return False
-    n, nbytes = x.numel(), codec.nbytes(per, x.dtype if feedback is None else torch.float32)
-    return (
-        stands_alone(x, n, x.dtype, x.device, taken)
-        and _writes_as_given(codec, n, 0, x.device, taken, None, feedback, None)
-        and wires.device == x.device
-        and are_plain_rows(wires, nbytes, taken)
-        and wires.stride()[0] >= nbytes
-    )
-
-
-def _encode_rows_carefully(
-    codec: Codec, x: Tensor, wires: Tensor, per: int, pitch: int, noise: Noise, feedback: Feedback | None
-) -> None:
-    check_floats(codec, x)
-    residual = None if feedback is None else feedback.residual
-    check_written(codec, {"wires": wires, "residual": residual}, {"x": x})
-    for row, wire in enumerate(wires):
-        values = slice(row * pitch, row * pitch + per)
-        kept = None if feedback is None else feedback.part(values)
-        encode(codec, x[values], noise.after(row * pitch) if codec.stochastic else NO_NOISE, None, kept, wire)
-
-
-def decode_rows(codec: Codec, wires: Tensor, out: Tensor, per: int | None = None) -> None:
-    """See `Codec.decode_rows`."""
-    per, pitch = check_rows(codec, "out", out, wires, per)
-    if not _decodes_rows_as_given(codec, wires, per, out):
-        check_floats(codec, out)
-        check_apart(codec, "out", out, "wires", wires)
-        for row, wire in enumerate(wires):
-            decode(codec, wire, per, out[row * pitch : row * pitch + per], False, out.dtype)
-        return
-    ops.decode_rows(codec.plan_for(out.dtype), wires, per, out, pitch)
-    mark_written(out)
-
-
-def _decodes_rows_as_given(codec: Codec, wires: Tensor, per: int, out: Tensor) -> bool:
-    """Whether no row must be looked at by itself."""
-    taken: list[Stretch] = []
-    if not per or out.dtype not in FLOATS or not (out.is_cuda or out.is_cpu):
-        return False
-    if not stands_alone(out, out.numel(), out.dtype, out.device, taken):
-        return False
-    return wires.device == out.device and are_plain_rows(wires, codec.nbytes(per, out.dtype), taken)

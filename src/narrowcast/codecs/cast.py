@@ -59,7 +59,10 @@ class Cast(Codec):
         return 8.0 * self.stored_dtype(torch.float32).itemsize
 
     def nbytes(self, n: int, dtype: torch.dtype = torch.float32) -> int:
-        return check_count(self, n) * self.stored_dtype(dtype).itemsize
+        return (n if type(n) is int and n >= 0 else check_count(self, n)) * self.stored_dtype(dtype).itemsize
+
+    def planes(self, n: int, dtype: torch.dtype = torch.float32) -> tuple[tuple[int, int], ...] | None:
+        return ((0, self.nbytes(n, dtype)),)
 
     def plan_for(self, dtype: torch.dtype) -> AnyPlan:
         return _plan(self.stored_dtype(dtype))

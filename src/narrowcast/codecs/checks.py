@@ -167,32 +167,6 @@ def check_values(codec: Codec, name: str, values: Tensor, n: int, like: Tensor) 
         raise ValueError(f"decode with {codec}: {name} holds {got} values, not n={n}; give a tensor of {n}")
 
 
-def check_sum(codec: Codec, out: Tensor, n: int, like: Tensor) -> None:
-    """Refuse what a sum of wires cannot be written into."""
-    if not lies_plainly(out, n, torch.float32):
-        raise ValueError(f"sum with {codec}: out must be {n} contiguous float32, got {_description(out)}")
-    check_plain(codec, out, "out")
-    check_same_device(codec, "out", out, like)
-
-
-def check_rows(codec: Codec, name: str, values: Tensor, wires: Tensor, per: int | None = None) -> tuple[int, int]:
-    """How many values go with each row of `wires`, and how far apart they begin."""
-    if not isinstance(wires, Tensor) or wires.dim() != 2 or not len(wires):
-        got = f"shape {tuple(wires.shape)}" if isinstance(wires, Tensor) else type(wires).__name__
-        raise ValueError(f"{codec}: got wires of {got}; give a tensor with one wire in each row")
-    rows = len(wires)
-    if per is not None and isinstance(values, Tensor) and values.dim() == 1 and rows > 1:
-        pitch, rest = divmod(values.numel() - per, rows - 1)
-        if rest or not 0 <= per <= pitch:
-            got = f"{values.numel()} values for {rows} rows of {per}"
-            raise ValueError(f"{codec}: {name} has {got}; rows begin equally far apart and do not overlap")
-        return per, pitch
-    if not isinstance(values, Tensor) or values.dim() != 1 or values.numel() % len(wires):
-        got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
-        raise ValueError(f"{codec}: {name} has {got}; give a flat tensor of {len(wires)} equal parts, one for each row")
-    return (values.numel() // rows,) * 2
-
-
 def output_for(codec: Codec, wire: Tensor, n: int, out: Tensor | None, accumulate: bool, dtype: torch.dtype) -> Tensor:
     """New values, or `out` where it can hold them."""
     if not isinstance(wire, Tensor) or wire.dtype != torch.uint8:

@@ -11,24 +11,6 @@ from narrowcast.codecs.base import Codec
 from narrowcast.kernels import check_floats
 
 
-def refuse_differences(what: str, codec: Codec) -> None:
-    """For all that is sent to somebody who does not keep what came before. what: who asks."""
-    if codec.differences:
-        raise ValueError(
-            f"{what} with {codec}: +diff is for FSDP2's parameters=, of which every rank keeps what it last decoded; "
-            "leave it out"
-        )
-
-
-def refuse_low_rank(what: str, codec: Codec) -> None:
-    """For all that does not sum matrices over ranks again and again. what: who asks."""
-    if codec.rank:
-        raise ValueError(
-            f"{what} with {codec}: low rank is for gradients (`attach`, `LocalSGD`), which are summed step after step "
-            f"and keep a factor from one to the next; take {codec.factors}"
-        )
-
-
 @dataclass
 class ErrorFeedback:
     """A codec with the residual of one tensor that is sent again and again."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 import difflib
 from functools import lru_cache
 
-from narrowcast.codecs.affine import Affine
 from narrowcast.codecs.base import Codec
 from narrowcast.codecs.cast import Cast
 from narrowcast.codecs.haar import Haar
 from narrowcast.codecs.low_rank import AlternatingRank, LowRank, Rank
 from narrowcast.codecs.mstop import MsTop
-from narrowcast.codecs.nvfp4 import NvFp4
+from narrowcast.codecs.planned import Affine, NvFp4, Signs
 from narrowcast.codecs.rotated import Rotated
 from narrowcast.codecs.scaled import Scaled, every_small_format
-from narrowcast.codecs.signs import Signs
 from narrowcast.codecs.spec import Spec, parse
 from narrowcast.codecs.spike import Spike
 from narrowcast.codecs.top import Top
@@ -67,11 +65,11 @@ def _ask(family: type[Codec], spec: Spec) -> Codec | None:
 
 def codec(spec: str | Codec) -> Codec:
     """The codec that a spec such as "int8/256" names; see docs/specs.md. A codec is returned as it is."""
+    if isinstance(spec, str):
+        return _from_text(spec)
     if isinstance(spec, Codec):
         return spec
-    if not isinstance(spec, str):
-        raise TypeError(f"codec: give a spec such as 'int8/256', got {type(spec).__name__}")
-    return _from_text(spec)
+    raise TypeError(f"codec: give a spec such as 'int8/256', got {type(spec).__name__}")
 
 
 def _own_heads() -> list[str]:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from narrowcast.codecs.base import Codec
 from narrowcast.codecs.cast import Cast
-from narrowcast.codecs.nvfp4 import NvFp4
 from narrowcast.codecs.places import place_code
+from narrowcast.codecs.planned import NvFp4
 from narrowcast.codecs.scaled import Scaled
 from narrowcast.codecs.spec import BLOCK_MULTIPLE, Spec, declare
 from narrowcast.codecs.transformed import Transformed, wishes_of

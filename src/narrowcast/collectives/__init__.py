@@ -1,6 +1,7 @@
 """Compressed collectives: who sends what to whom."""
 
 from narrowcast.collectives.algorithms import record as record
+from narrowcast.collectives.algorithms.context import Flat as Flat
 from narrowcast.collectives.algorithms.context import Reduction as Reduction
 from narrowcast.collectives.algorithms.cost import TREE_SHARE as TREE_SHARE
 from narrowcast.collectives.algorithms.cost import Cost as Cost
@@ -32,10 +33,12 @@ from narrowcast.collectives.api import send as send
 from narrowcast.collectives.aps import agreed_scale_S as agreed_scale_S
 from narrowcast.collectives.aps import exponents as exponents
 from narrowcast.collectives.aps import scales_of as scales_of
-from narrowcast.collectives.flat import Flat as Flat
 from narrowcast.collectives.low_rank import LowRankCall as LowRankCall
 from narrowcast.collectives.low_rank import LowRankReduce as LowRankReduce
 from narrowcast.collectives.low_rank import start_low_rank as start_low_rank
+from narrowcast.collectives.neighbours import NeighbourMessage as NeighbourMessage
+from narrowcast.collectives.neighbours import as_seen as as_seen
+from narrowcast.collectives.neighbours import start_message as start_message
 from narrowcast.collectives.prepared import AllReduce as AllReduce
 from narrowcast.collectives.prepared import PreparedCall as PreparedCall
 from narrowcast.collectives.prepared import reduction_of as reduction_of
@@ -62,5 +65,6 @@ from narrowcast.collectives.segments import split as split
 from narrowcast.collectives.segments import store as store
 from narrowcast.collectives.transports.base import TransportError as TransportError
 from narrowcast.collectives.transports.mpi import mpi_channel as mpi_channel
+from narrowcast.collectives.transports.several import use_connections as use_connections
 from narrowcast.collectives.transports.torch import TorchTransport as TorchTransport
 from narrowcast.collectives.work import Work as Work

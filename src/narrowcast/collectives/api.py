@@ -18,9 +18,8 @@ from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives import checks, p2p, primitives
 from narrowcast.collectives.algorithms import record
-from narrowcast.collectives.algorithms.context import Call, Reduction
-from narrowcast.collectives.flat import Flat
-from narrowcast.collectives.prepared import prepared, reduction_of, signature_of
+from narrowcast.collectives.algorithms.context import Call, Flat, Reduction
+from narrowcast.collectives.prepared import prepared, reduction_of, signature_text
 from narrowcast.collectives.residuals import Residuals
 from narrowcast.collectives.runtime.channel import Channel, channel_of
 from narrowcast.collectives.runtime.messages import Exchange
@@ -101,8 +100,10 @@ def all_reduce(
     reduction = reduction_of(op, channel.world)
     kind = prepared(codec, tuple(flat.lengths), flat.dtype, channel.world, reduction, **options)
     checks.check_residuals(residuals, codec, kind.algorithm, flat)
-    path = call_path("all_reduce", codec, step)
-    call_path("all_reduce inside a node", kind.inner, step)
+    path: tuple[int, ...] = FIRST_CALL
+    if kind.draws or step is not None:
+        path = call_path("all_reduce", codec, step)
+        call_path("all_reduce inside a node", kind.inner, step)
     return _outcome(kind.start(channel, flat, path, residuals, times), async_op)
 
 
@@ -125,7 +126,7 @@ def reduce_scatter(
     checks.expect("reduce_scatter", target, lengths[channel.rank])
     noise, reduction = noise_of("reduce_scatter", codec, seed, step), reduction_of(op, channel.world)
 
-    signature = signature_of("reduce_scatter", codec, flat.numel, flat.dtype, segments=lengths, op=str(reduction))
+    signature = signature_text("reduce_scatter", codec, flat.numel, flat.dtype, segments=lengths, op=str(reduction))
     run = partial(_run_reduce_scatter, target, flat, codec, lengths, reduction, noise)
     return _outcome(
         channel.submit(signature, run, [*target.memory, *flat.memory], waits=flat.host_waits(codec)), async_op
@@ -157,7 +158,7 @@ def all_gather(
     checks.expect("all_gather", source, lengths[channel.rank])
     noise = noise_of("all_gather", codec, seed, step)
 
-    signature = signature_of("all_gather", codec, flat.numel, flat.dtype, segments=lengths)
+    signature = signature_text("all_gather", codec, flat.numel, flat.dtype, segments=lengths)
     run = partial(_run_all_gather, flat, source, codec, lengths, noise)
     return _outcome(
         channel.submit(signature, run, [*flat.memory, *source.memory], waits=flat.host_waits(codec)), async_op
@@ -202,7 +203,7 @@ def all_to_all(
     if equal:
         checks.expect("all_to_all", target, source.numel)
     known = equal or agreed is not None
-    signature = signature_of("all_to_all", codec, source.numel if equal else None, source.dtype, **(agreed or {}))
+    signature = signature_text("all_to_all", codec, source.numel if equal else None, source.dtype, **(agreed or {}))
     run = partial(_run_all_to_all, target, source, codec, arriving, leaving, noise, known, equal)
     waits = not known or source.host_waits(codec)
     return _outcome(channel.submit(signature, run, [*target.memory, *source.memory], waits=waits), async_op)
@@ -244,7 +245,7 @@ def broadcast(
     root = checks.group_rank("broadcast", channel, group, src, group_src)
     noise = noise_of("broadcast", codec, seed, step)
 
-    signature = signature_of("broadcast", codec, flat.numel, flat.dtype, segments=flat.lengths, src=root)
+    signature = signature_text("broadcast", codec, flat.numel, flat.dtype, segments=flat.lengths, src=root)
     run = partial(_run_broadcast, flat, codec, noise, root)
     return _outcome(channel.submit(signature, run, flat.memory, waits=flat.host_waits(codec)), async_op)
 
@@ -350,7 +351,7 @@ def irecv(
 
     def accept(number: int, tag: int) -> None:
         wire = take(number, tag)
-        with torch.inference_mode(inference), scope.on_side_stream():
+        with torch.inference_mode(inference), scope:
             coder.decode(wire.to(stream.device, non_blocking=True), (0, flat.numel), flat.x)
             flat.write_back()
 

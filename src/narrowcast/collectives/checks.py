@@ -12,7 +12,7 @@ from torch import Tensor
 from narrowcast.codecs import Codec, refuse_differences, refuse_low_rank
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives.algorithms import record
-from narrowcast.collectives.flat import Flat
+from narrowcast.collectives.algorithms.context import Flat
 from narrowcast.collectives.residuals import Residuals
 from narrowcast.collectives.runtime.channel import Channel
 from narrowcast.kernels import FLOATS, check_integer, check_plain, shares_places
@@ -22,21 +22,22 @@ Spec = str | Codec
 AS_IS = codec_named("as-is")
 
 
-def inputs(what: str, tensors: Tensors, like: Tensors = ()) -> list[Tensor]:
+def inputs(what: str, tensors: Tensors, like: Tensors | None = None) -> list[Tensor]:
     """As a list. `like` are the other tensors of the call, which must have the same type."""
-    listed, others = _as_list(what, tensors), _as_list(what, like)
+    listed = _as_list(what, tensors)
     for tensor in listed:
         if tensor.dtype not in FLOATS:
             raise TypeError(
                 f"{what}: got {tensor.dtype}; codecs take float32, float16 and bfloat16, use torch.distributed"
             )
         check_plain(what, tensor)
-    if len({(t.dtype, t.device) for t in listed + others}) > 1:
+    alike = listed if like is None else listed + _as_list(what, like)
+    if len(alike) > 1 and len({(t.dtype, t.device) for t in alike}) > 1:
         raise TypeError(f"{what}: all tensors of one call must have one dtype and one device")
     return listed
 
 
-def outputs(what: str, tensors: Tensors, like: Tensors = ()) -> list[Tensor]:
+def outputs(what: str, tensors: Tensors, like: Tensors | None = None) -> list[Tensor]:
     """The same for tensors that are written: each of their elements has a place of its own."""
     listed = inputs(what, tensors, like)
     for tensor in listed:

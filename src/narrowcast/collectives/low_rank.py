@@ -23,9 +23,8 @@ from narrowcast.codecs import (
 )
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives.algorithms import record
-from narrowcast.collectives.algorithms.context import Reduction
+from narrowcast.collectives.algorithms.context import Flat, Reduction
 from narrowcast.collectives.algorithms.record import Nodes
-from narrowcast.collectives.flat import Flat
 from narrowcast.collectives.prepared import AllReduce, prepared
 from narrowcast.collectives.residuals import Residuals
 from narrowcast.collectives.runtime import agreement

@@ -117,7 +117,7 @@ class DeviceLine:
             number, self._next = self._next, self._next + 1
             # ahead of the bytes: where the backend connects first, that takes both sides
             announce(number)
-            with scope.on_side_stream():
+            with scope:
                 self._transport.carry(wire, self._source, self._target).wait()
 
     def receive(self, nbytes: int, number: int, tag: int) -> Tensor:

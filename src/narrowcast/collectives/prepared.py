@@ -15,9 +15,8 @@ from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives import checks
 from narrowcast.collectives.algorithms import record
-from narrowcast.collectives.algorithms.context import Call, Reduction
+from narrowcast.collectives.algorithms.context import Call, Flat, Reduction
 from narrowcast.collectives.algorithms.record import Nodes
-from narrowcast.collectives.flat import Flat
 from narrowcast.collectives.residuals import Residuals
 from narrowcast.collectives.runtime import agreement
 from narrowcast.collectives.runtime.channel import Channel
@@ -26,12 +25,14 @@ from narrowcast.collectives.segments import Times
 from narrowcast.collectives.work import Work
 from narrowcast.kernels import NO_NOISE, Noise, check_seed
 
+SUM = Reduction()
+
 
 def reduction_of(op: Any, world: int) -> Reduction:
     """What an op of torch.distributed means for a float32 sum."""
     kind = op.op if hasattr(op, "op") else op
     if kind == dist.ReduceOp.SUM:
-        return Reduction()
+        return SUM
     if kind == dist.ReduceOp.AVG:
         return Reduction(divide=float(world))
     if kind == dist.ReduceOp.PREMUL_SUM:
@@ -41,10 +42,22 @@ def reduction_of(op: Any, world: int) -> Reduction:
     raise ValueError(f"collectives: op {op} is not a sum; take SUM, AVG or PREMUL_SUM")
 
 
-def signature_of(what: str, codec: Codec, numel: int | None, dtype: torch.dtype, **more: object) -> dict[str, object]:
-    """What all ranks compare."""
-    common = {"version": agreement.VERSION, "call": what, "spec": str(codec)}
-    return {**common, "dtype": str(dtype).removeprefix("torch."), "numel": numel, **more}
+MAX_KEPT = 1024
+_TEXTS: dict[tuple[object, ...], str] = {}
+
+
+def signature_text(what: str, codec: Codec, numel: int | None, dtype: torch.dtype, **more: object) -> str:
+    """What all ranks compare. Kept: to write it takes the host as long as a launch."""
+    # by what it shows: 1 and True are equal, and their texts are not
+    key = agreement.VERSION, what, codec.spec, numel, dtype, repr(more)
+    text = _TEXTS.get(key)
+    if text is None:
+        if len(_TEXTS) >= MAX_KEPT:
+            _TEXTS.clear()
+        common = {"version": agreement.VERSION, "call": what, "spec": codec.spec}
+        signature = {**common, "dtype": str(dtype).removeprefix("torch."), "numel": numel, **more}
+        text = _TEXTS[key] = agreement.to_text(signature)
+    return text
 
 
 @dataclass(frozen=True)
@@ -90,7 +103,7 @@ class AllReduce:
         draws = codec.stochastic or inside.stochastic
         more["seed"] = noise.seed if draws else None
         more |= {"nodes": nodes, "inner": str(inside), "accumulator": accumulator}
-        text = agreement.to_text(signature_of("all_reduce", codec, numel, dtype, **more))
+        text = signature_text("all_reduce", codec, numel, dtype, **more)
         return cls(codec, chosen, reduction, noise, nodes, inside, accumulator, draws, text)
 
     def start(
@@ -127,9 +140,6 @@ class AllReduce:
 _PREPARED: dict[tuple[object, ...], AllReduce] = {}
 
 
-MAX_KEPT = 1024
-
-
 def prepared(
     codec: Codec,
     lengths: tuple[int, ...],
@@ -146,16 +156,12 @@ def prepared(
     # as in `Coder.of`
     key = codec.spec, inside.spec, lengths, dtype, world, reduction, word, *options.values()
     kind = _PREPARED.get(key)
-    if kind is None or not (_is(kind.codec, codec) and _is(kind.inner, inside)):
+    if kind is None or (kind.codec, kind.inner) != (codec, inside):
         if len(_PREPARED) >= MAX_KEPT:
             _PREPARED.clear()
         kind = AllReduce.of(codec, lengths, dtype, world, reduction, inner=inside, seed=word, **options)
         _PREPARED[key] = kind
     return kind
-
-
-def _is(one: Codec, other: Codec) -> bool:
-    return one is other or one == other
 
 
 @dataclass

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
@@ -26,6 +27,7 @@ from narrowcast.kernels import (
     Finish,
     Noise,
     keeps_subnormals,
+    ops,
     plus,
     runs_over_host,
 )
@@ -105,8 +107,23 @@ class _Piece(NamedTuple):
     feedback: Feedback | None
 
 
+class _Run(NamedTuple):
+    """Parts that go together: their numbers, their values; the length and bytes of each, and how far to the next."""
+
+    first: int
+    last: int
+    values: Range
+    length: int
+    nbytes: int
+    pitch: int
+
+
 class Coder:
-    """One codec on one flat tensor of `numel` values of type `dtype`, cut into `segments`."""
+    """One codec on one flat tensor of `numel` values of type `dtype`, cut into `segments`.
+
+    What it is given was looked at when the call was made (`checks`), and wires are memory of the call's own, so that it
+    calls kernels without a further look: flat contiguous memory on one device.
+    """
 
     _kept_segments: ClassVar[int] = 0
 
@@ -121,10 +138,11 @@ class Coder:
         self.align = max(codec.block, ALIGNMENT)
         self.shares_scales = self.codec.agrees_on_scales
         """Whether all ranks encode with the same scales, so that sums may use them too (APS)."""
-        self._draws = self.codec.stochastic
+        self._plan = self.codec.plan_for(dtype)
+        self._draws, self._decay, self._takes_scale = self.codec.stochastic, codec.decay, self.codec.takes_scale
         self._sizes: dict[int, int] = {}
         self._part_sizes: dict[Range, int] = {}
-        self._kept_runs: dict[tuple[Range, ...], list[Range]] = {}
+        self._kept_runs: dict[tuple[Range, ...], list[_Run]] = {}
         self._message = torch.empty(0, dtype=torch.uint8)
         self.kept: dict[object, Any] = {}
         """What whoever uses it has found out from it, for the next call of its kind."""
@@ -154,12 +172,11 @@ class Coder:
             if low < high:
                 yield number, (low, high)
 
-    def pieces(self, part: Range) -> Iterator[tuple[int, Range]]:
+    def pieces(self, part: Range) -> Sequence[tuple[int, Range]]:
         """What is encoded by itself: the parts of segments; the range as it is for block codecs."""
         if self.whole_segments:
-            yield from self.segments_in(part)
-        elif part[0] < part[1]:
-            yield 0, part
+            return list(self.segments_in(part))
+        return ((0, part),) if part[0] < part[1] else ()
 
     def nbytes(self, part: Range) -> int:
         size = self._part_sizes.get(part)
@@ -200,15 +217,20 @@ class Coder:
         noise: that of the whole tensor in this phase. scales: one for each segment.
         """
         start = time.perf_counter()
-        if not self.whole_segments and part[0] < part[1]:
-            drawn, scale = noise.part(part[0]) if self._draws else NO_NOISE, scales[0] if scales else None
-            self.codec.encode_with(values, drawn, scale, feedback, _cut(wire, 0, self.nbytes(part)))
-            self.times.encode += time.perf_counter() - start
-            return
-        for piece in self._places(part, noise, scales, feedback):
-            out = _cut(wire, *piece.bytes)
-            self.codec.encode_with(_cut(values, *piece.values), piece.noise, piece.scale, piece.feedback, out)
+        kept = feedback and self._decayed(feedback)
+        if self.whole_segments:
+            for piece in self._places(part, noise, scales, kept):
+                out = _cut(wire, *piece.bytes)
+                ops.encode(self._plan, _cut(values, *piece.values), out, piece.noise, piece.scale, piece.feedback)
+        elif part[0] < part[1]:
+            drawn = noise.part(part[0]) if self._draws else NO_NOISE
+            ops.encode(self._plan, values, _cut(wire, 0, self.nbytes(part)), drawn, None, kept)
         self.times.encode += time.perf_counter() - start
+
+    def _decayed(self, feedback: Feedback) -> Feedback:
+        """As kernels take it; autograd hears that the residual is renewed."""
+        increment_version(feedback.residual)
+        return feedback if self._decay == 1.0 else Feedback(feedback.residual, feedback.unit, self._decay)
 
     def reduce(
         self,
@@ -223,25 +245,19 @@ class Coder:
     ) -> None:
         """Add the messages of all ranks, one a row, in their order, and write that of the sum. out: its values."""
         start = time.perf_counter()
-        if not self.whole_segments and part[0] < part[1]:
-            drawn, scale = noise.part(part[0]) if self._draws else NO_NOISE, scales[0] if scales else None
-            size, numel = self.nbytes(part), part[1] - part[0]
+        kept = feedback and self._decayed(feedback)
+        if out is not None:
+            increment_version(out)
+        if self.whole_segments:
+            for piece in self._places(part, noise, scales, kept):
+                (low, high), place = piece.values, piece.bytes
+                rows, target, values = _cut(wires, *place), _cut(wire, *place), None if out is None else out[low:high]
+                given = piece.noise, piece.scale, piece.feedback
+                ops.reduce(self._plan, rows, high - low, target, *given, finish, values)
+        elif part[0] < part[1]:
+            size, drawn = self.nbytes(part), noise.part(part[0]) if self._draws else NO_NOISE
             rows, target = _cut(wires, 0, size), _cut(wire, 0, size)
-            self.codec.reduce_with(rows, numel, drawn, scale, feedback, finish, out=target, decoded=out)
-            self.times.decode += time.perf_counter() - start
-            return
-        for piece in self._places(part, noise, scales, feedback):
-            low, high = piece.values
-            self.codec.reduce_with(
-                _cut(wires, *piece.bytes),
-                high - low,
-                piece.noise,
-                piece.scale,
-                piece.feedback,
-                finish,
-                out=_cut(wire, *piece.bytes),
-                decoded=None if out is None else _cut(out, low, high),
-            )
+            ops.reduce(self._plan, rows, part[1] - part[0], target, drawn, None, kept, finish, out)
         self.times.decode += time.perf_counter() - start
 
     def encode_parts(
@@ -257,39 +273,42 @@ class Coder:
 
         Parts of equal length that begin equally far apart are one launch on a GPU, for codecs with blocks.
         """
-        for first, last in self._runs(tuple(parts)):
-            low, high = parts[first][0], parts[last - 1][1]
+        for first, last, (low, high), length, size, pitch in self._runs(parts):
             some, kept = _cut(values, low, high), None if feedback is None else feedback.part(slice(low, high))
-            size = self.nbytes(parts[first])
             if last == first + 1:
-                self.encode(some, parts[first], rows[first, :size], noise, scales, kept)
+                self.encode(some, parts[first], rows[first], noise, scales, kept)
                 continue
             start = time.perf_counter()
-            drawn = noise.part(low) if self._draws else NO_NOISE
-            self.codec.encode_rows(some, _cut(_some_of(rows, first, last), 0, size), drawn, kept, parts[first][1] - low)
+            drawn, kept = noise.part(low) if self._draws else NO_NOISE, kept and self._decayed(kept)
+            ops.encode_rows(self._plan, some, length, _cut(_some_of(rows, first, last), 0, size), drawn, kept, pitch)
             self.times.encode += time.perf_counter() - start
 
     def decode_parts(self, rows: Tensor, parts: Sequence[Range], out: Tensor) -> None:
         """Read the messages of all parts, one a row, into `out`, which holds the whole tensor; as `encode_parts`."""
-        for first, last in self._runs(tuple(parts)):
-            low, high, size = parts[first][0], parts[last - 1][1], self.nbytes(parts[first])
+        for first, last, (low, high), length, size, pitch in self._runs(parts):
+            some = _cut(out, low, high)
             if last == first + 1:
-                self.decode(rows[first, :size], parts[first], out[low:high])
+                self.decode(rows[first], parts[first], some)
                 continue
             start = time.perf_counter()
-            self.codec.decode_rows(
-                _cut(_some_of(rows, first, last), 0, size), _cut(out, low, high), parts[first][1] - low
-            )
+            ops.decode_rows(self._plan, _cut(_some_of(rows, first, last), 0, size), length, some, pitch)
+            increment_version(some)
             self.times.decode += time.perf_counter() - start
 
-    def _runs(self, parts: tuple[Range, ...]) -> list[Range]:
-        """Numbers of the parts that may go together: of one length, equally far apart, each where random bits begin."""
-        runs = self._kept_runs.get(parts)
+    def _runs(self, parts: Sequence[Range]) -> list[_Run]:
+        """The parts that may go together: of one length, equally far apart, each where random bits begin."""
+        key = tuple(parts)
+        runs = self._kept_runs.get(key)
         if runs is None:
             if len(self._kept_runs) >= MAX_ROUNDS:
                 self._kept_runs.clear()
-            runs = self._kept_runs[parts] = list(self._find_runs(parts))
+            runs = self._kept_runs[key] = [self._run(key, *one) for one in self._find_runs(key)]
         return runs
+
+    def _run(self, parts: tuple[Range, ...], first: int, last: int) -> _Run:
+        low, end = parts[first]
+        pitch = parts[first + 1][0] - low if last > first + 1 else 0
+        return _Run(first, last, (low, parts[last - 1][1]), end - low, self.nbytes(parts[first]), pitch)
 
     def _find_runs(self, parts: tuple[Range, ...]) -> Iterator[Range]:
         first, pitch = 0, 0
@@ -315,8 +334,9 @@ class Coder:
         for _, (low, high) in self.pieces(part):
             size = self._size(high - low)
             target = _cut(out, low - part[0], high - part[0])
-            self.codec.sum_with(_cut(wires, at, at + size), high - low, finish, target)
+            ops.sum_wires(self._plan, _cut(wires, at, at + size), high - low, target, finish)
             at += size
+        increment_version(out)
         self.times.decode += time.perf_counter() - start
 
     def _places(self, part: Range, noise: Noise, scales: Scales, feedback: Feedback | None) -> Iterator[_Piece]:
@@ -333,15 +353,12 @@ class Coder:
     def decode(self, wire: Tensor, part: Range, out: Tensor, accumulate: bool = False) -> None:
         """Read a message of `part` into `out`, which holds that part alone."""
         at, start = 0, time.perf_counter()
-        if not self.whole_segments and part[0] < part[1]:
-            self.codec.decode(_cut(wire, 0, self.nbytes(part)), part[1] - part[0], out=out, accumulate=accumulate)
-            self.times.decode += time.perf_counter() - start
-            return
         for _, (low, high) in self.pieces(part):
             size = self._size(high - low)
             target = _cut(out, low - part[0], high - part[0])
-            self.codec.decode(_cut(wire, at, at + size), high - low, out=target, accumulate=accumulate)
+            ops.decode(self._plan, _cut(wire, at, at + size), high - low, target, accumulate)
             at += size
+        increment_version(out)
         self.times.decode += time.perf_counter() - start
 
     def is_identity(self, dtype: torch.dtype) -> bool:
@@ -371,7 +388,7 @@ class Coder:
 
     def scales(self, x: Tensor) -> list[Tensor | None] | None:
         """The scale of each segment of x, for codecs with one scale for a tensor; None for others."""
-        if not self.codec.takes_scale:
+        if not self._takes_scale:
             return None
         return [self.codec.tensor_scale(x[low:high]) for low, high in self.segments]
 

@@ -1,8 +1,39 @@
-"""Drawings as plain SVG: `svg` has what they are made of and two axes to draw on, `charts` whole charts."""
+"""Drawings as plain SVG: `svg` has what they are made of and two axes to draw on, `labels` where words may stand,
+`curves` what lines and rows share, `charts` whole charts that need no style sheet, `page` the HTML around them."""
 
 from narrowcast.figures.charts import Series as Series
+from narrowcast.figures.curves import Bar as Bar
+from narrowcast.figures.curves import Look as Look
+from narrowcast.figures.curves import axis_across as axis_across
+from narrowcast.figures.curves import bars as bars
+from narrowcast.figures.curves import end_labels as end_labels
+from narrowcast.figures.curves import height_for as height_for
+from narrowcast.figures.curves import keys as keys
+from narrowcast.figures.curves import room_beside as room_beside
+from narrowcast.figures.curves import room_for as room_for
+from narrowcast.figures.forest import Row as Row
+from narrowcast.figures.forest import forest as forest
+from narrowcast.figures.labels import LINE as LINE
+from narrowcast.figures.labels import Box as Box
+from narrowcast.figures.labels import Seat as Seat
+from narrowcast.figures.labels import apart as apart
+from narrowcast.figures.labels import place_labels as place_labels
+from narrowcast.figures.labels import spread as spread
+from narrowcast.figures.labels import text_box as text_box
+from narrowcast.figures.labels import text_width as text_width
+from narrowcast.figures.page import beside as beside
+from narrowcast.figures.page import document as document
+from narrowcast.figures.page import facts as facts
+from narrowcast.figures.page import figure as figure
+from narrowcast.figures.page import navigation as navigation
+from narrowcast.figures.page import numbers as numbers
+from narrowcast.figures.page import opening as opening
+from narrowcast.figures.page import panel as panel
+from narrowcast.figures.page import row as row
+from narrowcast.figures.page import table as table
+from narrowcast.figures.page import tile as tile
 from narrowcast.figures.svg import COLOURS as COLOURS
-from narrowcast.figures.svg import LINE as LINE
+from narrowcast.figures.svg import HEIGHT as HEIGHT
 from narrowcast.figures.svg import WIDTH as WIDTH
 from narrowcast.figures.svg import Axis as Axis
 from narrowcast.figures.svg import Markup as Markup
@@ -16,10 +47,7 @@ from narrowcast.figures.svg import mark as mark
 from narrowcast.figures.svg import number as number
 from narrowcast.figures.svg import pad_range as pad_range
 from narrowcast.figures.svg import place as place
-from narrowcast.figures.svg import place_labels as place_labels
 from narrowcast.figures.svg import points as points
-from narrowcast.figures.svg import spread as spread
 from narrowcast.figures.svg import tag as tag
 from narrowcast.figures.svg import text as text
-from narrowcast.figures.svg import text_width as text_width
 from narrowcast.figures.svg import tick_names as tick_names

@@ -1,8 +1,8 @@
-"""Line charts and stacked bars that need no style sheet and are readable without colour."""
+"""Line charts that need no style sheet and are readable without colour."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from narrowcast.figures.svg import COLOURS, Axis, Markup, join, line, lone, points, tag
@@ -83,28 +83,3 @@ def _line(s: Series, across: Axis, up: Axis, number: int, gap: float) -> list[Ma
     parts.append(tag("polyline", tag("title", s.name), points=points(places(s.ys)), **style))
     y, left = TOP + 14 + gap * number, WIDTH - RIGHT
     return [*parts, line(left + 12, y - 4, left + 40, y - 4, **style), _text(left + 46, y, s.name, "start")]
-
-
-def bars(
-    title: str, description: str, names: Sequence[str], stacks: Mapping[str, Sequence[float]], x_label: str
-) -> Markup:
-    """Horizontal bars, one a name, made of parts."""
-    totals = [sum(values[i] for values in stacks.values()) for i in range(len(names))]
-    margin = 110 if max(map(len, names)) <= 14 else 170
-    across = Axis([0.0, *totals], margin, WIDTH - RIGHT, log=False, zero=True)
-    high = (HEIGHT - BOTTOM - TOP) / max(1, len(names))
-    parts = _across(across, TOP, HEIGHT - BOTTOM)
-    for row, name in enumerate(names):
-        y, begin = TOP + row * high, 0.0
-        parts.append(_text(margin - 6, y + high / 2 + 4, name, "end"))
-        for (part, values), colour in zip(stacks.items(), COLOURS, strict=False):
-            left, right = across.at(begin), across.at(begin + values[row])
-            box = {"x": left, "y": y + 4, "width": max(0.0, right - left), "height": high - 8}
-            note = tag("title", f"{name}: {part} {values[row]:.4g}")
-            parts.append(tag("rect", note, **box, fill=colour, stroke="#fff"))
-            begin += values[row]
-    for number, part in enumerate(stacks):
-        y = TOP + 14 + 20 * number
-        parts.append(lone("rect", x=WIDTH - RIGHT + 12, y=y - 10, width=14, height=12, fill=COLOURS[number]))
-        parts.append(_text(WIDTH - RIGHT + 32, y, part, "start"))
-    return _picture(title, description, [*parts, _text(WIDTH / 2 - 40, HEIGHT - 8, x_label)])

@@ -7,16 +7,17 @@ it follows light and dark.
 from __future__ import annotations
 
 import html
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+
+from narrowcast.figures.labels import Box, apart, text_width
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's, which differ for everybody."""
 WIDTH, HEIGHT = 440, 280
 LEFT, RIGHT, TOP, BOTTOM = 48, 14, 12, 42
-LINE = 13.5
-"""From one label to the next below it."""
+MOST_TICKS = 7
+"""On an axis, where they can be chosen."""
 
 
 class Markup(str):
@@ -79,19 +80,30 @@ class Axis:
         self.begin, self.end, self.log = begin, end, log
 
     def at(self, value: float) -> float:
-        low, high, x = (math.log(v) if self.log else v for v in (self.low, self.high, max(value, self.low)))
+        """What is not positive has no place on a logarithmic axis, and stands at its beginning."""
+        value = self.low if self.log and value <= 0 else value
+        low, high, x = (math.log(v) if self.log else v for v in (self.low, self.high, value))
         return self.begin + (x - low) / (high - low) * (self.end - self.begin)
 
+    def places(self, ticks: Mapping[float, str]) -> dict[float, str]:
+        """Where those ticks are that lie on the axis, with their names."""
+        return {self.at(tick): name for tick, name in ticks.items() if self.low <= tick <= self.high}
+
     def ticks(self) -> list[float]:
-        if self.log:
-            first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
-            decades = [10.0**power for power in range(first, last + 1)]
-            steps = decades if last - first > 3 else [d * k for d in decades for k in (1, 2, 5)]
-            return [tick for tick in steps if self.low <= tick <= self.high * 1.0001]
+        """Round numbers within the axis: two or more wherever it is wider than the digits of a float."""
+        if self.log and (ticks := self._log_ticks()) and len(ticks) > 2:
+            return ticks
         step = 10 ** math.floor(math.log10(self.high - self.low))
-        step = next(s for s in (step / 5, step / 2, step, 2 * step) if (self.high - self.low) / s <= 7)
+        step = next(s for s in (step / 5, step / 2, step, 2 * step) if (self.high - self.low) / s <= MOST_TICKS)
         first = math.ceil(self.low / step)
         return [number * step for number in range(first, math.floor(self.high / step) + 1)]
+
+    def _log_ticks(self) -> list[float]:
+        first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+        decades = [10.0**power for power in range(first, last + 1)]
+        steps = decades if last - first > 3 else [d * k for d in decades for k in (1, 2, 5)]
+        inside = [min(tick, self.high) for tick in steps if self.low <= tick <= self.high * 1.0001]
+        return inside[:: -(-len(inside) // MOST_TICKS)] if last - first > 3 else inside
 
 
 def mark(shape: str, x: float, y: float, r: float, **attributes: object) -> Markup:
@@ -115,10 +127,12 @@ def mark(shape: str, x: float, y: float, r: float, **attributes: object) -> Mark
     return lone("polygon", points=points(corners), **attributes)
 
 
-def drawing(width: float, height: float, label: str, *parts: str) -> Markup:
-    """An SVG that screen readers take as one picture with a name."""
-    box = f"0 0 {width:.0f} {height:.0f}"
-    return tag("svg", *parts, viewBox=box, width=f"{width:.0f}", height=f"{height:.0f}", role="img", aria_label=label)
+def drawing(width: float, height: float, label: str, *parts: str, frame: Box | None = None) -> Markup:
+    """An SVG that screen readers take as one picture with a name. frame: where the data are."""
+    box = f"0 0 {math.ceil(width)} {math.ceil(height)}"
+    size = {"width": f"{width:.0f}", "height": f"{height:.0f}"}
+    inside = None if frame is None else " ".join(map(place, frame))
+    return tag("svg", *parts, viewBox=box, **size, role="img", aria_label=label, data_frame=inside)
 
 
 def text(x: float, y: float, words: object, anchor: str = "middle", class_: str | None = None) -> Markup:
@@ -133,11 +147,6 @@ def lines(ends: Sequence[tuple[float, float, float, float]], class_: str) -> Mar
     return lone("path", d=path, class_=class_)
 
 
-def text_width(words: str, size: float = 11.0) -> float:
-    """About how wide a label is: the fonts are the reader's."""
-    return 0.56 * size * len(words)
-
-
 def pad_range(values: Sequence[float], share: float = 0.06, log: bool = False) -> list[float]:
     """The range of the values with a margin, as two values."""
     low, high = min(values), max(values)
@@ -148,59 +157,18 @@ def pad_range(values: Sequence[float], share: float = 0.06, log: bool = False) -
     return [low - room, high + room]
 
 
-def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Move labels apart so that none covers another, keeping their order, within low ... high."""
-    order = sorted(range(len(places)), key=places.__getitem__)
-    moved = list(places)
-    for previous, this in itertools.pairwise(order):
-        moved[this] = max(moved[this], moved[previous] + gap)
-    # what was pushed out at the end goes back, and pushes its neighbours
-    limit = high
-    for index in reversed(order):
-        moved[index] = max(low, min(moved[index], limit))
-        limit = moved[index] - gap
-    return moved
-
-
-Box = tuple[float, float, float, float]
-"""Left, top, right, bottom."""
-
-
-def _overlap(a: Box, b: Box) -> bool:
-    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
-
-
-def _inside(a: Box, b: Box) -> bool:
-    return b[0] <= a[0] and a[2] <= b[2] and b[1] <= a[1] and a[3] <= b[3]
-
-
-def _text_box(x: float, y: float, width: float, anchor: str) -> Box:
-    left = x - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
-    return (left, y - 9, left + width, y + 3)
-
-
-SEATS = ((9, 4, "start"), (0, -10, "middle"), (0, 18, "middle"), (-9, 4, "end"), (9, -8, "start"), (9, 17, "start"))
-"""Where a label may stand beside its mark, best first."""
-
-
-def place_labels(
-    marks: Sequence[tuple[float, float]], names: Sequence[str], frame: Box
-) -> list[tuple[float, float, str]]:
-    """Places and anchors of labels beside their marks, so that they cover neither marks nor one another."""
-    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in marks]
-    chosen = []
-    for (x, y), name in zip(marks, names, strict=True):
-        seats = [(x + dx, y + dy, anchor) for dx, dy, anchor in SEATS]
-        boxes = [_text_box(*seat[:2], text_width(name), seat[2]) for seat in seats]
-        free = [i for i, box in enumerate(boxes) if not any(_overlap(box, other) for other in taken)]
-        best = next((i for i in free if _inside(boxes[i], frame)), 0)
-        taken.append(boxes[best])
-        chosen.append(seats[best])
-    return chosen
+POWERS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def number(value: float) -> str:
-    return f"{value:g}".replace("-", "\N{MINUS SIGN}")
+    """Six digits; `2·10⁷` for what would be long."""
+    text = f"{value:.6g}"
+    if "e" in text or abs(value) >= 1e5:
+        digits, _, power = f"{value:.3e}".partition("e")
+        digits = f"{float(digits):g}"
+        power = f"10{str(int(power)).translate(POWERS)}"
+        text = power if digits == "1" else f"{digits}·{power}"
+    return text.replace("-", "\N{MINUS SIGN}")
 
 
 def tick_names(axis: Axis) -> dict[float, str]:
@@ -211,10 +179,26 @@ def tick_names(axis: Axis) -> dict[float, str]:
 class Plot:
     """Axes first, the one across logarithmic, then whatever is drawn on them."""
 
-    def __init__(self, xs: Sequence[float], ys: Sequence[float], log_y: bool = False, right: float = RIGHT) -> None:
-        self.x = Axis(xs, LEFT, WIDTH - right, log=True)
-        self.y = Axis(ys, HEIGHT - BOTTOM, TOP, log_y)
+    def __init__(
+        self,
+        xs: Sequence[float],
+        ys: Sequence[float],
+        log_y: bool = False,
+        right: float = RIGHT,
+        height: float = HEIGHT,
+        log_x: bool = True,
+    ) -> None:
+        self.height = height
+        self.y = Axis(ys, height - BOTTOM, TOP, log_y)
+        # the numbers of one axis and the name turned beside them
+        left = max(text_width(name, 11.0) for name in tick_names(self.y).values()) + 26
+        self.x = Axis(xs, max(float(LEFT), left), WIDTH - right, log_x)
         self.parts: list[Markup] = []
+
+    @property
+    def frame_box(self) -> Box:
+        """Within the axes."""
+        return Box(self.x.begin, self.y.end, self.x.end, self.y.begin)
 
     def add(self, *parts: Markup) -> None:
         self.parts += parts
@@ -228,14 +212,14 @@ class Plot:
     ) -> None:
         """Grid lines, numbers and names of the axes."""
         bottom, top = self.y.begin, self.y.end
-        across = {self.x.at(tick): name for tick, name in (x_ticks or tick_names(self.x)).items()}
-        up = {self.y.at(tick): name for tick, name in (y_ticks or tick_names(self.y)).items()}
+        across = apart(self.x.places(x_ticks or tick_names(self.x)).items(), 0.0, float(WIDTH))
+        up = self.y.places(y_ticks or tick_names(self.y))
         self.add(lines([(self.x.begin, y, self.x.end, y) for y in up], "grid"))
-        self.add(lines([(x, bottom, x, bottom + 4) for x in across], "axis"))
+        self.add(lines([(x, bottom, x, bottom + 4) for x, _, _ in across], "axis"))
         self.add(line(self.x.begin, bottom, self.x.end, bottom, class_="axis"))
-        self.add(*(text(x, bottom + 16, name, class_="t") for x, name in across.items()))
+        self.add(*(text(middle, bottom + 16, name, class_="t") for _, name, middle in across))
         self.add(*(text(self.x.begin - 6, y + 4, name, "end", "t") for y, name in up.items()))
-        self.add(text((self.x.begin + self.x.end) / 2, HEIGHT - 6, x_label, class_="a"))
+        self.add(text((self.x.begin + self.x.end) / 2, self.height - 6, x_label, class_="a"))
         middle = (bottom + top) / 2
         turned = f"rotate(-90 12 {middle:.0f})"
         self.add(tag("text", y_label, x=12.0, y=middle, class_="a", transform=turned))
@@ -258,4 +242,4 @@ class Plot:
         return line(left, self.y.at(y), right, self.y.at(y), class_="e")
 
     def markup(self, label: str) -> Markup:
-        return drawing(WIDTH, HEIGHT, label, join(self.parts))
+        return drawing(WIDTH, self.height, label, join(self.parts), frame=self.frame_box)

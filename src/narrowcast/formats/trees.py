@@ -39,9 +39,12 @@ class TreeFormat(Format):
 
 
 def dynamic_tree(code: int) -> float:
-    """n zeros, a flag bit, then 6 - n tree bits. Code 0 is zero; code 1, which has no tree bit, is the maximum.
+    """As the paper's Figure 1 draws it: n zeros, a flag bit, then 6 - n tree bits.
 
-    The number in the reference kernels of the paper is (code - 2) mod 128.
+    The two patterns without a tree bit, which the figure gives no value, are zero (code 0, so a wire of zeros is a wire
+    of zero bytes) and the largest magnitude (code 1, which must come back exactly; `dynamic8` has a seventh decade
+    there instead). The author's kernels number the 126 tree values from 0, then zero and the largest: the number there
+    is (code - 2) mod 128, with the same sign bit. They send all below 1.5e-6 to zero; here the nearest value counts.
     """
     if code < 2:
         return float(code)

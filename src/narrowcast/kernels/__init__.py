@@ -61,6 +61,7 @@ from narrowcast.kernels.plan import Method as Method
 from narrowcast.kernels.plan import Plan as Plan
 from narrowcast.kernels.plan import Rule as Rule
 from narrowcast.kernels.plan import Store as Store
+from narrowcast.kernels.plan import Transform as Transform
 from narrowcast.kernels.plan import TransformPlan as TransformPlan
 from narrowcast.kernels.reference import blocks as blocks
 from narrowcast.kernels.reference.blocks import pack as pack
@@ -69,4 +70,3 @@ from narrowcast.kernels.reference.rotation import MAX_ROTATED as MAX_ROTATED
 from narrowcast.kernels.reference.rotation import MIN_ROTATED as MIN_ROTATED
 from narrowcast.kernels.reference.rotation import Rotation as Rotation
 from narrowcast.kernels.reference.rounding import SR_BITS as SR_BITS
-from narrowcast.kernels.transform import Transform as Transform

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import abc
 import enum
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +16,6 @@ from torch import Tensor
 from narrowcast.formats import Format
 from narrowcast.formats import format as format_named
 from narrowcast.kernels.noise import NO_NOISE, Noise
-from narrowcast.kernels.transform import Transform
 
 PLANE_ALIGNMENT = 4
 """Every plane of a wire starts at a multiple of this many bytes, so that scales can be loaded as float32."""
@@ -93,7 +94,7 @@ class Plan(_KeepsDerived):
     cpd: bool = False
     """Round as CPD does, corner cases included."""
 
-    @property
+    @cached_property
     def bits(self) -> int:
         return self.format.bits
 
@@ -197,6 +198,46 @@ class CustomPlan(_KeepsDerived):
 
     encode: Callable[[Tensor, Tensor, Noise, Tensor | None], None]
     decode: Callable[[Tensor, int, Tensor, bool], None]
+
+
+class Transform(abc.ABC):
+    """Transform coding: each block of values is changed before a plan encodes it, and changed back after.
+
+    What a transform keeps of a block, say the largest values, is encoded by the inner plan; what it must remember
+    besides, say their places, are bytes of its own, the side plane. A frozen value: `forward` and `inverse` are the
+    definition, in torch; faster ones are found by `name`.
+    """
+
+    name: ClassVar[str]
+    """As in the option of a spec; an implementation that is faster than the reference knows it by this."""
+
+    keeps_places: ClassVar[bool] = False
+    """Whether n values give n, and no side plane: then a value keeps its random bits wherever a part of x begins."""
+
+    @property
+    @abc.abstractmethod
+    def block(self) -> int:
+        """Values that are changed together; 0: the whole tensor."""
+
+    @abc.abstractmethod
+    def count(self, n: int) -> int:
+        """How many values the inner plan gets for n values. Of whole blocks it is a multiple of the inner block."""
+
+    def side_bytes(self, n: int) -> int:
+        """Bytes of the side plane of n values; those of a block begin on a byte."""
+        return 0
+
+    def written(self, m: int) -> tuple[int, ...]:
+        """For kernels: how the side plane of a block of m values is written, in numbers that they understand."""
+        raise NotImplementedError(f"internal: +{self.name} has no kernels beside the reference")
+
+    @abc.abstractmethod
+    def forward(self, x: Tensor, side: Tensor) -> Tensor:
+        """The `count(n)` float32 that stand for the n float32 of x; fills the side plane. x stays as it is."""
+
+    @abc.abstractmethod
+    def inverse(self, kept: Tensor, side: Tensor, n: int) -> Tensor:
+        """n float32 out of what came back of `forward`'s. The side plane comes from a peer: any bytes must do."""
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from narrowcast.lab.launch import DEFAULTS as DEFAULTS
     from narrowcast.lab.launch import INTERFACE as INTERFACE
     from narrowcast.lab.launch import find_mpirun as find_mpirun
-    from narrowcast.lab.rates import parse_rate as parse_rate
     from narrowcast.lab.topology import MOST_HOSTS as MOST_HOSTS
+    from narrowcast.lab.topology import parse_rate as parse_rate
 
 HOMES = {
     "TOLERANCE": "check",
@@ -46,7 +46,7 @@ HOMES = {
     "DEFAULTS": "launch",
     "INTERFACE": "launch",
     "find_mpirun": "launch",
-    "parse_rate": "rates",
+    "parse_rate": "topology",
     "MOST_HOSTS": "topology",
 }
 """Every public name and the module that holds it."""

@@ -140,7 +140,7 @@ class Job:
         self,
         processes: list[Process],
         send: Callable[[int, int], None],
-        sweep: Callable[[], None],
+        sweep: Callable[[], str | None],
         policy: Policy,
         output: Output | None,
     ) -> None:
@@ -254,8 +254,8 @@ class Job:
 
     def _note(self, process: Process, code: int) -> None:
         process.code = code
-        if all(other.code is not None for other in self._started):
-            self._sweep()
+        if all(other.code is not None for other in self._started) and (broken := self._sweep()):
+            self._error = LabError(broken)
         if code and process.rank is not None and process not in self._ended:
             self._failed.append(process)
             if not self._policy.keep and self._kill_at is None:

@@ -17,9 +17,8 @@ from narrowcast.lab import launch
 from narrowcast.lab.connection import Connection, LabError
 from narrowcast.lab.gpu import Gpus, find_gpus
 from narrowcast.lab.job import Job, Output, Policy, Process, Result, show
-from narrowcast.lab.rates import parse_rate
 from narrowcast.lab.supervisor import FIRST_FD, JOB
-from narrowcast.lab.topology import Call, Rates, Topology, address, call, limit, topology
+from narrowcast.lab.topology import Call, Rates, Topology, address, call, limit, parse_rate, topology
 
 Environment = Callable[[Mapping[str, str]], dict[str, str]]
 """A rank's variables, given those that are its alone."""
@@ -31,6 +30,10 @@ class Counters:
 
     sent: int
     received: int
+    lost: int = 0
+    """Packets that it sent and `loss=` took."""
+    dropped: int = 0
+    """Packets from or to it for which a link with a delay had no room, or which came while it was down."""
 
 
 def check_machine() -> None:
@@ -47,7 +50,8 @@ class Lab:
     rate: every link's rate ("1gbit", "200mbit", ...); None for no limit.
     rates: other rates for some hosts, {2: "100mbit"}, or a list with one for each.
     racks, uplink: [[0, 1], [2, 3]] puts hosts on switches of their own, joined by links of rate `uplink`.
-    delay: "1ms" from any host to any other, one way; needs a kernel with sch_netem.
+    delay: "50ms" from any host to any other, one way; jitter: up to so much more, "5ms"; loss: the share of packets
+        (frames of the wire) that get lost, 0.001. A process carries the packets then, at several Gb/s in all.
     mtu: 1500, or 9000 for jumbo frames.
     gpu: ranks of all hosts share this machine's GPUs, and NCCL goes over the links; through MPS, which the lab starts
         (mps=False: without it ranks take turns, and their times mean nothing).
@@ -64,11 +68,13 @@ class Lab:
         racks: Sequence[Sequence[int]] | None = None,
         uplink: str | None = None,
         delay: str | None = None,
+        jitter: str | None = None,
+        loss: float = 0.0,
         mtu: int = 1500,
         gpu: bool = False,
         mps: bool = True,
     ) -> None:
-        self._topology: Topology = topology(hosts, rate, rates, racks, uplink, delay, mtu)
+        self._topology: Topology = topology(hosts, rate, rates, racks, uplink, delay, mtu, jitter, loss)
         self._gpu, self._mps = gpu, mps
         self._gpus: Gpus | None = None
         self._connection: Connection | None = None
@@ -116,21 +122,26 @@ class Lab:
     def _build(self) -> None:
         shape = self._topology
         if shape.delay:
-            self._need_netem()
+            self._delay()
         self._links(shape.switch([FIRST_FD + 3 * host for host in range(self.hosts)]))
         for host in range(self.hosts):
             self._links(shape.host(host), host)
         if self._gpus and self._gpus.control:
             self._ask("mps", control=self._gpus.control)
 
-    def _need_netem(self) -> None:
+    def _delay(self) -> None:
         try:
-            self._links([call("delay", "lo", nanoseconds=1000, limited=False), call("free", "lo")])
+            self._ask("delay", **vars(self._topology.delay))
         except LabError as error:
             raise LabError(
-                f"delay= needs sch_netem, which the kernel {platform.release()} lacks; leave delay out, or use a "
-                f"kernel with CONFIG_NET_SCH_NETEM ({error})"
+                f"delay=, jitter= and loss= need TAP devices; the kernel {platform.release()} gives none ({error}); "
+                "load its module (modprobe tun), start a container with --device /dev/net/tun, or leave them out"
             ) from None
+        self._widen_tcp()
+
+    def _widen_tcp(self) -> None:
+        """As the delay and the links' rates ask for."""
+        self._ask("tcp", buffers=self._topology.buffers, segments=self._topology.segments)
 
     # -- running commands
 
@@ -237,16 +248,18 @@ class Lab:
         if old and new:
             inside, outside = [limit("eth0", new)], [limit(f"v{host}", new)]
         else:
-            there_was_one = old or self._topology.delay
-            inside = [call("free", "eth0")] * bool(there_was_one) + self._topology.host_limits(host)
+            inside = [call("free", "eth0")] * bool(old) + self._topology.host_limits(host)
             outside = [call("free", f"v{host}")] if old else [limit(f"v{host}", new)] if new else []
         self._links(inside, host)
         self._links(outside)
+        if self._topology.delay:
+            self._widen_tcp()
 
     def counters(self) -> list[Counters]:
         """What each host has sent and received since the lab began, as the switch's side of its link counted it."""
         counts = self._links([call("counts", f"v{host}") for host in range(self.hosts)])
-        return [Counters(sent=received, received=sent) for received, sent in counts]
+        packets = self._ask("packets")["counts"] if self._topology.delay else [(0, 0)] * self.hosts
+        return [Counters(sent, received, *of) for (sent, received), of in zip(counts, packets, strict=True)]
 
     # -- the supervisor
 
@@ -261,9 +274,11 @@ class Lab:
     def _signal(self, pid: int, number: int) -> None:
         self._ask("signal", pid=pid, number=number)
 
-    def _sweep(self, number: int) -> None:
+    def _sweep(self, number: int) -> str:
+        """Nothing, or why the lab itself is of no more use."""
         with suppress(LabError):  # the lab was closed, and nothing is left
-            self._ask("sweep", job=str(number))
+            return str(self._ask("sweep", job=str(number))["broken"])
+        return ""
 
     def _ask(self, do: str, fds: Sequence[int] = (), **arguments: Any) -> dict[str, Any]:
         if self._connection is None:

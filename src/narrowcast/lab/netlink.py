@@ -19,7 +19,6 @@ QUEUE = struct.Struct("=BxxxiIII")  # family, index, handle, parent, info
 ATTRIBUTE = struct.Struct("=HH")
 RATE = struct.Struct("=BBHhHI")  # cell, link layer, overhead, alignment, smallest packet, bytes a second
 BUCKET = struct.Struct("=III")  # limit, buffer, mtu
-DELAY = struct.Struct("=IIIIII")  # ticks, limit, loss, gap, duplicate, jitter
 COUNTS = struct.Struct("=QQQQ")  # packets received and sent, bytes received and sent
 
 ERROR, NEW_LINK, GET_LINK, NEW_ADDRESS, NEW_QUEUE, DELETE_QUEUE = 2, 16, 18, 20, 36, 37
@@ -32,8 +31,7 @@ ADDRESS_THERE, ADDRESS_HERE = 1, 2
 QUEUE_KIND, QUEUE_OPTIONS, TBF_FIXED, TBF_RATE, TBF_BURST = 1, 2, 1, 4, 6
 REASON = 1
 UP, ROOT, ETHERNET, IPV6_MTU = 1, 0xFFFFFFFF, 1, 1280
-LIMIT_HANDLE, LIMIT_CLASS, DELAY_HANDLE = 0x10000, 0x10001, 0x100000
-NANOSECONDS_A_TICK, MOST_DELAYED = 64, 100_000
+LIMIT_HANDLE = 0x10000
 SECONDS = 10
 ANY_LINK = LINK.pack(0, 0, 0, 0, 0)
 
@@ -118,13 +116,8 @@ class Netlink:
         exact = attribute(TBF_RATE, struct.pack("=Q", rate)), _u32(TBF_BURST, burst)
         self._add_queue(name, LIMIT_HANDLE, ROOT, "tbf", fixed, *exact)
 
-    def delay(self, name: str, nanoseconds: int, limited: bool) -> None:
-        """Every packet waits (netem): inside the bucket where there is one."""
-        fixed = DELAY.pack(nanoseconds // NANOSECONDS_A_TICK, MOST_DELAYED, 0, 0, 0, 0)
-        self._add_queue(name, DELAY_HANDLE, LIMIT_CLASS if limited else ROOT, "netem", fixed)
-
     def free(self, name: str) -> None:
-        """Neither limit nor delay."""
+        """No limit."""
         self._ask(f"free {name}", DELETE_QUEUE, ACK, QUEUE.pack(0, self.index(name), 0, ROOT, 0))
 
     def index(self, name: str) -> int:

@@ -25,6 +25,8 @@ from typing import Any
 
 from narrowcast.lab import syscalls
 from narrowcast.lab.connection import MessageSocket
+from narrowcast.lab.delay import Counts, Delay
+from narrowcast.lab.delay import start as start_forwarder
 from narrowcast.lab.gpu import end_mps, start_mps
 from narrowcast.lab.netlink import Netlink
 from narrowcast.lab.topology import HOST_NAME, address, host_name
@@ -68,6 +70,7 @@ class Supervisor:
         self._status: dict[int, tuple[subprocess.Popen[bytes], int]] = {}
         self._held: dict[str, list[int]] = {}
         self._mps: str | None = None
+        self._forwarder, self._packets, self._broken = 0, Counts(0), ""
         self._home = _namespaces()
         if memory == "shared":
             syscalls.mount("tmpfs", "/dev/shm", "tmpfs")
@@ -109,6 +112,22 @@ class Supervisor:
             return Netlink()
         finally:
             syscalls.setns(self._home[0])
+
+    def delay(self, **settings: float) -> dict[str, Any]:
+        """Join every host to the switch by a link on which packets take their time."""
+        namespaces = [host[0] for host in self._hosts]
+        self._forwarder, self._packets = start_forwarder(namespaces, self._home[0], Delay(**settings))
+        return {}
+
+    def tcp(self, buffers: int, segments: int) -> dict[str, Any]:
+        """What the hosts' TCP may have under way, in bytes, and how many frames it sends as one packet at least."""
+        for host in self._hosts:
+            _widen_tcp(host[0], self._home[0], buffers, segments)
+        return {}
+
+    def packets(self) -> dict[str, Any]:
+        """Of each host's packets: how many were lost as they should, and how many found no room."""
+        return {"counts": [list(self._packets.of(host)) for host in range(len(self._hosts))]}
 
     def mps(self, control: str) -> dict[str, Any]:
         """Start MPS beside the hosts. It is a descendant of PID 1 as the ranks are, and ends with it."""
@@ -171,7 +190,7 @@ class Supervisor:
             if not marked and not any(map(_is_starting, pids)):
                 break
             time.sleep(0.001)
-        return {"killed": killed}
+        return {"killed": killed, "broken": self._broken}
 
     # -- the loop
 
@@ -203,6 +222,8 @@ class Supervisor:
         message, fds = request
         method: Callable[..., dict[str, Any]] = getattr(self, message.pop("do"))
         try:
+            if self._broken and method not in (self.signal, self.kill, self.sweep):
+                raise OSError(self._broken)
             reply = method(**message, **({"fds": fds} if fds else {}))
         except OSError as error:
             reply = {"error": str(error)}
@@ -221,6 +242,8 @@ class Supervisor:
             self._report(pid, os.waitstatus_to_exitcode(state))
 
     def _report(self, pid: int, code: int) -> None:
+        if pid == self._forwarder:
+            self._break(code)
         if pid not in self._status:
             return
         process, status = self._status.pop(pid)
@@ -228,6 +251,13 @@ class Supervisor:
         with contextlib.suppress(BrokenPipeError):  # the job was given up
             os.write(status, f"{code}\n".encode())
         os.close(status)
+
+    def _break(self, code: int) -> None:
+        """The links are gone with what carried them: a rank would wait for the others until its own time is up."""
+        self._broken = f"the process that carries the lab's delayed packets ended with {code}, and the links with it; "
+        self._broken += "every rank was killed; open a new lab"
+        for host in range(len(self._hosts)):
+            self.kill(host)
 
     def _entering(self, host: int, cwd: str = "/") -> Callable[[], None]:
         def enter() -> None:
@@ -270,6 +300,19 @@ def _name_hosts(hosts: int) -> None:
 def _set_tcp() -> None:
     for name, value in SYSCTLS.items():
         Path("/proc/sys/net/ipv4", name).write_text(value)
+
+
+def _widen_tcp(namespace: int, home: int, most: int, segments: int) -> None:
+    """A sender may have as much under way as the delay asks for, and a receiver may hold as much; in large packets."""
+    try:
+        syscalls.setns(namespace)
+        for name in ("tcp_rmem", "tcp_wmem"):
+            file = Path("/proc/sys/net/ipv4", name)
+            least, first, largest = file.read_text().split()
+            file.write_text(f"{least} {first} {max(int(largest), most)}")
+        Path("/proc/sys/net/ipv4/tcp_min_tso_segs").write_text(str(segments))
+    finally:
+        syscalls.setns(home)
 
 
 def _be_first(channel: MessageSocket, hosts: int, memory: str) -> None:

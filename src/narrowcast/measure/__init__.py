@@ -3,6 +3,7 @@
 Stands on `collectives`; what measures (parallel, bench, lab, predict, study) takes it from here.
 """
 
+from narrowcast.measure.clock import CPU as CPU
 from narrowcast.measure.clock import ROUNDS as ROUNDS
 from narrowcast.measure.clock import DeviceClock as DeviceClock
 from narrowcast.measure.clock import Timing as Timing
@@ -13,10 +14,10 @@ from narrowcast.measure.link import MatrixSum as MatrixSum
 from narrowcast.measure.link import WireSum as WireSum
 from narrowcast.measure.link import count_interface as count_interface
 from narrowcast.measure.link import link_bytes as link_bytes
-from narrowcast.measure.load import LoadWatch as LoadWatch
-from narrowcast.measure.load import wait_until_quiet as wait_until_quiet
+from narrowcast.measure.machine import LoadWatch as LoadWatch
 from narrowcast.measure.machine import cpu_name as cpu_name
 from narrowcast.measure.machine import describe_machine as describe_machine
+from narrowcast.measure.machine import wait_until_quiet as wait_until_quiet
 from narrowcast.measure.ranks import GPU_BACKEND as GPU_BACKEND
 from narrowcast.measure.ranks import PROGRESS as PROGRESS
 from narrowcast.measure.ranks import first_decides as first_decides

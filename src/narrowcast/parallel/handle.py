@@ -5,14 +5,14 @@ from __future__ import annotations
 import abc
 import logging
 import weakref
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
 
 from narrowcast.codecs import ErrorReport
 from narrowcast.parallel import policy
-from narrowcast.parallel.stats import CallEvent, TensorRow, summary
+from narrowcast.parallel.stats import CallEvent, TensorRow, headline, small_values, summary
 
 log = logging.getLogger("narrowcast")
 
@@ -44,6 +44,14 @@ class Handle(abc.ABC):
         """
 
     @abc.abstractmethod
+    def link(self) -> str:
+        """Whether few bits pay on this link, in a few words; empty where nobody measured it."""
+
+    def __str__(self) -> str:
+        """What is compressed, how much, and whether it pays here: a line."""
+        return headline(self.rows(), self.link())
+
+    @abc.abstractmethod
     def stats(self) -> dict[str, float]:
         """Bytes, effective ratio and milliseconds of this rank, summed since attach; with FSDP2 by role, too."""
 
@@ -62,6 +70,14 @@ class Handle(abc.ABC):
     @abc.abstractmethod
     def errors(self) -> dict[str, ErrorReport]:
         """What the codecs lost on each gradient when it was last sampled (`sample_every`)."""
+
+    @abc.abstractmethod
+    def history(self) -> list[dict[str, Any]]:
+        """What "auto" decided, each from which step on; lines of a file for `nc.replay`. Empty without it."""
+
+    @abc.abstractmethod
+    def observe(self, loss: float) -> None:
+        """Show "auto" the loss of this rank's step: where it jumps, gradients travel in more bits at once."""
 
     @abc.abstractmethod
     def check_ranks(self) -> None:
@@ -110,6 +126,13 @@ class StateReference(Generic[S]):
         return state
 
 
+def announced(handle: Handle) -> Handle:
+    """Say once, on rank 0, what the handle is."""
+    if dist.get_rank() == 0 and log.isEnabledFor(logging.INFO):
+        log.info("attach: %s", handle)
+    return handle
+
+
 def _way(row: TensorRow) -> str:
     return "stays as it is" if row.wire == str(policy.AS_IS) else f"travels by {row.wire}"
 
@@ -136,5 +159,6 @@ def check_strict(state: Explained, strict: bool) -> None:
         )
     if left and not any(row.compressed for row in rows):
         missed.append(summary(rows))
+    missed += small_values(rows)
     for text in missed if dist.get_rank() == 0 else ():
         log.warning("attach: %s", text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,26 +27,40 @@ Sent = tuple[torch.dtype, int, CodecChoice]
 
 
 def list_nodes(what: str, nodes: object, world: int) -> NodeList | None:
-    """The ranks of each node: as they are listed, or so many neighbours each. what: who asks."""
+    """The ranks of each node: as they are listed, or so many equal groups of neighbours. what: who asks."""
     if nodes is None:
         return None
-    if isinstance(nodes, int):
+    if isinstance(nodes, int) and not isinstance(nodes, bool):
         if nodes < 1 or world % nodes:
             raise ValueError(
-                f"{what}: nodes={nodes} ranks a node do not divide {world} ranks; take a divisor of {world}, or list "
-                "the ranks of each node"
+                f"{what}: nodes={nodes} nodes of equal size cannot be made of {world} ranks; give a divisor of {world} "
+                "(the number of nodes, not of ranks a node), or list the ranks of each node"
             )
-        return tuple(tuple(range(first, first + nodes)) for first in range(0, world, nodes))
+        size = world // nodes
+        return tuple(tuple(range(first, first + size)) for first in range(0, world, size))
     if isinstance(nodes, str) or not isinstance(nodes, Sequence):
-        raise ValueError(f"{what}: nodes={nodes!r}; give the number of ranks a node, or a list of the ranks of each")
+        raise ValueError(f"{what}: nodes={nodes!r}; give the number of nodes, or a list of the ranks of each")
     return tuple(tuple(members) for members in nodes)
 
 
 def nodes_by_host(channel: Channel) -> NodeList:
-    """Ranks whose hosts have one name share a node. Collective."""
-    mine = torch.tensor([seed_of(socket.gethostname()) >> 1])
+    """Ranks share a node whose hosts have one name and that one torchrun started (GROUP_RANK). Collective."""
+    where = f"{socket.gethostname()} {os.environ.get('GROUP_RANK', '')}"
+    mine = torch.tensor([seed_of(where) >> 1])
     hosts = [int(host) for host in channel.gather(mine, call="nodes='auto'")]
     return tuple(tuple(r for r, host in enumerate(hosts) if host == name) for name in dict.fromkeys(hosts))
+
+
+def _equal_nodes(channel: Channel) -> NodeList:
+    """Of nodes="auto"; raises on every rank where they are not of one size. Collective."""
+    found = nodes_by_host(channel)
+    if len(set(map(len, found))) > 1:
+        listed = [list(members) for members in found]
+        raise ValueError(
+            f"attach: nodes='auto' found nodes of different sizes by the names of hosts and GROUP_RANK: {listed}; "
+            "start equally many ranks on each, or list the ranks of each node"
+        )
+    return found
 
 
 def inner_codec(what: str, nodes: object, inner: str | Codec | None) -> Codec:
@@ -55,7 +70,7 @@ def inner_codec(what: str, nodes: object, inner: str | Codec | None) -> Codec:
     codec = codec_named(inner)
     if nodes is None:
         raise ValueError(
-            f"{what}: inner={codec} is the wire inside of nodes; give nodes=, the number of ranks a node or a list of "
+            f"{what}: inner={codec} is the wire inside of nodes; give nodes=, the number of nodes, 'auto' or a list of "
             "the ranks of each, or leave out inner="
         )
     return codec
@@ -78,7 +93,7 @@ class Levels:
         """Collective where nodes="auto"."""
         inside = inner_codec("attach", nodes, inner)
         is_auto = isinstance(nodes, str) and nodes == AUTO
-        return cls(nodes_by_host(channel) if is_auto else list_nodes("attach", nodes, channel.world), inside)
+        return cls(_equal_nodes(channel) if is_auto else list_nodes("attach", nodes, channel.world), inside)
 
     def rows(self, row: TensorRow, choice: CodecChoice, dtype: torch.dtype) -> list[TensorRow]:
         """The row of a gradient; one for each level where both have a codec."""

@@ -22,6 +22,7 @@ MIN_VALUES = 10_000
 AS_IS = codec_named("as-is")
 GRADIENT, PARAMETER = "gradient", "parameter"
 """Roles of tensors: what may be done with one depends on who has it afterwards."""
+ONE_RANK = "one rank: nothing travels, and nothing is rounded"
 ASKED_FOR, POLICY_SAYS_SO = "asked for", "the policy says so"
 """Why a tensor stays as it is although it could be compressed: nothing that `strict` objects to."""
 
@@ -64,6 +65,11 @@ class Schedule:
         return [policy for first, policy in self.steps if first <= step][-1]
 
 
+Numbers = tuple[float, ...] | Tensor
+RANK = " rank"
+"""No tensor has this name."""
+
+
 class Watching(abc.ABC):
     """A policy that looks at gradients and changes its mind: the base of those in `parallel.policies`.
 
@@ -83,8 +89,12 @@ class Watching(abc.ABC):
         return True
 
     @abc.abstractmethod
-    def look(self, info: TensorInfo, gradient: Tensor) -> tuple[float, ...]:
-        """A few numbers about one gradient; always as many."""
+    def look(self, info: TensorInfo, gradient: Tensor) -> Numbers:
+        """A few numbers about one gradient; always as many. A tensor may stay on its device until they are added."""
+
+    def about_rank(self) -> Numbers:
+        """A few numbers about the rank itself, as often as `due`; `decide` finds their sum under RANK."""
+        return ()
 
     @abc.abstractmethod
     def decide(self, step: int, seen: Mapping[str, tuple[float, ...]], world: int) -> None:
@@ -129,6 +139,11 @@ def _leaves(policy: object) -> Iterator[object]:
 def check(policy: object, role: str | None = GRADIENT) -> None:
     """Refuse a policy that cannot be right, now rather than in the middle of training."""
     for leaf in _leaves(policy):
+        if leaf is not policy and decides_on_steps(leaf):
+            raise ValueError(
+                "attach: nc.auto and nc.replay decide for all tensors and all steps: give it to attach as it is, not "
+                "inside of a mapping or a schedule"
+            )
         if isinstance(leaf, (str, Codec)):
             _codec_for(leaf, role)
         elif not callable(leaf):
@@ -170,16 +185,35 @@ def choose(policy: object, info: TensorInfo, step: int, min_values: int = MIN_VA
     if chosen is None:
         return CodecChoice(AS_IS, POLICY_SAYS_SO)
     codec = _codec_for(chosen, info.role)
-    return (
-        _unless_small(codec, info, min_values)
-        if isinstance(policy, Watching)
-        else CodecChoice(*codec.for_shape(info.sent_shape))
-    )
+    if decides_on_steps(policy):
+        return CodecChoice(codec, POLICY_SAYS_SO if codec == AS_IS else "") if codec.lossless else _fit(codec, info)
+    return _unless_small(codec, info, min_values) if isinstance(policy, Watching) else _fit(codec, info)
+
+
+def decides_on_steps(policy: object) -> bool:
+    """Whether it says how all tensors travel at a step, small ones too, as "auto" and a replay of it do."""
+    return bool(getattr(policy, "alone", False))
+
+
+def spelled(policy: object) -> str:
+    """What ranks compare: of a policy that may leave a step to the backend its arguments. All others meet in our own
+    calls, each of which is compared.
+    """
+    return str(getattr(policy, "spelled", "wires"))
+
+
+def _fit(codec: Codec, info: TensorInfo) -> CodecChoice:
+    return CodecChoice(*codec.for_shape(info.sent_shape))
 
 
 def may_feed_back(policy: object) -> bool:
     """Whether a policy can ask for error feedback at some step; a function may always."""
     return any(codec_named(leaf).feedback if isinstance(leaf, (str, Codec)) else True for leaf in _leaves(policy))
+
+
+def may_round(policy: object) -> bool:
+    """Whether a policy can ask for a codec that rounds at some step; a function may always."""
+    return any(not codec_named(leaf).lossless if isinstance(leaf, (str, Codec)) else True for leaf in _leaves(policy))
 
 
 def unmatched(policy: object, names: Collection[str]) -> list[str]:
@@ -222,7 +256,7 @@ def _unless_small(codec: Codec, info: TensorInfo, min_values: int) -> CodecChoic
 
 Sum = Callable[[Tensor], Tensor]
 """Adds a small float32 vector over the ranks, in rank order: the same bits on every rank."""
-Seen = dict[str, tuple[Watching, tuple[float, ...]]]
+Seen = dict[str, tuple[Watching, Numbers]]
 """By tensor: who looked, and what it saw."""
 
 
@@ -251,19 +285,24 @@ class Watch:
 
     def decide(self, step: int, add: Sum, world: int) -> None:
         """Let every policy that saw something draw its conclusions from the sums over all ranks. Collective."""
-        seen = self.take()
+        seen = self.take(step)
         if not seen:
             return
-        sums, agreed = add(self.flat(seen)).tolist(), dict[str, tuple[float, ...]]()
+        sums, agreed, first = add(self.flat(seen)).tolist(), dict[str, tuple[float, ...]](), 0
         for name in sorted(seen):
-            count = len(seen[name][1])
-            agreed[name], sums = tuple(sums[:count]), sums[count:]
+            agreed[name] = tuple(sums[first : first + len(seen[name][1])])
+            first += len(agreed[name])
         for watcher in _once(seen[name][0] for name in sorted(seen)):
-            watcher.decide(step, {n: agreed[n] for n in agreed if seen[n][0] is watcher}, world)
+            own = {RANK if n.startswith(RANK) else n: agreed[n] for n in agreed if seen[n][0] is watcher}
+            watcher.decide(step, own, world)
 
-    def take(self) -> Seen:
+    def take(self, step: int) -> Seen:
         """What was seen since the last time, handed over."""
         seen, self._seen = self._seen, {}
+        for number, watcher in enumerate(all_watchers(self._policy)):
+            key = f"{RANK}{number}"
+            if key not in seen and watcher.due(step) and len(about := watcher.about_rank()):
+                seen[key] = watcher, about
         return seen
 
     def give(self, seen: Seen) -> None:
@@ -272,7 +311,8 @@ class Watch:
     @staticmethod
     def flat(seen: Seen) -> Tensor:
         """All numbers in one vector, in the order of the tensors' names."""
-        return torch.tensor([number for name in sorted(seen) for number in seen[name][1]], dtype=torch.float32)
+        parts = (seen[name][1] for name in sorted(seen))
+        return torch.cat([torch.as_tensor(part, dtype=torch.float32).detach().cpu() for part in parts])
 
     @staticmethod
     def guarded(act: Callable[[], None]) -> BaseException | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 
 import torch
@@ -41,3 +41,9 @@ def in_autograd() -> bool:
 
 AUTOGRAD = ("_C._current_graph_task_id",)
 """What `in_autograd` needs of torch itself."""
+
+PROFILER = ("_C._autograd._profiler_enabled",)
+RECORD = ("_call_end_callbacks_on_future",)
+"""What `profiled` needs, of torch and of a record; a torch without them shows less in its profiler, and that is all."""
+in_profiler: Callable[[], bool] = getattr(torch._C._autograd, "_profiler_enabled", lambda: False)
+"""Whether a profiler watches this thread; a backward pass has that of its caller."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -42,6 +42,15 @@ class Probe:
             f"likely to lose: this link is so fast that {values} values take about {plain:.0f} ms as they are "
             f"and {ours:.0f} ms with {codec}; compression pays on slower links"
         )
+
+    def verdict(self, values: Mapping[Codec, int]) -> str:
+        """Whether it pays on this link, by what was measured; values: those of each codec that rounds."""
+        if not values:
+            return ""
+        plain = 1e3 * self.plain * sum(values.values())
+        ours = 1e3 * sum(count * self.ours(codec) for codec, count in values.items())
+        words = "few bits pay on this link" if ours < WORTH_IT * plain else "this link is too fast for few bits to pay"
+        return f"{words}: about {plain:.3g} ms a step as they are, {ours:.3g} so"
 
 
 def probe(channel: Channel, codecs: Iterable[Codec], device: torch.device) -> Probe:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from narrowcast.collectives import Channel
+from narrowcast.collectives import Channel, agreement
 
 FACTORS = "kept factors of low rank"
 """As `check_ranks` names them."""
@@ -52,6 +52,13 @@ def _gathered(channel: Channel, parts: Mapping[str, Tensor]) -> list[list[Tensor
     """Of each rank all parts."""
     everyones = channel.gather(torch.cat(list(parts.values())), call="check_ranks")
     return [list(own.chunk(len(parts))) for own in everyones]
+
+
+def agree(channel: Channel, call: str, policy: str) -> None:
+    """Raise on every rank where the policies differ (collective): one that leaves a step to the backend, while another
+    does not, would wait for ever.
+    """
+    channel.submit({"version": agreement.VERSION, "call": call, "policy": policy}, lambda _: None).wait()
 
 
 @contextmanager

@@ -46,6 +46,15 @@ def own_seed(kind: str, seed: int, group: dist.ProcessGroup | Sequence[int]) -> 
     return seed_of(f"{key} {made_before(key)}")
 
 
+FIRST_GROUP = "0"
+"""What torch calls the default group."""
+
+
+def first_seed(kind: str, seed: int, world: int) -> int:
+    """`own_seed` of the first of a kind on a default group of so many ranks: of simulations."""
+    return seed_of(f"{kind} {seed} {list(range(world))} {FIRST_GROUP} 0")
+
+
 def model_seed(seed: int, group: dist.ProcessGroup) -> int:
     """The seed of one more DDP model. The first on the default group keeps its own, as a simulation does."""
     key = key_of("DDP", seed, group)

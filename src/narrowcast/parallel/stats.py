@@ -16,7 +16,7 @@ from torch import Tensor
 from narrowcast.codecs import Codec, ErrorReport, error_report
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives import Times, Work
-from narrowcast.parallel.policy import AS_IS, CodecChoice
+from narrowcast.parallel.policy import AS_IS, MIN_VALUES, CodecChoice
 from narrowcast.parallel.seeds import seed_of
 
 KEPT = 10_000
@@ -25,6 +25,8 @@ SUMMED = (
     *("calls", "values", "compressed_values", "sent_bytes", "inside_bytes", "plain_bytes", "compressed_bytes"),
     "call_seconds",
 )
+UNWATCHED = {"watch_seconds": 0.0, "watch_share": 0.0, "decisions": 0.0}
+"""What the autopilot counts, where there is none: so that `stats()` has the same keys always."""
 TOO_SMALL = re.compile(r"has \d+ values, under (\d+)")
 
 
@@ -139,7 +141,7 @@ class Stats:
             "compressed_share": self.compressed_values / self.values if self.values else 0.0,
             "compressed_bytes_share": self.compressed_bytes / self.plain_bytes if self.plain_bytes else 0.0,
         }
-        return {**flat, "ratio": self.ratio, **shares, **ms}
+        return {**flat, "ratio": self.ratio, **shares, **ms, **UNWATCHED}
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,34 @@ def summary(rows: list[TensorRow]) -> str:
     bits = sum(row.numel * row.bits_per_value for row in rows) / values
     share = 100 * compressed / values
     return f"total: {values} values, {compressed} compressed ({share:.1f} %), {bits:.2f} bits a value"
+
+
+def headline(rows: list[TensorRow], link: str) -> str:
+    """What a handle is, in a line. link: whether few bits pay on it, where that is known."""
+    values, compressed = sum(row.numel for row in rows), sum(row.numel for row in rows if row.compressed)
+    if not compressed:
+        return f"{summary(rows)}{link and f'; {link}'}"
+    own = sum(row.numel * row.own_bits for row in rows)
+    fewer = own / sum(row.numel * row.bits_per_value for row in rows)
+    wires: Counter[str] = Counter()
+    for row in rows:
+        wires[row.wire] += row.numel if row.compressed else 0
+    most = ", ".join(wire for wire, count in wires.most_common(3) if count)
+    share = f"{100 * compressed / values:.1f} % of {values} values compressed"
+    return f"{share} ({most}), {fewer:.2f} times fewer bits{link and f'; {link}'}"
+
+
+def small_values(rows: list[TensorRow]) -> list[str]:
+    """Where most values stay as they are because each tensor is small, as with LoRA: what would send them."""
+    small = sorted((row.numel for row in rows if TOO_SMALL.search(row.why)), reverse=True)
+    values, left = sum(row.numel for row in rows), sum(small)
+    if 2 * left <= values or left < MIN_VALUES:
+        return []
+    # vectors are the smallest and the most sensitive: nine tenths of the values are those of matrices
+    sent = next(count for count in range(1, len(small) + 1) if 10 * sum(small[:count]) >= 9 * left)
+    share = 100 * left / values
+    why = f"{share:.0f} % of the values stay as they are, in tensors smaller than min_values, as those of LoRA are"
+    return [f"{why}; min_values={small[sent - 1]} sends most of them"]
 
 
 def _reasons(rows: list[TensorRow]) -> str:

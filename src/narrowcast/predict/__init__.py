@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     from narrowcast.predict.cluster import Level as Level
     from narrowcast.predict.cluster import presets as presets
     from narrowcast.predict.costs import Costs as Costs
-    from narrowcast.predict.costs import measured_curve as measured_curve
     from narrowcast.predict.costs import volume as volume
+    from narrowcast.predict.curves import measured_curve as measured_curve
+    from narrowcast.predict.local import LocalPrediction as LocalPrediction
+    from narrowcast.predict.local import LocalPredictor as LocalPredictor
+    from narrowcast.predict.local_advice import LocalAdvice as LocalAdvice
+    from narrowcast.predict.local_advice import advise_local as advise_local
     from narrowcast.predict.model import Description as Description
     from narrowcast.predict.model import Layer as Layer
     from narrowcast.predict.model import Profile as Profile
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
     from narrowcast.predict.profile import example_batch as example_batch
     from narrowcast.predict.profile import mean_over_ranks as mean_over_ranks
     from narrowcast.predict.profile import profile_together as profile_together
+    from narrowcast.predict.rounds import LocalSetup as LocalSetup
     from narrowcast.predict.sharded import Fsdp as Fsdp
     from narrowcast.predict.spreads import Spread as Spread
     from narrowcast.predict.spreads import Spreads as Spreads
@@ -64,11 +69,14 @@ HOMES = homes_of(
         "advice": "Advice advise advise_model",
         "cluster": "Cluster CodecSpeed Device Level load_cluster:load parse_cluster:parse dump_cluster:dump presets",
         "costs": "Costs volume measured_curve",
+        "local": "LocalPrediction LocalPredictor",
+        "local_advice": "LocalAdvice advise_local",
         "model": "Description Layer Profile TensorTime ddp_buckets load_profile:load dump_profile:dump read_profile",
         "sharded": "Fsdp",
         "probe": "measure_cluster:probe local_device",
         "profile": "ModelError ModelSource Profiler build_model:build check_numbers default_loss example_batch"
         " find_object:find mean_over_ranks measure_model:profile profile_together find_model:resolve",
+        "rounds": "LocalSetup",
         "spreads": "Spread Spreads",
         "step": "BANDWIDTHS Prediction Setup StepPredictor traffic",
         "sweep": "Sweep",

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from narrowcast.codecs import codec as codec_named
 from narrowcast.parallel import MIN_VALUES, overlap
+from narrowcast.parallel import errors as rule
 from narrowcast.predict import speeds
+from narrowcast.predict.codec_systems import codec_systems
 from narrowcast.predict.low_rank import lost_db
 from narrowcast.predict.profile import ModelError, default_loss
 from narrowcast.predict.step import HIDDEN, PLAIN, Prediction, Setup
@@ -19,8 +21,8 @@ from narrowcast.predict.sweep import Sweep, half_precision
 
 WIRES = ("int8/256", "int4/128+ef")
 HALF = "bf16"
-LOW_DB, MODERATE_DB = 20.0, 10.0
-"""Signal to rounding error of the gradients: a hundredth and a tenth of their energy."""
+MODERATE = 10.0
+"""Times what the autopilot allows: more is a high risk."""
 SAFE_BITS = 8.0
 """Fewer are not advised unless somebody has looked at what they do to the gradients, or asked for them."""
 RISKS = ("low", "moderate", "high")
@@ -37,12 +39,17 @@ class GradientError:
     """Energy of the rounding error over that of the difference between two batches' gradients."""
     worst: str
     worst_db: float
+    over: float | None = None
+    """The counted error, in units of what `attach(model, "auto")` allows; None: as the other numbers have it."""
 
     @property
     def risk(self) -> str:
-        """low, moderate or high. What is small beside the noise of sampling batches cannot matter much."""
-        level = 0 if self.snr_db >= LOW_DB or self.batch_share < 0.01 else 1 if self.snr_db >= MODERATE_DB else 2
-        return RISKS[max(0, level - codec_named(self.wire).feedback)]
+        """low, moderate or high: by the rule of the autopilot, which allows what is low."""
+        over = self.over
+        if over is None:
+            lost = min(10 ** (-self.snr_db / 10), self.batch_share)
+            over = lost * (rule.FED_BACK if codec_named(self.wire).feedback else 1.0) / rule.BOUND
+        return RISKS[0 if over <= 1 else 1 if over <= MODERATE else 2]
 
 
 def gradients(module: nn.Module, batch: Tensor, loss: Callable[[Any], Tensor] = default_loss) -> dict[str, Tensor]:
@@ -62,7 +69,7 @@ def gradients(module: nn.Module, batch: Tensor, loss: Callable[[Any], Tensor] = 
 def gradient_error(wire: str, first: dict[str, Tensor], second: dict[str, Tensor]) -> GradientError:
     """first, second: gradients of two batches."""
     codec = codec_named(wire)
-    signal = noise = between = 0.0
+    signal = noise = between = counted = allowed = 0.0
     worst, worst_db = "", math.inf
     for name, gradient in first.items():
         if gradient.numel() < MIN_VALUES or codec.lossless:
@@ -70,15 +77,19 @@ def gradient_error(wire: str, first: dict[str, Tensor], second: dict[str, Tensor
         own_db = lost_db(gradient, codec)
         energy = float(gradient.double().square().sum())
         signal += energy
+        counted += rule.counted(codec, energy * 10 ** (-own_db / 10))
         # both shots round, and the errors add up; what low rank leaves out it leaves out once
         noise += (1 if codec.rank else 2) * energy * 10 ** (-own_db / 10)
-        between += float((gradient.double() - second[name].double()).square().sum()) / 2
+        noise_between = float((gradient.double() - second[name].double()).square().sum()) / 2
+        between += noise_between
+        cut = float(rule.energy_of(gradient))
+        allowed += rule.allowed(cut, noise_between * cut / max(energy, 1e-300))
         if own_db < worst_db:
             worst, worst_db = name, own_db
     if noise == 0.0:
-        return GradientError(wire, math.inf, 0.0, worst, worst_db)
+        return GradientError(wire, math.inf, 0.0, worst, worst_db, 0.0)
     snr_db, share = 10 * math.log10(max(signal, 1e-300) / noise), noise / max(between, 1e-300)
-    return GradientError(wire, snr_db, share, worst, worst_db)
+    return GradientError(wire, snr_db, share, worst, worst_db, counted / max(allowed, 1e-300))
 
 
 @dataclass(frozen=True)
@@ -132,10 +143,13 @@ def advise(
 
 
 def setup_of(sweep: Sweep, world: int, wire: str, algorithm: str = "auto") -> Setup:
-    """How a wire travels that is advised."""
+    """How a wire travels that is advised: with another system's codecs as that system sends it."""
     if wire == HALF:
-        return replace(half_precision(sweep.cluster), world=world)
-    return Setup(world, wire, "auto" if wire == PLAIN else algorithm)
+        return half_precision(sweep.cluster, world)
+    system = codec_systems().get(sweep.cluster.codec_system)
+    if wire == PLAIN or (algorithm == "auto" and system is None):
+        return Setup(world, wire)
+    return Setup(world, wire, system.algorithm if system and algorithm == "auto" else algorithm)
 
 
 def choose(steps: dict[str, Tensor]) -> overlap.WireDecision:

@@ -17,6 +17,7 @@ RARE = ("fitted_rows", "codec_system")
 TABLES = ("device", "overlap", "loop", "level", "codec")
 MOST_BUSY = 0.99
 MOST_LEVELS = 3
+MOST_STREAMS = 1024
 LARGEST, WIDEST = 1e18, 10.0
 """Of sizes, seconds and speeds: further out products of a few of them are no numbers any more. And of spreads."""
 
@@ -52,6 +53,18 @@ class Level:
 
     oversubscription: float = 1.0
     """How many times more its members send together than the switches between them carry: each gets so much less."""
+
+    rtt_ms: float = 0.0
+    """Milliseconds that a signal takes there and back, beside `latency_us`; 0: all are near one another."""
+    window_mb: float = 0.0
+    """What TCP has under way in one stream, in MB: it sends no more in a round trip. 0: no limit."""
+    streams: int = 1
+    """Streams of TCP to each peer."""
+
+    @property
+    def stream_gbit(self) -> float:
+        """What one stream carries at most: a window in each round trip."""
+        return 8 * self.window_mb / self.rtt_ms if self.window_mb and self.rtt_ms else math.inf
 
     @property
     def member_gbit(self) -> float:
@@ -98,7 +111,12 @@ class Device:
 
     @property
     def is_cpu(self) -> bool:
+        """What has no name is taken for a GPU, and answers say so."""
         return self.name.startswith("cpu")
+
+    @property
+    def is_named(self) -> bool:
+        return self.name != Device.name
 
 
 @dataclass(frozen=True)
@@ -189,10 +207,12 @@ class Cluster:
 
     def slowdowns(self, wire: str) -> Overlap:
         """What compute and calls with this wire do to one another."""
+        # on a GPU a thread that calls waits for the interpreter while another launches: in training it is one thread
+        if wire == "fp32" or not self.codecs or not self.device.is_cpu:
+            return self.overlap
         by_wire = {speed.wire: speed for speed in self.codecs}
         own = by_wire.get(wire) or by_wire.get(without_wishes(wire))
-        # on a GPU a thread that calls waits for the interpreter while another launches: in training it is one thread
-        if wire == "fp32" or own is None or not own.compute or not self.device.is_cpu:
+        if own is None or not own.compute:
             return self.overlap
         return replace(self.overlap, compute=own.compute, collective=own.collective or self.overlap.collective)
 
@@ -202,6 +222,14 @@ class Cluster:
         outer = replace(outer, bandwidth_gbit=gbit, timed_gbit=outer.measured_gbit if outer.tables else 0.0)
         levels = (*self.levels[:-1], outer)
         return replace(self, name=f"{self.name} at {gbit:g} Gb/s", levels=levels, measured=False)
+
+    def with_link(self, rtt: float | None = None, window: float | None = None, streams: int | None = None) -> Cluster:
+        """The same whose outermost link is so long, in seconds, and has such streams of TCP, of so many bytes each."""
+        outer, given = self.levels[-1], {"rtt_ms": rtt and 1e3 * rtt, "window_mb": window and window / 1e6}
+        changed = {key: value for key, value in {**given, "streams": streams}.items() if value is not None}
+        outer = replace(outer, **changed)  # type: ignore[arg-type]
+        named = f"{self.name}, {outer.rtt_ms:g} ms there and back"
+        return replace(self, name=named, levels=(*self.levels[:-1], outer), measured=False)
 
     def as_timed(self) -> Cluster:
         """The same at the bandwidths at which its tables were timed."""
@@ -237,7 +265,9 @@ def parse(text: str, name: str = "cluster.toml") -> Cluster:
     if not tables:
         top.fail("level", "a cluster needs at least one [[level]]")
     if len(tables) > MOST_LEVELS:
-        top.fail(f"level.{MOST_LEVELS}", "take one to three [[level]]: inside a node, between nodes, between racks")
+        top.fail(
+            f"level.{MOST_LEVELS}", "take one to three [[level]]: inside a node, between nodes, between racks or sites"
+        )
     levels = tuple(map(_level, tables))
     for number, (level, members) in enumerate(zip(levels[:-1], ("devices of a node", "nodes of a rack"), strict=False)):
         if not level.ranks:
@@ -269,8 +299,9 @@ def _level(table: Section) -> Level:
         latency_us=float(table.number("latency_us")),
         spread=float(table.number("spread", 0.0, most=WIDEST)),
         tables=tuple(map(_collective, table.tables("collective"))),
-        timed_gbit=float(table.number("timed_gbit", 0.0)),
         oversubscription=float(table.number("oversubscription", 1.0, low=1.0)),
+        streams=table.whole("streams", 1, low=1, most=MOST_STREAMS),
+        **{key: float(table.number(key, 0.0)) for key in ("timed_gbit", "rtt_ms", "window_mb")},
     )
 
 

@@ -1,25 +1,22 @@
 """What a collective costs on a cluster: bytes, steps, encodings and seconds, algorithm by algorithm.
 
-Every curve of seconds against bytes exists in several versions (draws): the first from the means of the measured
-timings, the others from timings drawn again with replacement. Means, since a step adds many calls up, and timings of
-small messages often have two peaks, between which a median jumps. Shapes: D draws, K knots, N sizes.
+Seconds exist in several versions (draws), as curves do. Shapes: D draws, N sizes.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives import ALGORITHMS, CHUNK_BYTES, MAX_CHUNKS, TREE_SHARE, Cost, Placement, Stage, direct_steps
 from narrowcast.predict import speeds, spreads
 from narrowcast.predict.cluster import Cluster, CodecSpeed, CollectiveTimings, Level, without_wishes
+from narrowcast.predict.curves import Curve, Link, Timed, in_a_row, measured_curve
 from narrowcast.predict.model import wire_sizes
 from narrowcast.predict.spreads import Spreads
 
@@ -27,76 +24,8 @@ DRAWS = 40
 """Versions of every measurement beside the means: enough for a 5 to 95 % interval."""
 QUICKEST = 0.9
 """Of the time that a preset states: it has nearly what its line carries, so other clusters are slower, not quicker."""
-FAR_OUT = 8.0
-"""Timings so many times above the median belong to something else that ran."""
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Knots in bytes, ascending, and the seconds of each in every draw."""
-
-    bytes_K: Tensor
-    seconds_DK: Tensor
-
-    def __call__(self, bytes_N: Tensor) -> Tensor:
-        """Seconds of each size in each draw, [D, N]: a straight line between knots on logarithmic axes."""
-        x, y = self.bytes_K.log(), self.seconds_DK.log()
-        if len(x) == 1:
-            return self.seconds_DK * torch.ones_like(bytes_N)
-        at = torch.searchsorted(self.bytes_K, bytes_N.clamp_min(1.0)).clamp(1, len(x) - 1)
-        share = (bytes_N.clamp_min(1.0).log() - x[at - 1]) / (x[at] - x[at - 1])
-        inside = torch.exp(y[:, at - 1] + share * (y[:, at] - y[:, at - 1]))
-        inside = torch.where(bytes_N < self.bytes_K[0], self.seconds_DK[:, :1], inside)
-        return torch.where(bytes_N > self.bytes_K[-1], self._beyond(bytes_N), inside)
-
-    def _beyond(self, bytes_N: Tensor) -> Tensor:
-        """Above the largest knot: the slope of the last two, never below the largest knot's own rate."""
-        (x0, x1), (y0, y1) = self.bytes_K[-2:], (self.seconds_DK[:, -2:-1], self.seconds_DK[:, -1:])
-        slope = torch.maximum((y1 - y0) / (x1 - x0), 0.5 * y1 / x1)
-        return y1 + slope * (bytes_N - x1)
-
-
-def draw_means(samples: Sequence[float], draws: int, generator: torch.Generator) -> Tensor:
-    """The mean of the samples, then of `draws` bootstrap samples, [D + 1]; what is far out is left out."""
-    middle = statistics.median(samples)
-    x = torch.tensor([s for s in samples if s <= FAR_OUT * middle], dtype=torch.float64)
-    again = x[torch.randint(len(x), (draws, len(x)), generator=generator)]
-    return torch.cat([x.mean()[None], again.mean(dim=1)])
-
-
-def measured_curve(points: Sequence[Sequence[float]], draws: int, generator: torch.Generator) -> Curve:
-    """A curve through points [bytes, seconds, seconds, ...], one timing after the other."""
-    ordered = sorted(points, key=lambda point: point[0])
-    knots = torch.tensor([float(p[0]) for p in ordered], dtype=torch.float64)
-    return Curve(knots, torch.stack([draw_means(p[1:], draws, generator) for p in ordered], dim=1))
-
-
-@dataclass
-class Link:
-    """A level in every version of its measurements."""
-
-    level: Level
-    factor_D: Tensor
-    tables: dict[str, tuple[Curve, float]]
-    """By collective: seconds against bytes a member, and the latencies that are in them."""
-    gbit_D: Tensor
-
-    def latency(self, steps: float) -> float:
-        return self.level.latency_us / 1e6 * steps
-
-    def moving(self, kind: str, sent_N: Tensor) -> Tensor:
-        """What `sent_N` bytes take beyond latencies, [D, N]; below 0 where a table is quicker than those."""
-        timed = self.tables.get(kind) or self.tables.get("all_reduce" if kind == "two_shot" else "two_shot")
-        if timed is None:
-            return sent_N * 8 / (self.gbit_D[:, None] * 1e9) * self.factor_D[:, None]
-        table, known = timed
-        whole = table(sent_N) * self.factor_D[:, None]
-        fixed = torch.full_like(whole, self.latency(known)).minimum(whole)
-        # on another link the bytes take longer or shorter; what the processors do for them does not
-        slower_D1 = (self.level.measured_gbit / self.gbit_D)[:, None]
-        wire = sent_N * 8 / (self.level.measured_gbit * 1e9) * self.factor_D[:, None]
-        saved = (wire * (1 - slower_D1)).minimum(whole - fixed)
-        return whole - saved - self.latency(known)
+NVLINK_GBIT = 500.0
+"""Inside a node: above what any PCIe reaches, and below every NVLink."""
 
 
 PASSES = {"all_reduce": 2, "two_shot": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
@@ -127,7 +56,7 @@ def placement(cluster: Cluster, world: int) -> Placement:
     outermost = cluster.levels[cluster.level_of(world)].latency_us
     relative = tuple(level.latency_us / outermost if outermost else 1.0 for level in cluster.levels)
     sizes = cluster.sizes(world) if len(cluster.levels) > 1 else ()
-    return Placement(world, sizes, relative, is_nccl(cluster))
+    return Placement(world, sizes, relative, is_nccl(cluster), cluster.levels[0].bandwidth_gbit >= NVLINK_GBIT)
 
 
 def plan(algorithm: str, cluster: Cluster, world: int) -> Cost:
@@ -190,7 +119,7 @@ class Costs:
     ) -> None:
         """bandwidths: instead of versions of the measurements, versions of the link `level`, in Gb/s. known: how far
         predictions were off elsewhere, if not as the shipped file has it."""
-        self.cluster, self._seed = cluster, seed
+        self.cluster, self._seed, self._unrest = cluster, seed, cluster.unrest
         self._cache: dict[tuple[object, ...], Tensor] = {}
         self.known = (known or spreads.shipped())[spreads.kind_of(cluster)]
         self.draws = draws if bandwidths is None else len(bandwidths) - 1
@@ -198,7 +127,7 @@ class Costs:
         self.levels = [self._level(n, level) for n, level in enumerate(cluster.levels)]
         if bandwidths is not None:
             self.levels[level].gbit_D = bandwidths / cluster.levels[level].oversubscription
-        self.device_D = self.spread("device", math.hypot(cluster.device.spread, cluster.unrest))
+        self.device_D = self.spread("device", math.hypot(cluster.device.spread, self._unrest))
         self._codecs: dict[str, tuple[Curve, Curve, float]] = {}
         self._plans: dict[tuple[str, int], Cost] = {}
 
@@ -210,7 +139,7 @@ class Costs:
     def spread(self, name: str, spread: float, freedom: float = math.inf) -> Tensor:
         key = ("spread", name, spread, freedom)
         if key not in self._cache:
-            made = spreads.factors(0.0 if self.fixed else spread, self.draws, self.generator(name), freedom)
+            made = factors(0.0 if self.fixed else spread, self.draws, self.generator(name), freedom)
             self._cache[key] = made
         return self._cache[key]
 
@@ -219,8 +148,8 @@ class Costs:
         return Curve(made.bytes_K, made.seconds_DK.expand(self.draws + 1, -1))
 
     def _level(self, number: int, level: Level) -> Link:
-        tables = {}
-        for table in level.tables:
+        tables: dict[str, list[Timed]] = {}
+        for table in sorted(level.tables, key=lambda table: table.ranks):
             if table.wire != "fp32":
                 continue
             factor = volume(table.name, table.ranks)
@@ -229,7 +158,8 @@ class Costs:
             for stage in self._timed_stages(number, table):
                 # where it was timed a tree took as long as a ring: it is one table of what the backend chose
                 share = TREE_SHARE if stage.kind == "double_tree" else 1.0
-                tables[stage.kind] = (Curve(timed.bytes_K / share, timed.seconds_DK), stage.steps)
+                scaled = Curve(timed.bytes_K / share, timed.seconds_DK)
+                tables.setdefault(stage.kind, []).append(Timed(stage.steps, scaled))
         gbit_D = torch.tensor([level.member_gbit], dtype=torch.float64)
         return Link(level, self._link_spread(number, level), tables, gbit_D)
 
@@ -239,7 +169,7 @@ class Costs:
 
     def _link_spread(self, number: int, level: Level) -> Tensor:
         """What its file says, and no less than links were off elsewhere; more where the probe was disturbed."""
-        wide = math.hypot(max(level.spread, self.known.link), self.cluster.unrest)
+        wide = math.hypot(max(level.spread, self.known.link), self._unrest)
         if not self.known.link:
             return self.spread(self._link_name(number), wide)
         return self.spread(self._link_name(number), wide, self.known.freedom).clamp_min(QUICKEST)
@@ -259,6 +189,19 @@ class Costs:
             return ALGORITHMS["two_shot"].cost(place).stages
         return (Stage(number, table.name, volume(table.name, table.ranks), steps(table.name, table.ranks)),)
 
+    def at(self, bandwidths: Tensor, level: int) -> Costs:
+        """These costs where a link has each of some bandwidths in Gb/s, instead of versions of the measurements."""
+        made = Costs(self.cluster, bandwidths=bandwidths, level=level)
+        made._plans = self._plans  # of links they know the latencies alone
+        return made
+
+    def with_bandwidths(self, gbit_D: Tensor) -> Costs:
+        """The same versions, in each of them another bandwidth of the outermost link."""
+        made = copy.copy(self)
+        made._cache = {key: kept for key, kept in self._cache.items() if key[0] != "wire"}
+        made.levels = [*self.levels[:-1], replace(self.levels[-1], gbit_D=gbit_D)]
+        return made
+
     def plan(self, algorithm: str, world: int) -> Cost:
         """What an algorithm does on `world` ranks here."""
         if (algorithm, world) not in self._plans:
@@ -269,25 +212,12 @@ class Costs:
         """Seconds of all stages, [D, N]."""
         key = ("wire", cost, wire, tuple(values_N.tolist()))
         if key not in self._cache:
-            total = self._in_a_row(cost.stages, wire, values_N)
+            sizes = _sizes(wire, values_N), 4 * values_N.trunc()
+            total = in_a_row(self.levels, cost.stages, *sizes)
             if cost.otherwise:
-                total = total.minimum(self._in_a_row(cost.otherwise, wire, values_N))
-            self._cache[key] = total
+                total = total.minimum(in_a_row(self.levels, cost.otherwise, *sizes))
+            self._cache[key] = total.expand(self.draws + 1, -1)
         return self._cache[key]
-
-    def _in_a_row(self, stages: Sequence[Stage], wire: str, values_N: Tensor) -> Tensor:
-        total = torch.zeros(self.draws + 1, len(values_N), dtype=torch.float64)
-        for stage in stages:
-            total = total + self._stage_seconds(stage, _sizes("fp32" if stage.as_is else wire, values_N))
-        return total
-
-    def _stage_seconds(self, stage: Stage, size_N: Tensor) -> Tensor:
-        """What a member of each level sends, whichever takes longest: it moves at the same time."""
-        link = self.levels[stage.level]
-        moving = link.moving(stage.kind, size_N * stage.sent)
-        for inner, sent in zip(self.levels, stage.inner, strict=False):
-            moving = moving.maximum(inner.moving(stage.kind, size_N * sent))
-        return moving + link.latency(stage.steps)
 
     def codec_seconds(self, cost: Cost, wire: str, values_N: Tensor) -> Tensor:
         """Seconds that a rank encodes and decodes, [D, N]."""
@@ -305,9 +235,9 @@ class Costs:
     def codec(self, wire: str) -> tuple[Curve, Curve, float]:
         """Encode and decode times by values, and how much slower they are beside a collective."""
         if wire not in self._codecs:
-            speed = speeds.timed_like(wire, self.cluster)
-            timed = self._from_memory(wire) if speed is None else self.timed(speed)
-            self._codecs[wire] = self._with_feedback(wire, *timed)
+            known = speeds.speed_of(wire, self.cluster)
+            made = self._from_memory(known) if known.timed is None else self.timed(known.timed)
+            self._codecs[wire] = self._with_feedback(*made) if known.feedback else made
         return self._codecs[wire]
 
     def timed(self, speed: CodecSpeed) -> tuple[Curve, Curve, float]:
@@ -315,32 +245,29 @@ class Costs:
         encode, decode = (self._curve(f"{speed.wire}.{way}", getattr(speed, way)) for way in ("encode", "decode"))
         return encode, decode, speed.busy
 
-    def _with_feedback(self, wire: str, encode: Curve, decode: Curve, busy: float) -> tuple[Curve, Curve, float]:
+    def _with_feedback(self, encode: Curve, decode: Curve, busy: float) -> tuple[Curve, Curve, float]:
         """Error feedback decodes what it sent, and reads and writes the residual: 12 bytes a value more."""
-        if not codec_named(wire).feedback:
-            return encode, decode, busy
         speed = self.cluster.device.memory_gbyte
         passes = 12 * encode.bytes_K / (speed * 1e9) if speed else torch.zeros_like(encode.bytes_K)
         longer = encode.seconds_DK + decode(encode.bytes_K) + passes
         return Curve(encode.bytes_K, longer), decode, busy
 
-    def _from_memory(self, wire: str) -> tuple[Curve, Curve, float]:
+    def _from_memory(self, known: speeds.WireSpeed) -> tuple[Curve, Curve, float]:
         """Nobody measured: a codec reads and writes at its share of the speed of memory, after a launch."""
         device = self.cluster.device
-        if device.memory_gbyte <= 0:
-            problem = f"neither [[codec]] nor device.memory_gbyte says how fast {wire} is"
-            raise ValueError(f"cluster {self.cluster.name}: {problem}")
         knots = torch.tensor([2.0**k for k in range(10, 31, 2)], dtype=torch.float64)
-        copied = knots * (4 + speeds.bits_of(wire) / 8) / (device.memory_gbyte * 1e9)
+        copied = knots * (4 + known.bits / 8) / (device.memory_gbyte * 1e9)
         encode, decode = (
-            Curve(knots, (device.launch_us / 1e6 + copied / share).expand(self.draws + 1, -1))
-            for share in speeds.share_of(wire, self.cluster)
+            Curve(knots, (device.launch_us / 1e6 + copied / share).expand(self.draws + 1, -1)) for share in known.share
         )
         return encode, decode, 1.0
 
     def seconds(self, algorithm: str, wire: str, values_N: Tensor, world: int) -> tuple[Tensor, Tensor]:
         """The duration of each call, and the codec's part in it, [D, N] each; one call after the other."""
-        cost = self.plan(algorithm, world)
+        return self.seconds_of(self.plan(algorithm, world), wire, values_N, world)
+
+    def seconds_of(self, cost: Cost, wire: str, values_N: Tensor, world: int) -> tuple[Tensor, Tensor]:
+        """The same of what costs so much."""
         composed, code = self._composed(cost, wire, values_N, world)
         return torch.maximum(composed + self._excess(cost, wire, values_N), 0.3 * composed), code
 
@@ -390,6 +317,31 @@ class Costs:
         if not self.fixed and timed == self.cluster:
             return self
         return Costs(timed, 0 if self.fixed else self.draws, self._seed)
+
+
+def t_quantile(share_N: Tensor, freedom: float) -> Tensor:
+    """Of Student's t-distribution, by its expansion around the normal one (Fisher, Cornish); for three degrees
+    of freedom 0.3 % off at 95 % and 1.6 % at 98.75 %."""
+    z = torch.special.ndtri(share_N)
+    if math.isinf(freedom):
+        return z
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3
+
+
+def factors(spread: float, draws: int, generator: torch.Generator, freedom: float = math.inf) -> Tensor:
+    """1, then e to the power of so many quantiles of a t-distribution with this spread, in a random order, [D + 1].
+
+    Evenly spaced quantiles and not random draws: the 5 and 95 % of a few dozen are those of the distribution.
+    """
+    one = torch.ones(1, dtype=torch.float64)
+    if draws == 0 or spread == 0.0:
+        return one.expand(draws + 1)
+    shares = torch.linspace(0, 1, draws, dtype=torch.float64).clamp(0.5 / draws, 1 - 0.5 / draws)
+    noise = t_quantile(shares, freedom)[torch.randperm(draws, generator=generator)]
+    return torch.cat([one, torch.exp(spread * noise)])
 
 
 def _sizes(wire: str, values_N: Tensor) -> Tensor:

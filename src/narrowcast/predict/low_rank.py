@@ -1,4 +1,4 @@
-"""The calls of a step; and by low rank: which matrices travel together as DDP sends them, and what products take.
+"""By low rank: which matrices travel together as DDP sends them, and what products take.
 
 A call adds up the factors of its matrices, which is one sum or two of the codec that the spec names for them; the sums
 cost what any others do. Around them a rank multiplies its matrices with few vectors, and makes vectors orthonormal.
@@ -17,7 +17,7 @@ from narrowcast.codecs import codec as codec_named
 from narrowcast.parallel import buckets as ddp
 from narrowcast.parallel import policy
 from narrowcast.predict.costs import Costs
-from narrowcast.predict.model import Bucket, CallPlan, TensorTime, attach_calls, ddp_buckets, merged_calls, wire_sizes
+from narrowcast.predict.model import Bucket, CallPlan, TensorTime, wire_sizes
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,6 @@ GRAM_SCHMIDT = 8
 """Calls for a vector of it, and as many before, and two halving trees more; on a GPU it is one kernel after a copy."""
 
 
-def planned_calls(
-    tensors: tuple[TensorTime, ...], wire: str, bucket_bytes: int, min_values: int, split: bool, merged: bool = False
-) -> tuple[CallPlan, ...]:
-    """What `attach` starts in a step. split: whether small tensors of a bucket travel apart. merged: whether a device's
-    backend carries the wires, so that they travel together.
-    """
-    made = ddp_buckets(tensors, bucket_bytes=bucket_bytes, min_values=min_values)
-    if codec_named(wire).rank:
-        return low_rank_calls(made, wire, min_values, merged)
-    return merged_calls(made, wire) if merged and split else attach_calls(made, wire, split)
-
-
 def low_rank_calls(made: Sequence[Bucket], wire: str, min_values: int, merged: bool = False) -> tuple[CallPlan, ...]:
     """What `attach` starts for DDP's buckets: matrices wait for one another until their factors have enough bytes."""
     codec, planned = codec_named(wire), list[CallPlan]()
@@ -60,7 +48,7 @@ def low_rank_calls(made: Sequence[Bucket], wire: str, min_values: int, merged: b
     for number, bucket in enumerate(made):
         groups: dict[Codec, list[TensorTime]] = {}
         for tensor in bucket.tensors:
-            groups.setdefault(_choice(tensor, codec, min_values), []).append(tensor)
+            groups.setdefault(choice_of(tensor, codec, min_values), []).append(tensor)
         for chosen, members in groups.items():
             if not chosen.rank:
                 values = sum(tensor.numel for tensor in members)
@@ -85,8 +73,9 @@ def _together(planned: Sequence[CallPlan]) -> tuple[CallPlan, ...]:
     return tuple(sorted([call for call in planned if call.matrices] + joined, key=lambda call: call.ready))
 
 
-def _choice(tensor: TensorTime, codec: Codec, min_values: int) -> Codec:
-    if not tensor.shape and tensor.numel > 1 and tensor.numel >= min_values:
+def choice_of(tensor: TensorTime, codec: Codec, min_values: int) -> Codec:
+    """What a tensor travels by."""
+    if codec.rank and not tensor.shape and tensor.numel > 1 and tensor.numel >= min_values:
         raise ValueError(
             f"predict with {codec}: the bytes of low rank follow from shapes, and this model has none of "
             f"{tensor.name}; profile it again with `narrowcast profile`, or write shapes into its description, as in "

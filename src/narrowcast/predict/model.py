@@ -184,16 +184,14 @@ class CallPlan:
     wire: str
     matrices: tuple[Matrix, ...] = ()
     """By low rank: those whose factors travel."""
-    as_is: int = 0
-    """How many of the values travel in the same messages, and as they are."""
+    beside: int = 0
+    """How many more values have the bytes of those that travel in the same messages, and as they are."""
 
     @property
     def sums(self) -> list[PlannedSum]:
         """What travels: the values themselves; or both factors, or each of them at every other step."""
         if not self.matrices:
-            # those that stay as they are count as many as their bytes would carry
-            more = round(self.as_is * (32 / codec_named(self.wire).bits_per_value - 1)) if self.as_is else 0
-            return [PlannedSum(self.values + more, self.wire)]
+            return [PlannedSum(self.values + self.beside, self.wire)]
         codec = codec_named(self.wire)
         lengths = [codec.rank * sum(m.length(on_left) for m in self.matrices) for on_left in (True, False)]
         often = 0.5 if codec.sends_one_factor else 1.0
@@ -216,19 +214,21 @@ def merged_calls(buckets: Sequence[Bucket], wire: str) -> tuple[CallPlan, ...]:
     that are small on the wire.
     """
     sizes = [wire_sizes(wire, (b.values - b.small,))[0] + 4 * b.small for b in buckets]
-    planned = []
+    planned, weight = [], 32 / codec_named(wire).bits_per_value
     for first, end in ddp.travel_together(sizes):
         values, small = (sum(getattr(b, key) for b in buckets[first:end]) for key in ("values", "small"))
         # a call of small tensors alone
         own = "fp32" if small == values else wire
-        planned.append(CallPlan(values, buckets[end - 1].ready, own, as_is=0 if small == values else small))
+        # those that stay as they are count as many as their bytes would carry
+        beside = 0 if small == values else round(small * (weight - 1))
+        planned.append(CallPlan(values, buckets[end - 1].ready, own, beside=beside))
     return tuple(planned)
 
 
 @lru_cache(maxsize=4096)
 def wire_sizes(wire: str, values: tuple[int, ...]) -> tuple[int, ...]:
     """Bytes on the wire of tensors of so many float32 values."""
-    return tuple(4 * n for n in values) if wire == "as-is" else tuple(map(codec_named(wire).nbytes, values))
+    return tuple(4 * n for n in values) if wire in ("as-is", "fp32") else tuple(map(codec_named(wire).nbytes, values))
 
 
 ROW = '["name", values, seconds] or ["name", values, seconds, [rows, ...]]'

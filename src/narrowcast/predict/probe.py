@@ -46,6 +46,10 @@ WIRES = ("fp32", "bf16", "int8/256", "int4/128", "int4/128+ef")
 SIZES = (*tuple(1 << power for power in range(12, 26, 2)), 24 << 20)
 """Bytes of the tensors: 4 KiB to 16 MiB in steps of four, and about a bucket of DDP."""
 WIRE_SIZES = (1 << 16, 1 << 20, 1 << 22, 1 << 24)
+TWO_SIZES = (SIZES[0], *WIRE_SIZES)
+"""For two nodes of several: few, since all of them are what is asked about."""
+LEAST_LATENCY = 0.1
+"""Of what the smallest call takes by its steps: two timings that are nearly equal do not say that there is none."""
 LARGEST_ON_GPU = 96 << 20
 """Models of GPUs have embeddings, each a bucket of DDP that is larger than its cap."""
 FEW_SIZES, ENOUGH = WIRE_SIZES[:3], 3
@@ -65,6 +69,15 @@ WORK, GPU_WORK = 384, 4096
 """Side of the matrices whose products stand for compute. A GPU's must keep it busy for longer than launching takes."""
 WORK_ROUNDS, GPU_WORK_ROUNDS = 5 * ROUNDS, 100
 """How often; beside sums for longer than several of them take."""
+
+
+Jobs = Sequence[tuple[str, str, Call, Sequence[int]]]
+"""Collectives to time: the kind, the wire, the call and the sizes."""
+
+
+def _quickest(table: CollectiveTimings) -> float:
+    """Of the smallest size."""
+    return min(table.points[0][1:])
 
 
 @dataclass
@@ -110,16 +123,28 @@ class Prober:
         # a call by low rank is two sums of few values, which the others tell the time of
         whole = [wire for wire in self.wires if wire != "fp32" and not codec_named(wire).rank]
         jobs += [("two_shot", wire, two_shot(wire), wire_sizes) for wire in whole]
-        tables = []
+        tables = tuple(self._tables(name, jobs, group, ranks, member, until))
+        last = tables[0].points[-1]
+        gbit = 2 * (ranks - 1) / ranks * last[0] * 8 / min(last[1:]) / 1e9
+        latency = _quickest(tables[0]) / (2 * (ranks - 1))
+        return Level(name, most, gbit, 1e6 * latency, tables=tables, timed_gbit=gbit)
+
+    def between_two(self, level: Level, group: dist.ProcessGroup | None, member: bool, until: float) -> Level:
+        """A level with tables of two of its members, too, and with the latency that each further member adds: a call
+        by itself costs something that is no latency."""
+        jobs = [("all_reduce", "fp32", backend_sum, TWO_SIZES), ("two_shot", "fp32", two_shot("fp32"), TWO_SIZES)]
+        pair = tuple(self._tables("two nodes", jobs, group, 2, member, until))
+        whole = level.tables[0]
+        further = (_quickest(whole) - _quickest(pair[0])) / (2 * (whole.ranks - 2))
+        latency = min(level.latency_us, max(LEAST_LATENCY * level.latency_us, 1e6 * further))
+        return replace(level, latency_us=latency, tables=(*level.tables, *pair))
+
+    def _tables(
+        self, name: str, jobs: Jobs, group: dist.ProcessGroup | None, ranks: int, member: bool, until: float
+    ) -> Iterator[CollectiveTimings]:
         for kind, wire, run, sizes in jobs:
             self.tell(f"{name}: {kind}" if wire == "fp32" else f"{name}: {kind} of {wire}")
-            points = self.table(run, sizes, group, member, until)
-            tables.append(CollectiveTimings(kind, ranks, points, wire))
-        last = tables[0].points[-1]
-        best = min(last[1:])
-        latency = min(tables[0].points[0][1:]) / (2 * (ranks - 1))
-        gbit = 2 * (ranks - 1) / ranks * last[0] * 8 / best / 1e9
-        return Level(name, most, gbit, 1e6 * latency, tables=tuple(tables), timed_gbit=gbit)
+            yield CollectiveTimings(kind, ranks, self.table(run, sizes, group, member, until), wire)
 
     def table(
         self, run: Call, sizes: Sequence[int], group: dist.ProcessGroup | None, member: bool, until: float
@@ -304,9 +329,12 @@ def _levels(prober: Prober, local: int, nodes: int) -> Iterator[Level]:
         own = [dist.new_group([node * local + i for i in range(local)]) for node in range(nodes)]
         yield prober.link("inside a node", own[dist.get_rank() // local], local, local, True, 0.25)
     if nodes > 1:
-        first = dist.new_group([node * local for node in range(nodes)])
-        member = dist.get_rank() % local == 0
-        yield prober.link("between nodes", first, nodes, 0, member, 0.75)
+        firsts = [node * local for node in range(nodes)]
+        every, rank = dist.new_group(firsts), dist.get_rank()
+        level = prober.link("between nodes", every, nodes, 0, rank in firsts, 0.7)
+        if nodes > 2:
+            level = prober.between_two(level, dist.new_group(firsts[:2]), rank in firsts[:2], 0.8)
+        yield level
 
 
 def _agreed(made: Cluster) -> Cluster:

@@ -235,9 +235,12 @@ def resolve(
     flops: float = 0.0,
     compute_ms: float = 0.0,
     steps: int = STEPS,
+    parameters: float = 0.0,
 ) -> ModelSource:
-    """Find a model by whatever a person may have given."""
+    """Find a model by whatever a person may have given. parameters: their number, where nothing else is known."""
     check_numbers(batch=batch, flops=flops, compute_ms=compute_ms, steps=steps)
+    if parameters:
+        return _from_description(zoo.of_size(parameters), cluster, batch, flops, compute_ms)
     if name in zoo.MODELS:
         return _from_description(zoo.MODELS[name](), cluster, batch, flops, compute_ms)
     if name.endswith(".toml"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
 from narrowcast.predict.cluster import Cluster, CodecSpeed
 
@@ -17,6 +18,16 @@ class CopyShare(NamedTuple):
 
     encode: float
     decode: float
+
+
+class WireSpeed(NamedTuple):
+    """What is known of how fast a wire's codec is."""
+
+    timed: CodecSpeed | None
+    """Of it, or of one that is much like it; else `share` of a copy."""
+    share: CopyShare
+    bits: float
+    feedback: bool
 
 
 WHOLE = CopyShare(1.0, 1.0)
@@ -31,22 +42,10 @@ ALWAYS = ("fp32", "as-is", *CASTS)
 """What no system's codec has a part in."""
 
 
-def share_of(wire: str, cluster: Cluster) -> CopyShare:
-    """What a codec reaches of the copy on the cluster's devices; ValueError where nobody knows."""
-    option = option_of(wire)
-    if not option:
-        return WHOLE
-    shares = ON_CPU if cluster.device.is_cpu else ON_GPU
-    if option not in shares:
-        raise ValueError(
-            f"cluster {cluster.name}: nobody has measured how fast +{option} is; `narrowcast probe --wires {wire}` does"
-        )
-    return shares[option]
-
-
-def option_of(wire: str) -> str:
+def option_of(wire: str | Codec) -> str:
     """The name of what is done to values before they are encoded, without its number; empty where nothing is."""
-    return codec_named(wire).transformed_by.rstrip("0123456789")
+    codec = codec_named(wire) if isinstance(wire, str) else wire
+    return codec.transformed_by.rstrip("0123456789")
 
 
 def is_covered(wire: str, cluster: Cluster) -> bool:
@@ -75,13 +74,35 @@ def timed_like(wire: str, cluster: Cluster) -> CodecSpeed | None:
     if own is not None:
         return own
     alike = [speed for speed in cluster.codecs if option_of(speed.wire) == option_of(wire)]
-    if wire in CASTS and cluster.device.memory_gbyte:
-        # a codec that somebody found slow says nothing about a cast
-        alike = [speed for speed in alike if speed.wire in CASTS]
+    if wire in ALWAYS and cluster.device.memory_gbyte:
+        # a codec that somebody found slow says nothing about casts, nor about sums of what is not encoded
+        alike = [speed for speed in alike if speed.wire in ALWAYS]
+    if not alike:
+        return None
+    own_bits = codec_named(wire).bits_per_value
     plain = [speed for speed in alike if not codec_named(speed.wire).feedback and speed.wire != "fp32"]
-    return min(plain or alike, key=lambda speed: abs(bits_of(speed.wire) - bits_of(wire)), default=None)
+    return min(plain or alike, key=lambda speed: abs(codec_named(speed.wire).bits_per_value - own_bits))
 
 
-def bits_of(wire: str) -> float:
-    """Bits on the wire for a value."""
-    return codec_named(wire).bits_per_value if wire != "as-is" else 32.0
+def speed_of(wire: str, cluster: Cluster) -> WireSpeed:
+    """All that `Costs` asks of a wire's codec; ValueError where neither a timing nor the speed of memory tells it."""
+    timed, codec = timed_like(wire, cluster), codec_named(wire)
+    share = share_of(codec, cluster) if timed is None else WHOLE
+    return WireSpeed(timed, share, codec.bits_per_value, codec.feedback)
+
+
+def share_of(codec: Codec, cluster: Cluster) -> CopyShare:
+    """What a codec reaches of the copy on the cluster's devices; ValueError where nobody knows."""
+    if cluster.device.memory_gbyte <= 0:
+        problem = f"neither [[codec]] nor device.memory_gbyte says how fast {codec} is"
+        raise ValueError(f"cluster {cluster.name}: {problem}")
+    option = option_of(codec)
+    if not option:
+        return WHOLE
+    shares = ON_CPU if cluster.device.is_cpu else ON_GPU
+    if option not in shares:
+        raise ValueError(
+            f"cluster {cluster.name}: nobody has measured how fast +{option} is; `narrowcast probe --wires {codec}` "
+            "does"
+        )
+    return shares[option]

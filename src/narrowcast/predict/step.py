@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -17,7 +18,16 @@ from narrowcast.collectives import ALGORITHMS, choose, record
 from narrowcast.parallel import BUCKET_BYTES, MIN_VALUES, overlap
 from narrowcast.predict import costs, low_rank
 from narrowcast.predict.costs import Costs
-from narrowcast.predict.model import CallPlan, Description, PlannedSum, Profile, wire_sizes
+from narrowcast.predict.model import (
+    CallPlan,
+    PlannedSum,
+    Profile,
+    TensorTime,
+    attach_calls,
+    ddp_buckets,
+    merged_calls,
+    wire_sizes,
+)
 
 HIDDEN = 0.02
 """Communication counts as hidden when it adds less than this share of compute."""
@@ -131,8 +141,31 @@ def slowest_of(world: int, jitter: float) -> float:
     return 1 + jitter * statistics.NormalDist().inv_cdf((world - 0.375) / (world + 0.25))
 
 
+def planned_calls(
+    tensors: tuple[TensorTime, ...], wire: str, bucket_bytes: int, min_values: int, split: bool, merged: bool = False
+) -> tuple[CallPlan, ...]:
+    """What `attach` starts in a step. split: whether small tensors of a bucket travel apart. merged: whether a device's
+    backend carries the wires, so that they travel together.
+    """
+    made = ddp_buckets(tensors, bucket_bytes=bucket_bytes, min_values=min_values)
+    if codec_named(wire).rank:
+        return low_rank.low_rank_calls(made, wire, min_values, merged)
+    return merged_calls(made, wire) if merged and split else attach_calls(made, wire, split)
+
+
 Kinds = dict[tuple[str, str], list[tuple[int, PlannedSum]]]
 """Which sums go which way: by wire and algorithm, each with the place of its call."""
+
+
+def _kinds(calls: Sequence[CallPlan], algorithm: str, world: int) -> Kinds:
+    """Of all sums of these calls; "auto": each by its size."""
+    placed = [(place, one) for place, call in enumerate(calls) for one in call.sums]
+    codecs = {wire: codec_named(wire) for wire in dict.fromkeys(one.wire for _, one in placed)}
+    kinds: Kinds = {}
+    for place, one in placed:
+        way = choose("auto", codecs[one.wire], one.values, world, False) if algorithm == "auto" else algorithm
+        kinds.setdefault((one.wire, way), []).append((place, one))
+    return kinds
 
 
 class StepPredictor:
@@ -140,7 +173,9 @@ class StepPredictor:
 
     def __init__(self, profile: Profile, made: Costs) -> None:
         self.profile, self.cluster = profile, made.cluster
+        self.alone = profile.compute
         self._plans: dict[Setup, tuple[tuple[CallPlan, ...], Kinds]] = {}
+        self._ways: dict[Setup, str] = {}
         self._draw(made)
 
     def _draw(self, made: Costs) -> None:
@@ -172,7 +207,9 @@ class StepPredictor:
 
     def algorithm(self, setup: Setup) -> str:
         """What the wire travels by, in a word."""
-        return costs.resolve(setup.algorithm, setup.wire, self.cluster, setup.world)
+        if setup not in self._ways:
+            self._ways[setup] = costs.resolve(setup.algorithm, setup.wire, self.cluster, setup.world)
+        return self._ways[setup]
 
     def roundings(self, setup: Setup) -> int:
         lossless = setup.world == 1 or codec_named(setup.wire).lossless
@@ -188,15 +225,9 @@ class StepPredictor:
             how: dict[str, Any] = {"split": whole != "native", "min_values": setup.min_values}
             known = ALGORITHMS.get(whole)  # what is unknown is refused where it is looked for
             how["merged"] = not self.cluster.device.is_cpu and known is not None and known.shots is not None
-            calls = low_rank.planned_calls(self.profile.tensors, setup.wire, setup.bucket_bytes, **how)
-            kinds: Kinds = {}
-            for place, call in enumerate(calls):
-                for one in call.sums:
-                    algorithm = whole
-                    if setup.algorithm == "auto" and whole not in ("native", "hierarchical"):
-                        algorithm = choose("auto", codec_named(one.wire), one.values, setup.world, False)
-                    kinds.setdefault((one.wire, algorithm), []).append((place, one))
-            self._plans[setup] = calls, kinds
+            calls = planned_calls(self.profile.tensors, setup.wire, setup.bucket_bytes, **how)
+            by_size = setup.algorithm == "auto" and whole not in ("native", "hierarchical")
+            self._plans[setup] = calls, _kinds(calls, "auto" if by_size else whole, setup.world)
         return self._plans[setup]
 
     def services(self, setup: Setup) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -229,7 +260,7 @@ class StepPredictor:
         """The step in every version, and the seconds of calls and codecs, [D, C]."""
         factor_D = self.compute_D * self.together(setup.world)
         profile = self.profile
-        alone_D, backward_end_D = profile.compute * factor_D, (profile.forward + profile.backward) * factor_D
+        alone_D, backward_end_D = self.alone * factor_D, (profile.forward + profile.backward) * factor_D
         calls, compute_D = self.plan(setup)[0], alone_D
         seconds, coding, inner = self.services(setup)
         ready = [profile.forward + call.ready for call in calls]
@@ -272,7 +303,7 @@ class StepPredictor:
         """One cell, and its step in every version, [D]."""
         span, seconds, coding = self.span(setup)
         profile, world = self.profile, setup.world
-        own_compute = profile.compute
+        own_compute = self.alone
         compute, bubble = own_compute * self.together(world), float(self.bubble(setup)[0])
         total, step = float(seconds[0].sum()), float(span.step[0])
         steps_D = self.versions(setup, span)
@@ -325,12 +356,3 @@ def _bottleneck(compute: float, bubble: float, span: overlap.Span, coding: Tenso
 PLAIN = "fp32"
 BANDWIDTHS = torch.logspace(-2, 4, 121, dtype=torch.float64)
 """Gb/s, 10 Mb/s to 10 Tb/s: where the break-even of a wire is looked for."""
-
-
-def steps_for(mode: str, profile: Profile, made: Costs, description: Description | None = None) -> StepPredictor:
-    """The timeline of a way to share the work."""
-    if mode == "data":
-        return StepPredictor(profile, made)
-    from narrowcast.predict.parallelism import shared_otherwise
-
-    return shared_otherwise(mode, profile, made, description)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from narrowcast.predict.model import Description, Layer
+from narrowcast.predict.model import LARGEST, Description, Layer
 
 IMAGENET = 1_281_167
 Build = Callable[[], Description]
@@ -215,6 +215,22 @@ def gpt2() -> Description:
     net.norm(width, tokens)
     net.add("words", (), float(words * width * tokens), words * tokens)
     return Description("gpt2", tuple(net.layers), 8, 8_000_000, "Radford et al. 2019; 1024 tokens a sample")
+
+
+PARTS, SMALLEST_PART = 64, 100_000
+TOKENS = 8192
+
+
+def of_size(parameters: float) -> Description:
+    """A model of which only the size is known: equal parts, every parameter used once for a token. A sample is one."""
+    if not 1 <= parameters <= LARGEST:
+        raise ValueError(f"--parameters: give their number, such as 10e9, from 1 to {LARGEST:g}; got {parameters:g}")
+    whole = int(parameters)
+    count = max(1, min(PARTS, whole // SMALLEST_PART))
+    sizes = [whole // count + (part < whole % count) for part in range(count)]
+    layers = tuple(Layer(f"part{number}", (size,), float(size)) for number, size in enumerate(sizes))
+    size, unit = (whole / 1e9, "B") if whole >= 1e9 else (whole / 1e6, "M")
+    return Description(f"{size:.3g} {unit} parameters", layers, TOKENS, source="equal parts; a sample is a token")
 
 
 MODELS: dict[str, Build] = {

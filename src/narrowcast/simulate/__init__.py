@@ -12,8 +12,11 @@ from narrowcast.simulate.stack import largest_WS as largest_WS
 
 if TYPE_CHECKING:
     from narrowcast.kernels import derive as derive
+    from narrowcast.parallel import DescribedLink as DescribedLink
+    from narrowcast.parallel import LocalUpdates as LocalUpdates
     from narrowcast.simulate import compat as compat
     from narrowcast.simulate.exchange import GradientExchange as GradientExchange
+    from narrowcast.simulate.local import LocalWorld as LocalWorld
     from narrowcast.simulate.precision import optim as optim
     from narrowcast.simulate.precision.casts import Caster as Caster
     from narrowcast.simulate.precision.casts import LayerScale as LayerScale
@@ -26,11 +29,11 @@ if TYPE_CHECKING:
     from narrowcast.simulate.precision.loss_scale import LossScale as LossScale
     from narrowcast.simulate.precision.lowering import Lowered as Lowered
     from narrowcast.simulate.precision.lowering import lower as lower
+    from narrowcast.simulate.run import Run as Run
     from narrowcast.simulate.settings import Batches as Batches
     from narrowcast.simulate.settings import MicroBatches as MicroBatches
     from narrowcast.simulate.settings import Record as Record
     from narrowcast.simulate.settings import read_log as read_log
-    from narrowcast.simulate.training import Run as Run
     from narrowcast.simulate.training import train as train
     from narrowcast.simulate.world import World as World
 
@@ -41,10 +44,13 @@ HOMES = homes_of(
         "precision.lowering": "lower Lowered",
         "precision.loss_scale": "LossScale",
         ".kernels": "derive",
+        ".parallel": "DescribedLink LocalUpdates",
         "exchange": "GradientExchange",
         "settings": "Batches MicroBatches Record read_log",
+        "local": "LocalWorld",
         "world": "World",
-        "training": "train Run",
+        "training": "train",
+        "run": "Run",
     }
 )
 """Every public name and the module that holds it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,17 @@ from torch import Tensor, nn
 from narrowcast.codecs import SLACK, Codec
 from narrowcast.collectives import LowRankReduce, Reduction, segment_ranges
 from narrowcast.kernels import FLOATS
-from narrowcast.parallel import TensorRow, Watch, buckets, inside_of, policy
+from narrowcast.parallel import (
+    Autopilot,
+    DescribedLink,
+    DescribedRoad,
+    Replay,
+    TensorRow,
+    Watch,
+    buckets,
+    inside_of,
+    policy,
+)
 from narrowcast.simulate.stack import in_rank_order, stacked
 from narrowcast.simulate.world import World
 
@@ -50,7 +60,13 @@ class GradientExchange:
     """One stacked gradient buffer, laid out anew when DDP rebuilds its buckets or the policy changes its mind."""
 
     def __init__(
-        self, model: nn.Module, world: World, gradients: object, min_values: int, bucket_cap_mb: float | None
+        self,
+        model: nn.Module,
+        world: World,
+        gradients: object,
+        min_values: int,
+        bucket_cap_mb: float | None,
+        link: DescribedLink | Callable[[int], DescribedLink] | None = None,
     ) -> None:
         policy.check(gradients)
         self.world, self.policy, self.min_values = world, gradients, min_values
@@ -63,6 +79,12 @@ class GradientExchange:
         self.ready: list[str] = []
         """The parameters in the order in which their gradients first became ready; DDP rebuilds its buckets by it."""
         self.buckets = self._named(buckets.first_buckets(list(self.parameters.values())))
+        self.step = 0
+        """The one under way."""
+        if isinstance(gradients, Replay):
+            gradients.check_names(self.parameters)
+        if isinstance(gradients, Autopilot):
+            self._describe(gradients, link)
         self.groups: list[StackedGroup] = []
         self._layout: object = None
         self._storage: dict[torch.dtype, Tensor] = {}
@@ -75,11 +97,24 @@ class GradientExchange:
         for name, parameter in self.parameters.items():
             world.algorithm_for(self.choice(name, 0).codec, parameter.numel())
 
+    def _describe(self, pilot: Autopilot, link: DescribedLink | Callable[[int], DescribedLink] | None) -> None:
+        """Let an autopilot see steps on a link that nobody measures."""
+        if link is None:
+            raise ValueError('train: "auto" needs a link to decide for; give link=simulate.DescribedLink(gbit=1.0)')
+        infos = [self._info(name) for name, p in self.parameters.items() if p.numel() >= self.min_values]
+        names = lambda: [[self._info(name) for name in bucket] for bucket in self.buckets]  # noqa: E731
+        DescribedRoad(link, self.world.n, pilot, infos, names, lambda: self.step)
+
     def choice(self, name: str, step: int) -> policy.CodecChoice:
         return policy.choose(self.policy, self._info(name), step, self.min_values)
 
     def _info(self, name: str) -> policy.TensorInfo:
         return buckets.info_of(name, self.parameters[name])
+
+    def _sent(self, name: str) -> Sequence[int]:
+        """The shape of a gradient as it lies in memory, which is how it is sent."""
+        p = self.parameters[name]
+        return buckets.matrix_of(p) if p.dim() > 1 and p.numel() else (p.numel(),)
 
     def rows(self, step: int = 0) -> list[TensorRow]:
         """Every tensor: its wire, or why it stays as it is."""
@@ -117,6 +152,7 @@ class GradientExchange:
 
     def begin_step(self, step: int) -> None:
         """Lay the buffer out for the codecs of this step."""
+        self.step = step
         layout = [self._by_codec(bucket, step) for bucket in self.buckets]
         if layout != self._layout:
             self._layout = layout
@@ -193,7 +229,7 @@ class GradientExchange:
                 # let the policies that watch see what each worker had and what came back
                 rows, means = group.stack_Wn.split(group.lengths, dim=1), result.split(group.lengths)
                 for name, row_Wn, part in zip(group.names, rows, means, strict=True):
-                    self.watch.local(self._info(name), list(row_Wn), step)
+                    self.watch.local(self._info(name), [row.view(self._sent(name)) for row in row_Wn], step)
                     self.watch.mean(self._info(name), part, step)
             if measure and not group.codec.lossless:
                 errors += layer_errors(self.world, group, result)
@@ -223,8 +259,11 @@ class WorldWatch:
 
     def decide(self, step: int) -> None:
         """At the end of a step."""
-        seen = [rank.take() for rank in self._ranks]
-        common = self._together.take()
+        seen = [rank.take(step) for rank in self._ranks]
+        # what is a rank's own was asked from each, and asking again would find nothing new
+        common = {
+            name: numbers for name, numbers in self._together.take(step).items() if not name.startswith(policy.RANK)
+        }
         everything = [{**own, **common} for own in seen]
         merged = Watch(self._gradients)
         merged.give(everything[0])

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
 from narrowcast.kernels import derive
-from narrowcast.parallel import Schedule, inner_codec, list_nodes
+from narrowcast.parallel import LocalUpdates, Schedule, inner_codec, list_nodes
 from narrowcast.simulate.world import World
 
 SPEC, ALGORITHM = "e5m2+aps", "auto"
@@ -57,6 +57,16 @@ def world_of(
     if str(workers.codec) != "as-is" and not same:
         raise ValueError(f"train: workers={workers!r} and spec={spec!r} differ; give the spec in one place")
     return workers, spec
+
+
+def refuse_beside_local(**given: object) -> None:
+    """What has no meaning where workers exchange no gradients."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"train: {name}= with local=; workers that train by themselves exchange what they moved, by "
+                f"nc.LocalSGD's own ways: leave {name}= out"
+            )
 
 
 def _check_data(data: object) -> None:
@@ -109,6 +119,13 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
     return {key: repr(value) for key, value in sorted(values.items())}
 
 
+def of_local(updates: LocalUpdates | None) -> dict[str, Any] | None:
+    """When and with whom workers exchange, where they train by themselves."""
+    if updates is None:
+        return None
+    return {key: spell(value) if key == "outer" else value for key, value in vars(updates).items()}
+
+
 def _of_optimizer(optimizer: Optimizer) -> list[dict[str, str]]:
     """Of each group of parameters: what steps it, and how."""
     precision = getattr(optimizer, "precision", {})
@@ -124,7 +141,8 @@ def spell(spec: object) -> Any:
         return [[step, spell(inner)] for step, inner in spec.steps]
     if isinstance(spec, Mapping):
         return {str(pattern): spell(inner) for pattern, inner in spec.items()}
-    return getattr(spec, "__qualname__", type(spec).__qualname__)
+    name = getattr(spec, "__qualname__", type(spec).__qualname__)
+    return getattr(spec, "spelled", name)
 
 
 USES = ("noise", "order", "augment")

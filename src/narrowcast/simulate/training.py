@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from narrowcast.codecs import Codec
-from narrowcast.parallel import MIN_VALUES
+from narrowcast.parallel import MIN_VALUES, Autopilot, DescribedLink, LocalUpdates, auto
 from narrowcast.simulate import settings as arguments
 from narrowcast.simulate.exchange import GradientExchange
+from narrowcast.simulate.local import LocalWorld, world_seed
 from narrowcast.simulate.precision.casts import Quantizer
-from narrowcast.simulate.precision.lowering import Lowered
 from narrowcast.simulate.precision.lowering import lower as lower_model
-from narrowcast.simulate.settings import Augment, Batches, Data, Log, MicroBatches, PathLike, Rate, Record
+from narrowcast.simulate.run import Run, Saver
+from narrowcast.simulate.settings import Augment, Data, Log, MicroBatches, PathLike, Rate
 from narrowcast.simulate.world import World
 
 FLUSH_STEPS = 50
@@ -27,44 +28,6 @@ FLUSH_STEPS = 50
 TEST_BATCH = 1000
 
 LossOf = Callable[[Tensor, Tensor], Tensor]
-
-
-@dataclass
-class Run:
-    """A training under way: what hooks get to see, and what `train` returns."""
-
-    model: nn.Module
-    optimizer: Optimizer
-    world: World
-    exchange: GradientExchange
-    batches: Batches
-    log: Log
-    total_steps: int
-    lowered: Lowered | None = None
-    """What makes the model compute in low precision, where asked for."""
-    step: int = 0
-    """Steps done."""
-    stop: bool = False
-    """A hook that sets this ends the run after its step."""
-    loss: Tensor | None = None
-    """Of the last step: the mean over all workers."""
-    accuracy: float | None = None
-    """On the test set, at the last look."""
-    test_loss: float | None = None
-    pending: list[tuple[int, Tensor, float]] = field(default_factory=list)
-
-    @property
-    def epoch(self) -> float:
-        return self.step / self.batches.steps_per_epoch
-
-    @property
-    def finished(self) -> bool:
-        return self.step >= self.total_steps
-
-    @property
-    def history(self) -> list[Record]:
-        """Loss and accuracy on the test set, each time it was looked at."""
-        return self.log.of_kind("test")
 
 
 Hook = Callable[[Run], object]
@@ -101,34 +64,61 @@ def train(
     before_step: Hook | None = None,
     after_step: Hook | None = None,
     lower: dict[str, Any] | None = None,
+    link: DescribedLink | Callable[[int], DescribedLink] | None = None,
+    local: LocalUpdates | None = None,
 ) -> Run:
     """Train `model` as DDP with `nc.attach(model, spec)` would on so many workers, bit for bit.
 
     workers: a number, or a World that says how they add. spec, algorithm, nodes, inner, min_values: as for `attach` (a
     spec, a mapping of names, a schedule, a rule); by default those of the World, with a number "e5m2+aps" and "auto".
-    batch:
-    examples a step, over all workers. optimizer: a function of the parameters; SGD with momentum 0.9 where none is
-    given. lr: a number or a function of the step. augment: a function of a micro-batch and a generator. log: a JSONL
+    With spec="auto" or `nc.auto()`, link describes the network that it decides for, for all steps or by step.
+    batch: examples a step, over all workers. optimizer: a function of the parameters; SGD with momentum 0.9 where none
+    is given. lr: a number or a function of the step. augment: a function of a micro-batch and a generator. log: a JSONL
     file. checkpoint: a file; with resume=True a run that finds one goes on from it and ends with the same bits.
     checkpoint_every, test_every: steps; an epoch where nothing is given. error_every: measure what the exchange loses
     every so many steps. time_limit: seconds after which to save and return. lower: arguments for `simulate.lower`,
-    which makes the model compute in low precision; its noise is that of `set_step(step, worker)`.
+    which makes the model compute in low precision; its noise is that of `set_step(step, worker)`. local: workers
+    exchange now and then, as with `nc.LocalSGD(local=...)`; then `run.model` is the mean of all workers' models,
+    which are those of `run.local`.
     """
-    world, spec = arguments.world_of(workers, spec, algorithm, seed, nodes, inner)
+    noise = seed
+    if local is not None:
+        refused = {"nodes": nodes, "inner": inner, "link": link, "bucket_cap_mb": bucket_cap_mb, "lower": lower}
+        arguments.refuse_beside_local(**refused, error_every=error_every or None, algorithm=algorithm)
+        noise = world_seed(seed, workers) if isinstance(workers, int) else seed
+    world, spec = arguments.world_of(workers, spec, algorithm, noise, nodes, inner)
     device = arguments.device_of(model, device)
     source = MicroBatches(data, device, batch, world.n, seed, augment)
     model.to(device)
     lowered = None if lower is None else lower_model(model, **lower)
-    exchange = GradientExchange(model, world, spec, min_values, bucket_cap_mb)
+    spec = auto() if isinstance(spec, str) and spec == "auto" else spec
     make = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
     total = source.batches.total_steps(epochs, steps)
-    run = Run(model, make(list(model.parameters())), world, exchange, source.batches, Log(log), total, lowered)
+    parts: dict[str, Any] = {"gradients": None, "lowered": lowered}
+    if local is None:
+        parts["gradients"] = GradientExchange(model, world, spec, min_values, bucket_cap_mb, link)
+        parts["optimizer"] = make(list(model.parameters()))
+    else:
+        parts["local"] = LocalWorld(
+            *(model, world, local, spec, min_values, seed), lambda own: make(list(own.parameters()))
+        )
+        parts["optimizer"] = parts["local"].optimizers[0]
+    run = Run(model, world=world, batches=source.batches, log=Log(log), total_steps=total, **parts)
     if lowered is not None:
         lowered.keep_master(run.optimizer)
-    training = _SimulatedTraining(run, source, loss, lr, error_every, before_step, after_step)
-    sizes = {"batch": batch, "examples": len(data.x_train), "min_values": min_values, "bucket_cap_mb": bucket_cap_mb}
+    kind = _SimulatedTraining if local is None else _LocalTraining
+    training = kind(run, source, loss, lr, error_every, before_step, after_step)
+    sizes: dict[str, Any] = {
+        "batch": batch,
+        "examples": len(data.x_train),
+        "min_values": min_values,
+        "bucket_cap_mb": bucket_cap_mb,
+    }
+    sizes["local"] = arguments.of_local(local)
+    if link is not None:
+        sizes["link"] = "a function of the step" if callable(link) else str(link)
     facts = arguments.settings(model, run.optimizer, world, spec=spec, lr=lr, lower=lower, seed=seed, **sizes)
-    saver = _Saver(run, checkpoint, facts)
+    saver = Saver(run, checkpoint, facts)
     if not (resume and saver.load(device)):
         run.log.begin()
         saver.log_start()
@@ -169,20 +159,12 @@ class _SimulatedTraining:
     _began: float = field(default_factory=time.monotonic)
 
     def step(self) -> None:
-        run, exchange = self._run, self._run.exchange
+        run = self._run
         if self._before is not None:
             self._before(run)
         rate = self._set_rate()
-        exchange.begin_step(run.step)
-        measure = self._error_every > 0 and run.step % self._error_every == 0
-        run.loss = self._gradients()
-        errors = exchange.reduce(run.step, measure)
-        if errors:
-            # the log has the order of the steps, however often a run was cut
-            self.flush()
-        for error in errors:
-            run.log.write("error", step=run.step, **asdict(error))
-        run.optimizer.step()
+        self._advance()
+        assert run.loss is not None
         run.pending.append((run.step, run.loss, rate))
         run.step += 1
         if len(run.pending) >= FLUSH_STEPS:
@@ -190,11 +172,27 @@ class _SimulatedTraining:
         if self._after is not None:
             self._after(run)
 
+    def _advance(self) -> None:
+        """A step of all workers together."""
+        run, exchange = self._run, self._run.exchange
+        exchange.begin_step(run.step)
+        measure = self._error_every > 0 and run.step % self._error_every == 0
+        run.loss = self._gradients()
+        errors = exchange.reduce(run.step, measure)
+        if isinstance(exchange.policy, Autopilot):
+            exchange.policy.observe(float(run.loss))
+        if errors:
+            # the log has the order of the steps, however often a run was cut
+            self.flush()
+        for error in errors:
+            run.log.write("error", step=run.step, **asdict(error))
+        run.optimizer.step()
+
     def _set_rate(self) -> float:
         if self._lr is not None:
             # a number of numpy or torch would make a checkpoint that cannot be read
             rate = float(self._lr(self._run.step) if callable(self._lr) else self._lr)
-            for group in self._run.optimizer.param_groups:
+            for group in (group for optimizer in self._run.optimizers for group in optimizer.param_groups):
                 group["lr"] = rate
         return float(self._run.optimizer.param_groups[0]["lr"])
 
@@ -216,21 +214,27 @@ class _SimulatedTraining:
         return torch.stack(losses).mean()
 
     def _one_worker(self, worker: int) -> Tensor:
+        loss = self._pass(self._run.model, worker)
+        self._run.exchange.take(worker)
+        return loss
+
+    def _pass(self, model: nn.Module, worker: int) -> Tensor:
+        """Forward and backward of one worker."""
         run = self._run
         x, y = self._source.of(run.step, worker)
         torch.manual_seed(self._source.seed(run.step, worker))
-        _set_worker(run, worker)
-        for parameter in run.exchange.parameters.values():
+        _set_worker(run, model, worker)
+        for parameter in model.parameters():
             parameter.grad = None
-        loss = self._loss(run.model(x), y)
+        loss = self._loss(model(x), y)
         loss.backward()
-        run.exchange.take(worker)
         return loss.detach()
 
     def test(self) -> None:
         """Loss and accuracy on the test set, into the log."""
         run, source = self._run, self._source
         self.flush()
+        self._settle()
         run.model.eval()
         sums = torch.zeros(2, dtype=torch.float64, device=source.x_test.device)
         with torch.no_grad():
@@ -243,6 +247,9 @@ class _SimulatedTraining:
         seconds = round(time.monotonic() - self._began, 3)
         run.log.write("test", step=run.step, epoch=run.epoch, loss=test_loss, accuracy=right, seconds=seconds)
 
+    def _settle(self) -> None:
+        """Make `run.model` what the training has come to."""
+
     def flush(self) -> None:
         """Write the losses that wait on the device."""
         pending, self._run.pending = self._run.pending, []
@@ -253,12 +260,36 @@ class _SimulatedTraining:
             self._run.log.write("step", step=step, loss=loss, lr=rate)
 
 
-def _set_worker(run: Run, worker: int) -> None:
+@dataclass(frozen=True)
+class _LocalTraining(_SimulatedTraining):
+    """Each worker steps by itself; they exchange when it is time."""
+
+    def _advance(self) -> None:
+        run, local = self._run, self._run.local
+        assert local is not None
+        losses = []
+        for worker, (model, optimizer) in enumerate(zip(local.models, local.optimizers, strict=True)):
+            losses.append(self._pass(model.train(), worker))
+            optimizer.step()
+            # of one worker at a time: there may be a thousand
+            optimizer.zero_grad()
+        run.loss, looked = torch.stack(losses).mean(), local.looks
+        local.step()
+        if local.looks > looked:
+            self.flush()
+            run.log.write("variance", step=run.step, variance=local.variance)
+
+    def _settle(self) -> None:
+        assert self._run.local is not None
+        self._run.local.mean_into(self._run.model)
+
+
+def _set_worker(run: Run, model: nn.Module, worker: int) -> None:
     """Whose noise is drawn from now on."""
     if run.lowered is not None:
         # each worker's calls are its first of this step, as they are on ranks
         run.lowered.set_step(run.step, worker)
-    for module in run.model.modules():
+    for module in model.modules():
         if isinstance(module, Quantizer):
             module.worker = worker
 
@@ -266,54 +297,3 @@ def _set_worker(run: Run, worker: int) -> None:
 def _copy(source: list[Tensor], target: list[Tensor]) -> None:
     for there, here in zip(target, source, strict=True):
         there.copy_(here)
-
-
-@dataclass(frozen=True)
-class _Saver:
-    """Checkpoints of a run, and the way back."""
-
-    _run: Run
-    _path: PathLike | None
-    settings: dict[str, Any]
-
-    def log_start(self) -> None:
-        """The settings, and the wire of every tensor or why it stays as it is."""
-        rows = self._run.exchange.rows()
-        wires = [{"name": row.name, "values": row.numel, "wire": row.wire, "why": row.why} for row in rows]
-        facts = {key: value for key, value in self.settings.items() if key != "parameters"}
-        self._run.log.write("start", **facts, steps=self._run.total_steps, tensors=wires)
-
-    def save(self) -> None:
-        if self._path is None:
-            return
-        run = self._run
-        state: dict[str, Any] = {
-            "run": self.settings,
-            "step": run.step,
-            "model": run.model.state_dict(),
-            "optimizer": run.optimizer.state_dict(),
-            "residuals": run.world.residuals.exact(),
-            "factors": run.world.factors.state_dict(),
-            "ready": run.exchange.ready,
-            "policy": run.exchange.watch.state_dict(),
-            "log": run.log.records,
-            "test": [run.accuracy, run.test_loss],
-        }
-        arguments.save_checkpoint(self._path, state)
-
-    def load(self, device: torch.device) -> bool:
-        """Whether there was something to go on from."""
-        state = arguments.load_checkpoint(self._path, device, self.settings) if self._path is not None else None
-        if state is None:
-            return False
-        run = self._run
-        run.model.load_state_dict(state["model"])
-        run.optimizer.load_state_dict(state["optimizer"])
-        run.world.residuals.load_exact(state["residuals"])
-        run.world.factors.load(state.get("factors", {}))
-        if state["ready"]:
-            run.exchange.rebuild(state["ready"])
-        run.exchange.watch.load_state_dict(state["policy"])
-        run.step, (run.accuracy, run.test_loss) = state["step"], state["test"]
-        run.log.begin(state["log"])
-        return True

@@ -11,6 +11,7 @@ from narrowcast.lazy import lazy_front
 
 if TYPE_CHECKING:
     from narrowcast.study.analysis import formatting as formatting
+    from narrowcast.study.analysis.comparison import Comparison as Comparison
     from narrowcast.study.analysis.finding import Finding as Finding
     from narrowcast.study.analysis.finding import grouped as grouped
     from narrowcast.study.analysis.findings import Accuracy as Accuracy
@@ -52,11 +53,14 @@ if TYPE_CHECKING:
     from narrowcast.study.file import builtins as builtins
     from narrowcast.study.file import load as load
     from narrowcast.study.file import parse as parse
+    from narrowcast.study.file import text_of as text_of
     from narrowcast.study.models import linear_layers as linear_layers
     from narrowcast.study.models import seeded as seeded
     from narrowcast.study.report import default_path as default_path
     from narrowcast.study.report import write as write
     from narrowcast.study.report import write_report as write_report
+    from narrowcast.study.report.compare import compare_page as compare_page
+    from narrowcast.study.report.compare import comparison_facts as comparison_facts
     from narrowcast.study.report.export import as_csv as as_csv
     from narrowcast.study.report.export import as_markdown as as_markdown
     from narrowcast.study.report.export import summary as summary
@@ -73,6 +77,7 @@ if TYPE_CHECKING:
     sbatch_script = sbatch.script
 
 MODULES = {
+    "analysis.comparison": "Comparison",
     "analysis.finding": "Finding grouped",
     "analysis.findings": "Accuracy Findings Step Uncompared",
     "analysis.statistics": "Conclusion Equivalence Interval equivalence holm",
@@ -83,9 +88,10 @@ MODULES = {
     "execution.results": "Results ResultsError latest usable_lines",
     "execution.runner": "Options Outcome every_case run",
     "execution.trainers": "LR Counted counted_of plain_bytes",
-    "file": "KINDS Grid StudyFile builtins load parse",
+    "file": "KINDS Grid StudyFile builtins load parse text_of",
     "models": "linear_layers seeded",
     "report": "default_path write write_report",
+    "report.compare": "compare_page comparison_facts",
     "report.export": "as_csv as_markdown summary",
     "report.page": "page",
     "report.sections": "Insight Statements Support",

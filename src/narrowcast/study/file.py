@@ -139,12 +139,17 @@ def _files() -> dict[str, Path]:
 
 def load(name: str | Path) -> StudyFile:
     """A built-in study by its name, or a file."""
+    return parse(text_of(name), str(name))
+
+
+def text_of(name: str | Path) -> str:
+    """What stands in the file of a study."""
     path = _files().get(str(name), Path(name))
     if not path.is_file():
         if name in plugins.RESEARCH_STUDIES:
             raise plugins.research_needed(f"study {name}")
         raise FileError(f"study: {name} is no file and no built-in study; there are {', '.join(builtins())}")
-    return parse(read_text(path, name), str(name))
+    return read_text(path, str(name))
 
 
 def parse(text: str, name: str = "study.toml") -> StudyFile:

@@ -44,6 +44,8 @@ class Case:
     algorithm: str
     inner: str | None
     """DDP: the wire inside of nodes of two ranks (of one where their number is odd); None: no nodes."""
+    piloted: bool
+    """DDP: the plan is the history of an autopilot; what is all as it is takes the backend's own sum."""
     passes: int
     """Backward passes (LocalSGD: inner steps) in each iteration."""
     sync: str
@@ -111,6 +113,7 @@ def case_of(seed: int) -> Case:
         between=draw.choice(between) if kind == "hsdp" else None,
         algorithm=draw.choice(("auto", "two_shot", "one_shot")) if kind == "ddp" else "auto",
         inner=inner,
+        piloted=kind == "ddp" and inner is None and random.Random(f"auto {seed}").random() < 0.4,
         passes=passes,
         sync=sync,
         dtypes=dtypes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import random
+from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -20,6 +21,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import narrowcast as nc
+from narrowcast.parallel.autopilot import Decided, Replay
+from narrowcast.parallel.policy import TensorInfo, choose
 
 State = dict[str, Tensor]
 
@@ -64,11 +67,20 @@ def wrapped(case: Case, world: int, first: int) -> nn.Module:
     return fully_shard(model, **options)
 
 
-def schedule(case: Case, first: int, every: int) -> nc.Schedule:
+def schedule(case: Case, first: int, every: int, names: Iterable[str] = ()) -> object:
     """The plan of a case as a policy, for a run that begins at iteration `first` and counts `every` steps in each."""
     entries: dict[int, object] = {max(0, start - first) * every: dict(wires) for start, wires in case.plan}
+    if case.piloted:
+        return Replay([_decided(step, wires, names) for step, wires in sorted(entries.items())])
     # a policy that never asks for feedback again has no use for what is owed, and FSDP2 says so
     return nc.schedule({**entries, 10**6: "int8/64+ef"})
+
+
+def _decided(step: int, wires: object, names: Iterable[str]) -> Decided:
+    """What an autopilot would have noted."""
+    infos = [TensorInfo(name, (1,), torch.float32) for name in names]
+    found = {info.name: choose(wires, info, 0, 0).codec.spec for info in infos}
+    return Decided(step, "plain" if set(found.values()) <= {"as-is"} else "wires", found)
 
 
 def wire_of(case: Case, name: str, iteration: int) -> nc.Codec:
@@ -108,7 +120,7 @@ class Training:
         self.named = dict(module.named_parameters())
         scale = 2.0 ** random.Random(case.seed).randint(0, 10)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=3, enabled=case.scaler)
-        policy = schedule(case, first, case.passes if case.sync == "every" else 1)
+        policy = schedule(case, first, case.passes if case.sync == "every" else 1, self.named)
         options = {"algorithm": case.algorithm} if case.kind == "ddp" else {}
         if case.inner is not None:
             options = {"nodes": 1 + (world % 2 == 0), "inner": case.inner}

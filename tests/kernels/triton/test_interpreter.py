@@ -18,8 +18,8 @@ pytest.importorskip("triton")
 SCRIPT = Path(__file__).with_name("interpreted.py")
 
 
-PARTS = {"codecs": 4, "fused": 2, "wide": 1, "words": 2, "sums": 4, "rows": 4}
-PARTS |= {"rounding": 1, "cpd": 1, "finite": 2, "low-rank": 1}
+PARTS = {"codecs": 8, "fused": 5, "wide": 2, "words": 4, "sums": 8, "rows": 8}
+PARTS |= {"rounding": 1, "cpd": 1, "finite": 4, "low-rank": 1}
 """Into how many parts the codecs of each group are dealt out: the first is always run, the others in the long form."""
 
 

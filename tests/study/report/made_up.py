@@ -20,6 +20,12 @@ Line = dict[str, Any]
 RATES = {"100mbit": 1e8, "1gbit": 1e9, "loopback": None}
 LOOPBACK = 2e10
 CODEC_BYTES_A_MS = 1.5e6
+WIRES = (
+    *("fp32", "int8/256", "fp16", "int4/128+ef", "qsgd2/128", "onebit/64+ef", "e4m3fn/128", "e5m2/128", "int4/128"),
+    *("int2/128+ef", "sign/4096+ef", "ternary/512", "mxfp8", "mxfp6", "mxfp4", "nf4/64", "int8/128", "uint8/512"),
+    *("qsgd4/512", "int8/1024"),
+)
+"""The study's question first; as many as a long study has."""
 LAYERS = ("conv1.weight", "conv2.weight", "layer1.0.weight", "layer1.1.weight", "fc.weight", "fc.bias")
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from each import each
 from study.report import made_up
 from study.report.made_up import Line, Truth
 
@@ -16,7 +17,8 @@ import narrowcast as nc
 from narrowcast.codecs import all_specs, low_rank_specs
 from narrowcast.study.analysis.findings import Findings
 from narrowcast.study.analysis.verdict import headline, judge
-from narrowcast.study.report.accuracy import accuracy_sentence, time_to_accuracy, trade
+from narrowcast.study.report.accuracy import accuracy_sentence, trade
+from narrowcast.study.report.courses import time_to_accuracy
 from narrowcast.study.report.figure import Context, Figure
 from narrowcast.study.report.page import page
 from narrowcast.study.report.speedups import speedups
@@ -174,7 +176,7 @@ def test_bits_are_those_of_a_code(wire: str, bits: float, name: str) -> None:
     assert (code_bits(wire), bits_name(wire)) == (bits, name)
 
 
-@pytest.mark.parametrize("wire", [*all_specs(), *low_rank_specs()])
+@each("wire", [*all_specs(), *low_rank_specs()])
 def test_only_what_sends_float32_is_called_so(wire: str) -> None:
     """Whatever the codes of `fp32/4096+top41` and `fp32+rank4` are, few of them travel."""
     assert (bits_name(wire) == "float32") == nc.codec(wire).lossless

@@ -37,6 +37,10 @@ class Stage:
     """Travels as float32 whatever the wire."""
     inner: tuple[float, ...] = ()
     """What a member of each level further inside sends of it at the same time, the innermost first."""
+    trips: float = 0.0
+    """How often in a row bytes cross a link of the level, however many messages go at once; 0: as often as `steps`."""
+    peers: float = 1.0
+    """To how many others a member of the level sends at once: each has a connection of its own."""
 
     @property
     def own(self) -> float:
@@ -72,6 +76,8 @@ class Placement:
     nccl: bool = False
     """Whether NCCL carries the bytes: it adds up in a ring or in a tree, and gathers in a ring. Gloo has a ring for its
     own sums, and our wires are messages from rank to rank."""
+    nvlink: bool = False
+    """Whether the devices of a node are joined by more than PCIe: then a tree sends what they have added up."""
 
     @property
     def level(self) -> int:
@@ -115,9 +121,11 @@ class Placement:
         """Exchanges with a partner at twice the distance each time."""
         return _halvings(self.world)
 
-    def over_all_levels(self, kind: str, sent: Sequence[float], steps: float) -> Stage:
+    def over_all_levels(
+        self, kind: str, sent: Sequence[float], steps: float, trips: float = 0.0, peers: float = 1.0
+    ) -> Stage:
         """A stage without regard to nodes, with what a member of each level sends."""
-        return Stage(self.level, kind, sent[-1], steps, inner=tuple(sent[:-1]))
+        return Stage(self.level, kind, sent[-1], steps, inner=tuple(sent[:-1]), trips=trips, peers=peers)
 
     def of_nodes(self) -> Placement:
         """One rank of each node."""
@@ -125,17 +133,24 @@ class Placement:
 
     def direct(self, kind: str) -> Stage:
         """A part of every rank to every other."""
-        return self.over_all_levels(kind, self.direct_bytes, direct_steps(self.world))
+        # of every rank of a member to every rank of the others
+        below = math.prod(self.sizes[: self.level])
+        peers = max(1, min(self.world, below) * (self.world - below))
+        return self.over_all_levels(kind, self.direct_bytes, direct_steps(self.world), 1.0, peers)
 
     def ring(self, kind: str, passes: float = 2.0) -> Stage:
         """Around a ring of all ranks, so often as `passes` says: every link carries the same bytes."""
         sent = [self.ring_bytes * passes / 2] * (self.level + 1)
-        return self.over_all_levels(kind, sent, self.ring_steps * passes / 2)
+        trips = (self.members(self.level) - 1) * passes
+        return self.over_all_levels(kind, sent, self.ring_steps * passes / 2, trips)
 
     def double_tree(self) -> Stage:
-        """NCCL's other sum: a chain inside a node, two trees between nodes with half of the bytes each, up and down."""
-        between = [2 * (self.members(level) - 1) / self.members(level) for level in range(1, self.level + 1)]
-        sent = [2.0, *between] if self.level else [self.ring_bytes]
+        """NCCL's other sum: a chain inside a node, two trees between nodes with half of the bytes each, up and down.
+
+        Where PCIe joins the devices of a node NCCL was never seen to save bytes by it: it is taken for few bytes.
+        """
+        between = [_tree_bytes(self.members(level)) for level in range(1, self.level + 1)]
+        sent = [2.0, *between] if self.nvlink and self.level else [self.ring_bytes] * (self.level + 1)
         hops = [self.inside - 1.0] if self.level else [float(self.halvings)]
         hops += [float(_halvings(-(-self.members(n) // self.members(n + 1)))) for n in range(1, self.level + 1)]
         steps = sum(2 * TREE_HOP * hop * latency for hop, latency in zip(hops, self.latencies, strict=False))
@@ -145,17 +160,28 @@ class Placement:
         """`parts` bytes of each rank to all, for each byte of the tensor: NCCL has a ring, we send messages."""
         if not self.nccl:
             sent = [parts * self.world * each for each in self.direct_bytes]
-            return self.over_all_levels("two_shot", sent, direct_steps(self.world))
+            return replace(self.direct("two_shot"), sent=sent[-1], inner=tuple(sent[:-1]))
         made = self.ring("two_shot", 1.0)
         # with one rank a node there is a tree for it, too (PAT)
         steps = made.steps if self.level else min(made.steps, TREE_HOP * self.halvings)
-        return self.over_all_levels("two_shot", [parts * (self.world - 1)] * (self.level + 1), steps)
+        trips = min(made.trips, steps) if self.level == 0 else made.trips
+        return self.over_all_levels("two_shot", [parts * (self.world - 1)] * (self.level + 1), steps, trips)
 
 
 def both(one: Stage, other: Stage) -> Stage:
     """One after the other."""
     inner = tuple(a + b for a, b in zip(one.inner, other.inner, strict=True))
-    return replace(one, sent=one.sent + other.sent, steps=one.steps + other.steps, inner=inner)
+    trips = (one.trips or one.steps) + (other.trips or other.steps)
+    sent = one.sent + other.sent
+    # as many as carry both in the same time, where what a peer is sent sets it
+    peers = sent / (one.sent / one.peers + other.sent / other.peers) if sent else one.peers
+    return replace(one, sent=sent, steps=one.steps + other.steps, inner=inner, trips=trips, peers=peers)
+
+
+def _tree_bytes(nodes: int) -> float:
+    """What the busiest of so many nodes sends for each byte: of the two trees it is within one, with two children from
+    four nodes on, and a leaf of the other."""
+    return {1: 0.0, 2: 1.0, 3: 1.5}.get(nodes, 2.0)
 
 
 def _halvings(count: int) -> int:

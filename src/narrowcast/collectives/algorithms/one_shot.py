@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from narrowcast.collectives.algorithms import rounds
 from narrowcast.collectives.algorithms.context import Call
 from narrowcast.collectives.algorithms.cost import Cost, Placement
 from narrowcast.collectives.algorithms.record import Algorithm, Order, Setting, register
 from narrowcast.collectives.algorithms.workers import FIRST, Workers
-from narrowcast.collectives.runtime.shots import Gather, Scatter
+from narrowcast.collectives.runtime.shots import Gather, Scatter, run_rounds
 from narrowcast.collectives.segments import store
 
 
@@ -25,7 +24,7 @@ def run(call: Call) -> None:
 
     Bytes sent a rank: (W-1) nbytes(n). Roundings a value: 1. Passes over the data: 1 encode, W decodes.
     """
-    rounds.run(call.exchange, [[OneShot(call)]])
+    run_rounds(call.exchange, [[OneShot(call)]])
 
 
 class OneShot:

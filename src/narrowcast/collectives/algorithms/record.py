@@ -11,12 +11,12 @@ from typing import NamedTuple
 from torch import Tensor
 
 from narrowcast.codecs import Codec, refuse_differences, refuse_low_rank
-from narrowcast.collectives.algorithms import rounds
 from narrowcast.collectives.algorithms.context import Call, Reduction
 from narrowcast.collectives.algorithms.cost import Cost, Placement
 from narrowcast.collectives.algorithms.workers import Workers
 from narrowcast.collectives.aps import agreed_scales
 from narrowcast.collectives.residuals import Residuals
+from narrowcast.collectives.runtime.shots import Shots, run_rounds
 from narrowcast.collectives.segments import Coder, Scales, store
 
 Nodes = Sequence[Sequence[int]]
@@ -73,7 +73,7 @@ class Algorithm:
     """By worker: exactly what `run` sends, found from sizes alone."""
     cost: Callable[[Placement], Cost]
     """For the predictor."""
-    shots: Callable[[Call], Sequence[rounds.Shots]] | None = None
+    shots: Callable[[Call], Sequence[Shots]] | None = None
     """The rounds of a call, where several calls may travel together."""
     check_codec: Callable[[Codec, int], None] = _takes_any_codec
     """Refuse a codec on a world of that size."""
@@ -174,7 +174,7 @@ def run_together(calls: Sequence[tuple[str, Call]]) -> None:
     shots = [shots_of(call) for name, call in begun if (shots_of := ALGORITHMS[name].shots) is not None]
     if shots:
         members = zip_longest(*shots)
-        rounds.run(begun[0][1].exchange, [[one for one in each if one is not None] for each in members])
+        run_rounds(begun[0][1].exchange, [[one for one in each if one is not None] for each in members])
 
 
 def _begin(name: str, call: Call) -> bool:

@@ -66,6 +66,26 @@ def _own_values(call: Call, part: Range) -> Tensor:
 
 def simulate(workers: Workers) -> None:
     """At each hop the sums of all shards move on by one place."""
+    unit_n = workers.agreed_unit()
+    if unit_n is not None:
+        # in units of the scales, which are powers of two, all segments are one: a hundred tensors take few calls
+        scaled = workers.in_units_of(unit_n)
+        if _far_from_limits(workers, scaled, unit_n):
+            _simulate(scaled)
+            # what is not finite spoils its own segment, and no other
+            if bool(scaled.out.isfinite().all()):
+                torch.mul(scaled.out, unit_n, out=workers.out)
+                return
+    _simulate(workers)
+
+
+def _far_from_limits(workers: Workers, scaled: Workers, unit_n: Tensor) -> bool:
+    """Whether values keep all their digits in units, and no sum of them comes near float32's largest number."""
+    x_Wn = workers.x_Wn
+    return torch.equal(scaled.x_Wn * unit_n, x_Wn) and bool((x_Wn.abs() <= 2.0**126 / workers.world).all())
+
+
+def _simulate(workers: Workers) -> None:
     world, shards = workers.world, workers.coder.shards(workers.world)
     sums, total = RingSum(workers.sums, workers.whole), None
     for hop in range(world):
@@ -82,11 +102,11 @@ def _held_values(workers: Workers, holders: list[Part], cast: bool) -> Tensor:
     """Of each shard the values of the worker where its sum now is."""
     own = workers.new(workers.whole)
     for worker, part in holders:
-        values, out = take(workers.x_Wn[worker], part), take(own, part)
-        if cast:
-            workers.passage(values.float(), (worker, part), OWN, workers.scales[worker], out)
-        else:
-            out.copy_(values)
+        take(own, part).copy_(take(workers.x_Wn[worker], part))
+    if cast:
+        for worker, part in workers.joined(holders):
+            values = take(own, part)
+            workers.passage(values, (worker, part), OWN, workers.scales[worker], values)
     return own
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from narrowcast.collectives.algorithms import rounds
 from narrowcast.collectives.algorithms.context import Call
 from narrowcast.collectives.algorithms.cost import Cost, Placement, both
 from narrowcast.collectives.algorithms.record import Algorithm, Order, Setting, register
 from narrowcast.collectives.algorithms.workers import FIRST, SECOND, Workers
-from narrowcast.collectives.runtime.shots import Gather, Scatter
+from narrowcast.collectives.runtime.shots import Gather, Scatter, run_rounds
 from narrowcast.collectives.segments import Coder, Range, split, take
 
 MAX_CHUNKS = 8
@@ -46,7 +46,7 @@ def run(call: Call) -> None:
     each over a shard. While chunk c is on the wire, c-1 is summed and c+1 encoded; while the last one is, the channel's
     next call begins.
     """
-    rounds.run(call.exchange, [[one] for one in shots(call)])
+    run_rounds(call.exchange, [[one] for one in shots(call)])
 
 
 def shots(call: Call) -> list[TwoShots]:
@@ -54,19 +54,31 @@ def shots(call: Call) -> list[TwoShots]:
     coder, key = call.coder, ("two_shot", call.exchange.world, call.exchange.by_rows, MAX_CHUNKS, CHUNK_BYTES)
     cuts = coder.kept.get(key)
     if cuts is None:
-        cuts = [(one, [sum(map(coder.nbytes, parts)) for parts in one]) for one in rounds_of(call)]
-        coder.kept[key] = cuts
-    return [TwoShots(call, *cut) for cut in cuts]
+        cuts = coder.kept[key] = [_Cut.of(coder, parts) for parts in rounds_of(call)]
+    return [TwoShots(call, cut) for cut in cuts]
+
+
+class _Cut(NamedTuple):
+    """Where a round is cut."""
+
+    parts: Sequence[Parts]
+    sizes: tuple[int, ...]
+    """Bytes for each rank."""
+    shards: tuple[Range, ...]
+    """The parts of all: one a rank, but for codecs that are encoded by segments."""
+
+    @classmethod
+    def of(cls, coder: Coder, parts: Sequence[Parts]) -> _Cut:
+        sizes = tuple(sum(map(coder.nbytes, of_rank)) for of_rank in parts)
+        return cls(parts, sizes, tuple(part for of_rank in parts for part in of_rank))
 
 
 class TwoShots:
     """One round of a call: the parts that each rank sums."""
 
-    def __init__(self, call: Call, parts: Sequence[Parts], sizes: list[int]) -> None:
-        self._call, self._parts = call, parts
+    def __init__(self, call: Call, cut: _Cut) -> None:
+        self._call, (self._parts, sizes, self._shards) = call, cut
         self.first = self.second = sizes
-        # one a rank, but for codecs that are encoded by segments
-        self._shards = [part for of_rank in parts for part in of_rank]
 
     def encode(self, wires: Scatter) -> None:
         call, noise = self._call, self._call.noise_in(FIRST)

@@ -8,7 +8,7 @@ Shapes: W workers, n values (the segments of a call one after another).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -208,6 +208,27 @@ class Workers:
             self.residuals.keep(residual.residual, sent, out)
 
     def joined(self, parts: Sequence[Part]) -> Sequence[Part]:
-        """Neighbouring parts that give the same bytes encoded in one go: blocks, where no noise tells who encoded."""
-        apart = self.coder.whole_segments or self.coder.codec.stochastic
+        """Neighbouring parts that give the same bytes encoded in one go: blocks, or one segment with a scale that all
+        share, where no noise tells who encoded."""
+        one = self.coder.shares_scales and len(self.coder.segments) == 1
+        apart = (self.coder.whole_segments and not one) or self.coder.codec.stochastic
         return parts if apart else [(self.seats[0], self.whole)]
+
+    def agreed_unit(self) -> Tensor | None:
+        """The scale of each value, where all workers share one for each of several segments of float32; else None."""
+        several = len(self.coder.segments) > 1 and self.coder.shares_scales and not self.coder.codec.stochastic
+        if not several or self.residuals is not None or self.x_Wn.dtype != torch.float32:
+            return None
+        lengths = torch.tensor([high - low for low, high in self.coder.segments], device=self.x_Wn.device)
+        scales = torch.cat([scale for scale in self.scales[0] or () if scale is not None])
+        return scales.repeat_interleave(lengths, output_size=self.coder.numel)
+
+    def in_units_of(self, unit_n: Tensor) -> Workers:
+        """The same call of values that are multiples of powers of two: one segment, and a scale of 1."""
+        # where the scale is 0 all values become zeros, with their signs
+        x_Wn, one = self.x_Wn / unit_n.where(unit_n != 0, 1.0), torch.ones_like(unit_n[:1])
+        coder = Coder(self.coder.codec, [len(unit_n)], torch.float32)
+        sums = self.sums if self.sums.unit_n is None else replace(self.sums, unit_n=None)
+        return replace(
+            self, x_Wn=x_Wn, out=torch.empty_like(self.out), coder=coder, scales=[[one]] * len(self.scales), sums=sums
+        )

@@ -15,7 +15,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
 
@@ -26,13 +25,12 @@ from torch import Tensor
 from narrowcast.collectives.p2p import Lines
 from narrowcast.collectives.runtime import agreement
 from narrowcast.collectives.runtime.agreement import DisagreementError, Failure, Signature
-from narrowcast.collectives.runtime.aliasing import Extents, extents, overlap
 from narrowcast.collectives.runtime.messages import Exchange
-from narrowcast.collectives.runtime.streams import HOST, NOTHING, DeviceStream, StreamScope, Way, no_autocast
+from narrowcast.collectives.runtime.streams import HOST, DeviceStream, StreamScope, Way, without_autocast
 from narrowcast.collectives.runtime.watchdog import REMEMBERED, StartedCall, Watchdog
 from narrowcast.collectives.transports.base import Transport
 from narrowcast.collectives.transports.torch import TorchTransport, check_group
-from narrowcast.collectives.work import Work
+from narrowcast.collectives.work import ChannelCall, Extents, Work, extents, overlap
 
 THREADS = 2
 """One call ends while the next begins."""
@@ -40,37 +38,6 @@ THREADS = 2
 
 class BrokenChannelError(RuntimeError):
     """An earlier call failed, so ranks may be out of step."""
-
-
-@dataclass
-class ChannelCall:
-    """A call that was submitted: what ranks compare, what it does, and what it uses."""
-
-    channel: Channel
-    """Alive as long as one of its calls is: the threads themselves do not hold it."""
-    text: str
-    run: Callable[[Exchange], None]
-    work: Work
-    uses: Extents
-    stream: DeviceStream
-    inference: bool
-    """Inference mode is each thread's own: what the caller may write, the channel's thread must be allowed to."""
-    turn: threading.Semaphore | None = None
-    """The right to send, where a thread of the channel has it for this call."""
-
-    def end_turn(self) -> None:
-        """Give on the right to send, once: when all is sent, or at the call's end."""
-        turn, self.turn = self.turn, None
-        if turn is not None:
-            turn.release()
-
-    def perform(self, exchange: Exchange) -> None:
-        """In whatever thread has the turn."""
-        mode = torch.inference_mode() if self.inference else NOTHING
-        stream = self.work.scope.on_side_stream() if self.work.scope else NOTHING
-        with mode, stream:
-            self.run(exchange)
-        self.work.sent_bytes = exchange.sent_bytes
 
 
 CallQueue = queue.SimpleQueue[ChannelCall | None]
@@ -129,18 +96,19 @@ class Channel:
         """
         text = signature if isinstance(signature, str) else agreement.to_text(signature)
         stream = self.stream_on(tensors[0].device) if tensors else HOST
-        work = Work(None if stream is HOST else StreamScope(stream, tensors))
-        call = ChannelCall(self, text, run, work, extents(tensors), stream, torch.is_inference_mode_enabled())
+        scope = None if stream is HOST else StreamScope(stream, tensors)
         with self._submitting:
             # behind calls of the threads it waits there; what is new takes the other ranks, who may be elsewhere first
-            if waits or stream.way is not Way.ROUNDS or self._queued or text not in stream.known:
+            by_thread = waits or stream.way is not Way.ROUNDS or self._queued > 0 or text not in stream.known
+            work, uses = Work(scope, at_once=not by_thread), extents(tensors) if by_thread else []
+            call = ChannelCall(self, text, run, work, uses, stream, torch.is_inference_mode_enabled())
+            if by_thread:
                 self._start_threads()
                 self._queued += 1
                 self._queue.put(call)
                 return work
             try:  # no thread has a call under way, and the device's backend keeps the order of those before
-                with no_autocast(stream.device.type):
-                    error = self._run(call)
+                error = without_autocast(stream.device.type, self._run, call)
             except BaseException as fault:  # noqa: BLE001  the work comes to its end, as in a thread
                 error = self._broken = self._broken or fault
         work.complete(error)
@@ -217,9 +185,8 @@ class Channel:
 
     def _run(self, call: ChannelCall) -> BaseException | None:
         """Run one call; None, or what went wrong. A disagreement, found before anything moved, leaves us usable."""
-        refusal = self.refusal()
-        if refusal is not None:
-            return refusal
+        if self._broken is not None:
+            return self.refusal()
         self._calls += 1
         started = StartedCall(self._calls, call.text, call.work.over, time.monotonic())
         self.started.append(started)

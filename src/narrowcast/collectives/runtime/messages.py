@@ -58,15 +58,19 @@ class Exchange:
 
     def __post_init__(self) -> None:
         self.rank, self.world = self.transport.rank, self.transport.world
-        self._path = _PATHS[self.stream.way](self.stream, self.transport)
-        self._all_is_sent = False
-
-    @property
-    def by_rows(self) -> bool:
+        self.by_rows = self.stream.way is Way.ROUNDS
         """Whether a device's backend carries the wires: it takes rows of equal length, and a call of its own for each
         thing that it does.
         """
-        return self.stream.way is Way.ROUNDS
+        self._made: MessagePath | None = None
+        self._all_is_sent = False
+
+    @property
+    def _path(self) -> MessagePath:
+        """Made for the first message: calls by rows have none."""
+        if self._made is None:
+            self._made = _PATHS[self.stream.way](self.stream, self.transport)
+        return self._made
 
     def on(self, stream: DeviceStream) -> Exchange:
         """The same call, its wires on another device."""
@@ -109,19 +113,26 @@ class Exchange:
 
     def all_sent(self) -> None:
         """To be called when nothing is left to be sent."""
-        self._path.depart()
+        if self._made is not None:
+            self._made.depart()
         self._all_is_sent = True
         self.pass_on()
 
     def finish(self) -> None:
         """Wait until everything has left; buffers may be reused afterwards."""
-        self._path.finish()
+        if self._made is not None:
+            self._made.finish()
 
     def gather(self, mine: Tensor, index: int) -> list[Tensor]:
         """Everyone's `mine`, by rank: a small tensor of the same type and size everywhere, sent as it is."""
         wire = mine.contiguous().view(-1).view(torch.uint8)
         # by itself: what else this call has asked for comes later
         aside = self.on(self.stream if mine.device == self.stream.device else HOST)
+        if aside.by_rows and wire.numel():
+            rows = aside.wire(self.world * wire.numel()).view(self.world, -1)
+            self.transport.all_gather(rows, wire).wait()
+            self.sent_bytes += (self.world - 1) * wire.numel()
+            return list(rows.view(mine.dtype).view(self.world, *mine.shape))
         incoming = {peer: aside.receive(wire.numel(), peer, index) for peer in self.others()}
         for peer in self.others():
             aside.send(wire, peer, index)

@@ -1,4 +1,5 @@
-"""The two shots of an exchange between all ranks: a wire for each of them (`Scatter`), and one wire for all (`Gather`).
+"""The two shots of an exchange between all ranks: a wire for each of them (`Scatter`), and one wire for all (`Gather`);
+and calls in two shots, in rounds: everybody encodes for everybody, sums what came, and everybody gets the sums.
 
 Where host memory travels both are messages, asked for before anything is sent, sent and waited for one by one. Where a
 device's backend carries the wires, each shot is one call of it, on rows of equal length: as many calls as there are
@@ -8,8 +9,10 @@ messages, one after another, would cost more than the bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache, partial
 from itertools import accumulate
-from typing import Protocol
+from operator import attrgetter
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +21,7 @@ from narrowcast.collectives.runtime.messages import Exchange
 from narrowcast.collectives.transports.base import Pending
 from narrowcast.kernels import ROW_ALIGNMENT, aligned_rows
 
+Range = tuple[int, int]
 SPARE_BYTES = 1 << 16
 """That rows may always waste: a call of the backend saves more."""
 
@@ -57,6 +61,61 @@ class Gather(Protocol):
         """A rank's wire; waits for it."""
 
 
+class Shots(Protocol):
+    """What one call does in a round."""
+
+    @property
+    def first(self) -> Sequence[int]:
+        """Bytes to each rank in the first shot; empty: there is none."""
+
+    @property
+    def second(self) -> Sequence[int]:
+        """Bytes of each rank in the second."""
+
+    def encode(self, wires: Scatter) -> None:
+        """Write and send the wire to each rank, where there is a first shot."""
+
+    def reduce(self, arrived: Tensor | None, wires: Gather) -> None:
+        """Make one wire of what came, one a row, and send it."""
+
+    def collect(self, wires: Gather) -> None:
+        """Read everybody's."""
+
+
+def run_rounds(exchange: Exchange, rounds: Sequence[Sequence[Shots]]) -> None:
+    """While round r is on the wire, r-1 is summed and r+1 encoded; what one round has travels together."""
+    first: list[list[Scatter | None]] = []
+    second: list[Sequence[Gather]] = []
+    for r, each in enumerate(rounds):
+        # numbers grow in the order of sending: 0, 1, sums of 0, 2, sums of 1, ...
+        first.append(_scatter_first(exchange, each, 2 * r))
+    for r, each in enumerate(rounds):
+        second.append(gather_together(exchange, [*map(_SECOND, each)], 2 * r + 3))
+    for step in range(len(rounds) + 2):
+        if step < len(rounds):
+            for one, leaving in zip(rounds[step], first[step], strict=True):
+                if leaving is not None:
+                    one.encode(leaving)
+        if 0 <= step - 1 < len(rounds):
+            for one, arriving, own in zip(rounds[step - 1], first[step - 1], second[step - 1], strict=True):
+                one.reduce(None if arriving is None else arriving.arrived(), own)
+        if step == len(rounds):
+            exchange.all_sent()
+        if step >= 2:
+            for one, gathered in zip(rounds[step - 2], second[step - 2], strict=True):
+                one.collect(gathered)
+    exchange.finish()
+
+
+_SECOND = attrgetter("second")
+
+
+def _scatter_first(exchange: Exchange, each: Sequence[Shots], index: int) -> list[Scatter | None]:
+    sizes = [one.first for one in each if one.first]
+    wires = iter(scatter_together(exchange, sizes, index) if sizes else ())
+    return [next(wires) if one.first else None for one in each]
+
+
 def scatter(exchange: Exchange, sizes: Sequence[int], index: int) -> Scatter:
     """sizes: bytes of the wires to each rank, equal on all ranks. index: see `Exchange.receive`."""
     return scatter_together(exchange, [sizes], index)[0]
@@ -69,22 +128,44 @@ def gather(exchange: Exchange, sizes: Sequence[int], index: int) -> Gather:
 
 def scatter_together(exchange: Exchange, sizes: Sequence[Sequence[int]], index: int) -> Sequence[Scatter]:
     """Several that travel in one call of a backend; those of the host are messages of their own, in this order."""
-    if exchange.by_rows and _are_alike(sizes, exchange.world):
-        return _ScatteredRows(exchange, sizes).windows
+    if exchange.by_rows and (layout := _row_layout(tuple(map(tuple, sizes)), exchange.rank)) is not None:
+        return _ScatteredRows(exchange, layout).windows
     return [_ScatteredMessages(exchange, of_one, index) for of_one in sizes]
 
 
 def gather_together(exchange: Exchange, sizes: Sequence[Sequence[int]], index: int) -> Sequence[Gather]:
     """As `scatter_together`."""
-    if exchange.by_rows and _are_alike(sizes, exchange.world):
-        return _GatheredRows(exchange, sizes).windows
+    if exchange.by_rows and (layout := _row_layout(tuple(map(tuple, sizes)), exchange.rank)) is not None:
+        return _GatheredRows(exchange, layout).windows
     return [_GatheredMessages(exchange, of_one, index) for of_one in sizes]
 
 
-def _are_alike(sizes: Sequence[Sequence[int]], world: int) -> bool:
-    """Whether rows as long as the longest wire waste little: else messages are better, each as long as it is."""
-    total, padded = sum(map(sum, sizes)), world * sum(map(max, sizes))
-    return world > 1 and padded - total <= max(total, SPARE_BYTES)
+class _RowLayout(NamedTuple):
+    """A row for each rank, with the wires of several calls in it: at the same place in all rows, since a backend's call
+    knows one length, and one kernel reads a wire of every rank; loads are widest at multiples of 16.
+    """
+
+    rows: int
+    columns: tuple[Range, ...]
+    """Of the longest wire of each call."""
+    width: int
+    sizes: tuple[tuple[int, ...], ...]
+    scattered: int
+    """Bytes of wires that leave this rank in the first shot, and in the second."""
+    gathered: int
+
+
+@lru_cache(maxsize=1024)
+def _row_layout(sizes: tuple[tuple[int, ...], ...], rank: int) -> _RowLayout | None:
+    """None where rows as long as the longest wire waste much: messages are better, each as long as it is."""
+    world, longest = len(sizes[0]), [max(of_one) for of_one in sizes]
+    total = sum(map(sum, sizes))
+    if world == 1 or world * sum(longest) - total > max(total, SPARE_BYTES):
+        return None
+    starts = list(accumulate((-(-size // ROW_ALIGNMENT) * ROW_ALIGNMENT for size in longest), initial=0))
+    columns = tuple((start, start + size) for start, size in zip(starts, longest, strict=False))
+    own = sum(of_one[rank] for of_one in sizes)
+    return _RowLayout(world, columns, starts[-1], sizes, total - own, (world - 1) * own)
 
 
 class _ScatteredMessages:
@@ -133,32 +214,20 @@ class _GatheredMessages:
         return self.own if rank == self._exchange.rank else self._incoming[rank].get()
 
 
-def _places(exchange: Exchange, sizes: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:
-    """A row for each rank, and where each wire of a row begins: at the same place in all of them, since a backend's
-    call knows one length, and one kernel reads a wire of every rank; loads are widest at multiples of 16.
-    """
-    lengths = [-(-max(of_one) // ROW_ALIGNMENT) * ROW_ALIGNMENT for of_one in sizes]
-    starts = list(accumulate(lengths, initial=0))
-    rows = torch.empty(exchange.world, starts[-1], dtype=torch.uint8, device=exchange.stream.device)
-    return rows, starts
-
-
 class _ScatteredRows:
-    def __init__(self, exchange: Exchange, sizes: Sequence[Sequence[int]]) -> None:
-        self._exchange = exchange
-        self.rows, starts = _places(exchange, sizes)
-        self.windows = [_ScatterWindow(self, start, of_one) for start, of_one in zip(starts, sizes, strict=False)]
-        self.rank, self._unsent = exchange.rank, exchange.world * len(sizes)
-        self._payload = sum(sum(of_one) - of_one[exchange.rank] for of_one in sizes)
-        self._arriving = self.rows
+    def __init__(self, exchange: Exchange, layout: _RowLayout) -> None:
+        self._exchange, self._layout, self.rank = exchange, layout, exchange.rank
+        self.rows = torch.empty(layout.rows, layout.width, dtype=torch.uint8, device=exchange.stream.device)
+        self.windows = [*map(partial(_ScatterWindow, self), layout.columns, layout.sizes)]
+        self._unsent, self._arriving = layout.rows * len(layout.sizes), self.rows
         self._pending: Pending | None = None
 
     def send(self, wires: int) -> None:
         self._unsent -= wires
-        if not self._unsent and self.rows.numel():
+        if not self._unsent and self._layout.width:
             self._arriving = torch.empty_like(self.rows)
             self._pending = self._exchange.transport.all_to_all(self._arriving, self.rows)
-            self._exchange.sent_bytes += self._payload
+            self._exchange.sent_bytes += self._layout.scattered
 
     def arrived(self) -> Tensor:
         if self._unsent:
@@ -170,9 +239,9 @@ class _ScatteredRows:
 
 
 class _ScatterWindow:
-    def __init__(self, shared: _ScatteredRows, start: int, sizes: Sequence[int]) -> None:
-        self._shared, self._sizes, self._columns = shared, sizes, slice(start, start + max(sizes))
-        self._rows = shared.rows[:, self._columns]
+    def __init__(self, shared: _ScatteredRows, columns: Range, sizes: Sequence[int]) -> None:
+        self._shared, self._sizes, self._start = shared, sizes, columns[0]
+        self._rows = shared.rows[:, columns[0] : columns[1]]
         self.rows: Tensor | None = self._rows
 
     def leaving(self, rank: int) -> Tensor:
@@ -185,23 +254,22 @@ class _ScatterWindow:
         self._shared.send(len(self._sizes))
 
     def arrived(self) -> Tensor:
-        return self._shared.arrived()[:, self._columns][:, : self._sizes[self._shared.rank]]
+        return self._shared.arrived()[:, self._start : self._start + self._sizes[self._shared.rank]]
 
 
 class _GatheredRows:
-    def __init__(self, exchange: Exchange, sizes: Sequence[Sequence[int]]) -> None:
-        self._exchange = exchange
-        self.rows, starts = _places(exchange, sizes)
-        self.rank, self._unsent = exchange.rank, len(sizes)
-        self.windows = [_GatherWindow(self, start, of_one) for start, of_one in zip(starts, sizes, strict=False)]
-        self._payload = (exchange.world - 1) * sum(of_one[exchange.rank] for of_one in sizes)
+    def __init__(self, exchange: Exchange, layout: _RowLayout) -> None:
+        self._exchange, self._layout, self.rank = exchange, layout, exchange.rank
+        self.rows = torch.empty(layout.rows, layout.width, dtype=torch.uint8, device=exchange.stream.device)
+        self.windows = [*map(partial(_GatherWindow, self), layout.columns, layout.sizes)]
+        self._unsent = len(layout.sizes)
         self._pending: Pending | None = None
 
     def send(self) -> None:
         self._unsent -= 1
-        if not self._unsent and self.rows.numel():
+        if not self._unsent and self._layout.width:
             self._pending = self._exchange.transport.all_gather(self.rows, self.rows[self.rank])
-            self._exchange.sent_bytes += self._payload
+            self._exchange.sent_bytes += self._layout.gathered
 
     def await_all(self) -> None:
         if self._unsent:
@@ -212,8 +280,8 @@ class _GatheredRows:
 
 
 class _GatherWindow:
-    def __init__(self, shared: _GatheredRows, start: int, sizes: Sequence[int]) -> None:
-        self._shared, self._sizes, self._rows = shared, sizes, shared.rows[:, start : start + max(sizes)]
+    def __init__(self, shared: _GatheredRows, columns: Range, sizes: Sequence[int]) -> None:
+        self._shared, self._sizes, self._rows = shared, sizes, shared.rows[:, columns[0] : columns[1]]
         self.own = self._rows[shared.rank, : sizes[shared.rank]]
 
     def send(self) -> None:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 NOTHING = nullcontext()
 """For all that want none: it keeps nothing, and may be entered any number of times."""
 
@@ -64,10 +66,9 @@ class DeviceStream:
         if self.side is not None and caller is not None:
             self.side.wait_event(caller)
 
-    def join(self, done: torch.cuda.Event | None) -> None:
+    def join(self, done: torch.cuda.Event) -> None:
         """The current stream of this thread waits for what the side stream did."""
-        if done is not None:
-            torch.cuda.current_stream(self.device).wait_event(done)
+        torch.cuda.current_stream(self.device).wait_event(done)
 
     def synchronize(self, copied: torch.cuda.Event | None) -> None:
         """This thread waits: the host is about to read what the device wrote."""
@@ -103,49 +104,41 @@ class StreamScope:
         """In the caller's thread, when everything that the call reads has been given to the caller's stream."""
         self.stream, self._ready = stream, stream.record()
         self._done: torch.cuda.Event | None = None
+        self._current: AbstractContextManager[object] = NOTHING
         stream.keep(tensors)
 
-    def on_side_stream(self) -> SideStream:
-        """In the thread that does the work."""
-        return SideStream(self)
-
-    def begin(self) -> None:
-        """On the side stream, before the work."""
-        self.stream.follow(self._ready)
-
-    def end(self) -> None:
-        """On the side stream, after it."""
-        self._done = self.stream.record()
-
-    def join(self) -> None:
-        """The caller's stream waits for the call."""
-        self.stream.join(self._done)
-
-    def is_over(self) -> bool:
-        return self._done is None or self._done.query()
-
-
-class SideStream:
-    """The work of a scope. A class, since it stands around every call, and a generator costs several times as much."""
-
-    def __init__(self, scope: StreamScope) -> None:
-        self._scope, self._current = scope, scope.stream.current()
-
     def __enter__(self) -> None:
+        """In the thread that does the work: it goes to the side stream."""
+        if self.stream.side is None:
+            return
+        self._current = self.stream.current()
         self._current.__enter__()
         try:
-            self._scope.begin()
+            self.stream.follow(self._ready)
         except BaseException:
             self._current.__exit__(None, None, None)
             raise
 
     def __exit__(self, *error: Any) -> None:
+        if self.stream.side is None:
+            return
         try:
-            self._scope.end()
+            self._done = self.stream.side.record_event()
         finally:
             self._current.__exit__(*error)
 
+    def join(self) -> None:
+        """The caller's stream waits for the call."""
+        if self._done is not None:
+            self.stream.join(self._done)
 
-def no_autocast(device: str) -> AbstractContextManager[object]:
+    def is_over(self) -> bool:
+        return self._done is None or self._done.query()
+
+
+def without_autocast(device: str, run: Callable[[Job], Result], job: Job) -> Result:
     """As it is in a thread of the channel: what the caller casts its own computation to changes no bit of a call."""
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else NOTHING
+    if not torch.is_autocast_enabled(device):
+        return run(job)
+    with torch.autocast(device, enabled=False):
+        return run(job)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from narrowcast.collectives.transports.base import Parcel, Pending, TransportError, backend_errors
+from narrowcast.collectives.transports.several import Together, agree_on_connections, connections_of, shares
 
 
 class Message:
@@ -45,35 +46,62 @@ class TorchTransport:
         chosen = group or dist.group.WORLD
         assert chosen is not None
         check_group(chosen)
-        self._timeout = timeout or _group_timeout(group)
-        self.rank, self.world = dist.get_rank(chosen), dist.get_world_size(chosen)
         # attaching is collective, so all ranks count alike
         number = _MADE[chosen] = _MADE.get(chosen, 0) + 1
         store, prefix = dist.distributed_c10d._get_process_group_store(chosen), f"narrowcast/{number}"
         # to meet is to wait, and with us whoever else uses the connection
-        meeting = dist.PrefixStore(prefix, _connection(chosen, store, "meeting"))  # type: ignore[attr-defined]
-        self._backend: Any = dist.ProcessGroupGloo(meeting, self.rank, self.world, self._timeout)
+        own = {use: _connection(chosen, store, use) for use in ("meeting", "notes")}
         self._has_nccl = _has_nccl(chosen)
+        self._timeout = timeout or _group_timeout(group)
+        self.rank, self.world = dist.get_rank(chosen), dist.get_world_size(chosen)
+        self._connect(own["meeting"], own["notes"], prefix, connections_of(chosen))
+
+    @classmethod
+    def on_store(cls, store: Any, rank: int, world: int, timeout: timedelta) -> TorchTransport:
+        """For ranks that are in no group of torch's, such as members that come and go: they meet in a store of theirs,
+        which nobody else uses. Host memory only.
+        """
+        made = cls.__new__(cls)
+        made._has_nccl, made._timeout, made.rank, made.world = False, timeout, rank, world
+        made._connect(store, store.clone(), "narrowcast", 1)
+        return made
+
+    def _connect(self, meeting_store: Any, notes_store: Any, prefix: str, count: int) -> None:
+        meeting = dist.PrefixStore(prefix, meeting_store)  # type: ignore[attr-defined]
+        agree_on_connections(meeting, self.rank, self.world, count, self._timeout)
+        self._backend: Any = dist.ProcessGroupGloo(meeting, self.rank, self.world, self._timeout)
+        self._others = [self._another(meeting, number) for number in range(1, count)]
+        """More connections to the same ranks, which carry shares of large messages."""
+        _until_all_connected(meeting, self.world, self._timeout)
         self._meeting: Any = meeting
         self._carrier: Any = None
         self._lines: dict[tuple[int, int], Any] = {}
         """Of device messages between two ranks, by source and target: NCCL does all of one connection in one order."""
-        self._store: Any = dist.PrefixStore(prefix, _connection(chosen, store, "notes"))  # type: ignore[attr-defined]
+        self._store: Any = dist.PrefixStore(prefix, notes_store)  # type: ignore[attr-defined]
         self._shared, self._asked = 0, 0
 
+    def _another(self, meeting: Any, number: int) -> Any:
+        own = dist.PrefixStore(f"connection/{number}", meeting)  # type: ignore[attr-defined]
+        return dist.ProcessGroupGloo(own, self.rank, self.world, self._timeout)
+
     def isend(self, wire: Tensor, peer: int, tag: int) -> Pending:
-        TorchTransport.messages += 1
+        return self._begin("send", wire, peer, tag)
+
+    def irecv(self, wire: Tensor, peer: int, tag: int) -> Pending:
+        return self._begin("recv", wire, peer, tag)
+
+    def _begin(self, do: str, wire: Tensor, peer: int, tag: int) -> Pending:
+        parts = shares(wire, 1 + len(self._others))
+        TorchTransport.messages += len(parts) * (do == "send")
         # no variable for the backend, here and below: an error keeps the frames that it passed, and with one of them
         # the connections, which peers are to see closed
         try:
-            return Message(self._open().send([wire], peer, tag))
-        except RuntimeError as error:
-            raise TransportError(str(error)) from error
-
-    def irecv(self, wire: Tensor, peer: int, tag: int) -> Pending:
-        try:
-            return Message(self._open().recv([wire], peer, tag))
-        except RuntimeError as error:
+            first = Message(getattr(self._open(), do)([parts[0]], peer, tag))
+            if len(parts) == 1:
+                return first
+            others = enumerate(parts[1:])
+            return Together([first, *(Message(getattr(self._others[n], do)([part], peer, tag)) for n, part in others)])
+        except (RuntimeError, IndexError) as error:
             raise TransportError(str(error)) from error
 
     def carries(self, device: torch.device) -> bool:
@@ -201,12 +229,14 @@ class TorchTransport:
         if backend is None or self.world == 1:
             return
         # the only end that Gloo knows for a wait: when one runs out, all connections close, and every wait on them ends
-        with contextlib.suppress(RuntimeError):
-            peer = (self.rank + 1) % self.world
-            backend.recv([torch.empty(1, dtype=torch.uint8)], peer, NEVER).wait(timedelta(milliseconds=1))
+        others, self._others = self._others, []
+        for closing in (backend, *others):
+            with contextlib.suppress(RuntimeError):
+                peer = (self.rank + 1) % self.world
+                closing.recv([torch.empty(1, dtype=torch.uint8)], peer, NEVER).wait(timedelta(milliseconds=1))
 
     def close(self) -> None:
-        self._backend = None
+        self._backend, self._others = None, []
         for carrier in self._carriers():
             carrier.shutdown()  # what is under way gets through first
 
@@ -284,6 +314,13 @@ def _connection(group: dist.ProcessGroup, store: Any, use: str) -> Any:
     if use not in known:
         known[use] = store.clone()
     return known[use]
+
+
+def _until_all_connected(store: Any, world: int, timeout: timedelta) -> None:
+    """Gloo lets a rank go on whose peers still connect; were it to fail and close, they could not, nor say why."""
+    if store.add("connected", 1) == world:
+        store.set("all connected", "")
+    store.wait(["all connected"], timeout)
 
 
 _CONNECTIONS: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, Any]] = weakref.WeakKeyDictionary()

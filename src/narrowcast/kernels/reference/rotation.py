@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from narrowcast.kernels.arithmetic import clamp_overflow, plus
+from narrowcast.kernels.plan import Transform
 from narrowcast.kernels.reference.rounding import random_bits
-from narrowcast.kernels.transform import Transform
 
 MIN_ROTATED, MAX_ROTATED = 16, 4096
 SIGN_SEED = int.from_bytes(b"rotation", "big")

@@ -71,7 +71,9 @@ class Start:
 
     def _again(self, device: int, args: tuple[Any, ...]) -> None:
         runtime = triton.knobs.runtime
-        if self._launch is None or _is_set(runtime.launch_enter_hook) or _is_set(runtime.launch_exit_hook):
+        enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+        # each a chain of hooks, or one
+        if self._launch is None or getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
             # a profiler wants to know of it, or Triton has more to do
             self.compiled[self.grid](*args, *self.constant)
             return
@@ -81,8 +83,3 @@ class Start:
 def _is_simple(run: Any) -> bool:
     """Whether a launch is one call of CUDA's: no other maker's device, no memory that Triton allocates for it."""
     return hasattr(run, "launch_pdl") and not (run.global_scratch_size or run.profile_scratch_size)
-
-
-def _is_set(hook: Any) -> bool:
-    """Whether somebody listens: to a chain of hooks, or to one."""
-    return bool(getattr(hook, "calls", hook))

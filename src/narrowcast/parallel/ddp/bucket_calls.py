@@ -181,6 +181,13 @@ def settle(future: Any, buffer: Tensor, error: BaseException | None) -> None:
         future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
 
+def failed_future(buffer: Tensor, error: BaseException) -> Done:
+    """What a hook returns that could not even start; through then(), so that the error keeps its own text."""
+    future = new_future(buffer)
+    settle(future, buffer, error)
+    return future.then(lambda done: done.value())
+
+
 def shared_buffer(gradients: Sequence[Tensor], buffer: Tensor) -> Tensor | None:
     """The part of a bucket's buffer that these gradients fill without a gap, so that nothing is copied; or None."""
     start = at = gradients[0].storage_offset()

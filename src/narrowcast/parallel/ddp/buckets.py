@@ -49,7 +49,8 @@ def assign_buckets(tensors: Sequence[Tensor], caps: Sequence[int], numbers: Sequ
     """
     if not tensors:
         return []
-    private.check("torch.distributed", dist, torch_parts.BUCKETS)
+    if not hasattr(dist, torch_parts.BUCKETS[0]):
+        private.check("torch.distributed", dist, torch_parts.BUCKETS)
     dense = [False] * len(tensors)
     assign = dist._compute_bucket_assignment_by_size  # type: ignore[attr-defined]
     buckets, _ = assign(list(tensors), list(caps), dense, list(numbers))

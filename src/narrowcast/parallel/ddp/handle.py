@@ -13,9 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from narrowcast.codecs import ErrorReport, KeptFactors, name_and_side
 from narrowcast.collectives import all_reduce
+from narrowcast.parallel import policy
+from narrowcast.parallel.autopilot import Autopilot, Replay
 from narrowcast.parallel.ddp import buckets, mixed_precision, torch_parts
 from narrowcast.parallel.ddp.hook import Bucket, DDPState, plain_all_reduce
-from narrowcast.parallel.handle import GONE, Handle, StateReference, check_strict
+from narrowcast.parallel.fsdp import optimizer_check
+from narrowcast.parallel.handle import GONE, Handle, StateReference, announced, check_strict
 from narrowcast.parallel.ranks import FACTORS, check_same
 from narrowcast.parallel.residuals import check_factors, check_saved
 from narrowcast.parallel.stats import CallEvent, TensorRow, render
@@ -71,6 +74,7 @@ class DDPHandle(Handle):
     def __init__(self, model: DistributedDataParallel, hook: ModelHook, state: DDPState) -> None:
         self._weak_model, self._hook = weakref.ref(model), weakref.ref(hook)
         self._reference, self._stats = StateReference(state), state.stats
+        self._pilot = state.policy if isinstance(state.policy, Autopilot | Replay) else None
 
     @property
     def _state(self) -> DDPState:
@@ -84,8 +88,14 @@ class DDPHandle(Handle):
     def seed(self) -> int:
         return self._state.seed
 
+    def link(self) -> str:
+        state = self._state
+        if state.channel.world == 1:
+            return policy.ONE_RANK
+        return state.probe.verdict(state.lossy()) if state.probe else ""
+
     def stats(self) -> dict[str, float]:
-        return self._stats.as_dict()
+        return self._stats.as_dict() | (self._pilot.counters() if self._pilot is not None else {})
 
     def events(self) -> list[CallEvent]:
         return list(self._stats.events)
@@ -98,6 +108,13 @@ class DDPHandle(Handle):
 
     def errors(self) -> dict[str, ErrorReport]:
         return dict(self._stats.sampled)
+
+    def history(self) -> list[dict[str, Any]]:
+        return self._pilot.history() if self._pilot is not None else []
+
+    def observe(self, loss: float) -> None:
+        if self._pilot is not None:
+            self._pilot.observe(loss)
 
     def check_ranks(self) -> None:
         kept = {"parameters": model_of(self._weak_model).module.parameters(), FACTORS: self._state.factors.contents}
@@ -169,23 +186,26 @@ def attach_ddp(model: DistributedDataParallel, gradients: object, strict: bool, 
     buckets.check_group(model, options["group"])
     hook = _free_hook(model)
 
-    def make(model: DistributedDataParallel, chosen: object) -> DDPState:
-        state = DDPState(model, chosen, **options)
-        check_strict(state, strict)
-        return state
-
-    if isinstance(gradients, str) and gradients == "auto":
-        from narrowcast.parallel.auto import attach_auto
-
-        return attach_auto(model, hook, make)
-    state = make(model, gradients)
+    state = _make_state(model, gradients, **options)
+    check_strict(state, strict)
     try:
         register(model, hook)
     except RuntimeError:
         state.close()
         raise
     hook.state = state
-    return DDPHandle(model, hook, state)
+    if policy.may_round(gradients):
+        weak_hook = weakref.ref(hook)
+        optimizer_check.watch(model, (), lambda: getattr(weak_hook(), "state", None) is not None)
+    return announced(DDPHandle(model, hook, state))
+
+
+def _make_state(model: DistributedDataParallel, gradients: object, **options: Any) -> DDPState:
+    if isinstance(gradients, Autopilot | Replay):
+        from narrowcast.parallel.autopilot.ddp import PilotedState
+
+        return PilotedState(model, gradients, **options)
+    return DDPState(model, gradients, **options)
 
 
 def _free_hook(model: DistributedDataParallel) -> ModelHook:

@@ -37,8 +37,7 @@ from narrowcast.parallel.ddp.bucket_calls import (
     GroupCall,
     Grouped,
     HeldCalls,
-    new_future,
-    settle,
+    failed_future,
     shared_buffer,
     start_calls,
 )
@@ -46,11 +45,13 @@ from narrowcast.parallel.levels import Levels, inside_of
 from narrowcast.parallel.policy import Watch
 from narrowcast.parallel.private import in_autograd
 from narrowcast.parallel.probe import probe
-from narrowcast.parallel.ranks import propagate_errors
+from narrowcast.parallel.profiled import profiled
+from narrowcast.parallel.ranks import agree, propagate_errors
 from narrowcast.parallel.residuals import ModelResiduals
 from narrowcast.parallel.seeds import model_seed
 from narrowcast.parallel.stats import Stats, TensorRow, is_compressed
 
+Finish = Callable[[Tensor], Tensor]
 Bucket = Any
 """torch.distributed.GradBucket, which has no type."""
 ASIDE_VALUES = 1 << 18
@@ -59,6 +60,9 @@ ASIDE_VALUES = 1 << 18
 
 class DDPState:
     """What the hook knows: the policy, the channel, residuals and counters. For `model.register_comm_hook`, too."""
+
+    probes = True
+    """Whether the link is measured at once, to warn of wires that lose on it."""
 
     def __init__(
         self,
@@ -99,10 +103,12 @@ class DDPState:
         try:
             # with the channels open, so that whoever fails is heard; ranks that disagree find out here already
             with propagate_errors(self.channel, self._aside):
+                agree(self.channel, "attach", policy.spelled(gradients))
                 self.levels = Levels.of(nodes, inner, self.channel)
                 self._check_algorithm()
                 device = next(iter(self.parameters.values())).device
-                self.probe = probe(self.channel, self.lossy(), device) if self.channel.world > 1 else None
+                asks = self.probes and self.channel.world > 1
+                self.probe = probe(self.channel, self.lossy(), device) if asks else None
         except Exception:
             self.close()
             raise
@@ -113,11 +119,13 @@ class DDPState:
     def _check_algorithm(self) -> None:
         """Refuse now what the first backward pass would stumble over."""
         for name, parameter in self.parameters.items():
-            codec = self.choice(name, parameter).codec
-            try:
-                self._kind(codec, [parameter], parameter.dtype)
-            except ValueError as error:
-                raise ValueError(f"attach with {codec} for {name}: {error}") from error
+            self._check_possible(name, self.choice(name, parameter).codec)
+
+    def _check_possible(self, name: str, codec: Codec) -> None:
+        try:
+            self._kind(codec, [self.reduced[name]], self.reduced[name].dtype)
+        except ValueError as error:
+            raise ValueError(f"attach with {codec} for {name}: {error}") from error
 
     def _kind(self, codec: Codec, tensors: Sequence[Tensor], dtype: torch.dtype) -> AllReduce | LowRankReduce:
         options: dict[str, Any] = {"algorithm": self.algorithm, "nodes": self.levels.nodes, "seed": self.seed}
@@ -173,9 +181,9 @@ class DDPState:
         sent = (self._sent(name, p) for name, p in self.parameters.items())
         notes = self.levels.notes(sent, self.channel.rank)
         warnings = [*notes, *self._ignored, *map(policy.no_match, self.unmatched())]
-        if self.probe is None:
-            return [*warnings, "one rank: nothing travels, and nothing is rounded"]
-        slow = (self.probe.note(codec, values) for codec, values in self.lossy().items())
+        if self.channel.world == 1:
+            return [*warnings, policy.ONE_RANK]
+        slow = [self.probe.note(codec, values) for codec, values in self.lossy().items()] if self.probe else []
         return warnings + [text for text in slow if text is not None]
 
     def _sent(self, name: str, parameter: Tensor) -> tuple[torch.dtype, int, policy.CodecChoice]:
@@ -199,6 +207,7 @@ class DDPState:
                 values[codec] = values.get(codec, 0) + parameter.numel()
         return values
 
+    @profiled("all_reduce")
     def reduce(self, bucket: Bucket) -> Done:
         """Start the all-reduce of a bucket and return at once; the future gets the bucket's buffer."""
         try:
@@ -211,13 +220,11 @@ class DDPState:
                 channel.fail(error)
             for held in self._all_held:
                 held.fail(error)
-            started = new_future(bucket.buffer())
-            settle(started, bucket.buffer(), error)
+            started = failed_future(bucket.buffer(), error)
         if bucket.is_last():
             self.step += 1
             self.stats.steps += 1
-        # through then(): an error keeps its own text
-        return started.then(lambda done: done.value())
+        return started
 
     def _start(self, bucket: Bucket) -> Done:
         buffer, parameters = bucket.buffer(), bucket.parameters()
@@ -227,7 +234,7 @@ class DDPState:
             self._unused.see(parameters)
         # complex gradients lie in a real buffer, of which bucket.gradients() shows but half
         if buffer.is_sparse or buffer.dtype not in FLOATS or any(p.is_complex() for p in parameters):
-            return self._start_plain(buffer)
+            return self._start_plain(buffer, self._share.rescale)
         groups = self._group_gradients(parameters, bucket.gradients(), buffer.dtype)
         self.show(groups, self.step, "local")
         if self.sample_every and self.step % self.sample_every == 0:
@@ -252,7 +259,7 @@ class DDPState:
             # small tensors that stay as they are go aside: in line with the others each would add its latency
             channel = self._aside if group.codec.lossless and group.numel <= ASIDE_VALUES else self.channel
             start_calls(channel, [call], self.stats)
-        return reduction.future
+        return reduction.future.then(lambda done: done.value())  # through then(): an error keeps its own text
 
     @property
     def _all_held(self) -> list[HeldCalls]:
@@ -293,8 +300,7 @@ class DDPState:
     ) -> BucketGroup:
         group = self._groups.get((dtype, codec, names))
         if group is None:
-            lengths, world = [gradient.numel() for gradient in gradients], self.channel.world
-            numel = sum(lengths)
+            numel, world = sum(gradient.numel() for gradient in gradients), self.channel.world
             plain_bytes = 2 * (world - 1) * numel * dtype.itemsize // world
             compressed = numel if world > 1 and is_compressed(codec, dtype) else 0
             # a bucket's gradients do not say how their parameters lie in memory
@@ -311,14 +317,13 @@ class DDPState:
                 for name, gradient in zip(group.names, gradients, strict=True):
                     self._watch.look(self._info(name), gradient, step, at)
 
-    def _start_plain(self, buffer: Tensor) -> Done:
+    def _start_plain(self, buffer: Tensor, finish: Finish) -> Done:
         """What codecs do not take goes the way that DDP itself would send it."""
         world = self.channel.world
         if not buffer.is_sparse:
             size = 2 * (world - 1) * buffer.numel() * buffer.element_size() // world
             self.stats.count(CALL, buffer.numel(), size, size, Times(), 0.0, compressed=0)
-        rescale = self._share.rescale
-        return plain_all_reduce(buffer, self.group).then(lambda done: rescale(done.value()))
+        return plain_all_reduce(buffer, self.group, finish)
 
     def _sample(self, groups: Grouped) -> None:
         """What the codecs would lose on these gradients, tensor by tensor; it takes time, so it is off by default."""
@@ -326,8 +331,7 @@ class DDPState:
             for name, gradient in zip(group.names, gradients, strict=True):
                 if group.codec.rank:  # as it is sent: its parameter says how it lies in memory
                     gradient = buckets.in_memory(gradient).view(buckets.matrix_of(self.reduced[name]))
-                how = {"seed": self.seed, "rank": self.channel.rank, "step": self.step}
-                self.stats.sample(name, gradient, group.codec, **how)
+                self.stats.sample(name, gradient, group.codec, seed=self.seed, rank=self.channel.rank, step=self.step)
 
     def close(self) -> None:
         self.channel.close()
@@ -353,8 +357,7 @@ class _LiveShare:
         if model is not None and model._join_config.enable and torch_parts.divides_by_live_ranks(model):
             # a rank without inputs calls the hook from outside of autograd, to keep the others company
             self._count = torch.tensor([float(in_autograd())], dtype=torch.float32)
-            options: dict[str, Any] = {"async_op": True, "algorithm": "one_shot", "channel": self._channel}
-            self._counted = all_reduce(self._count, "as-is", **options)
+            self._counted = all_reduce(self._count, "as-is", async_op=True, algorithm="one_shot", channel=self._channel)
 
     @property
     def rescale(self) -> Callable[[Tensor], Tensor]:
@@ -370,18 +373,16 @@ class _LiveShare:
         return rescale
 
 
-def failed_future(bucket: Bucket, error: BaseException) -> Done:
-    """What a hook returns that could not even start; through then(), so that the error keeps its own text."""
-    future = new_future(bucket.buffer())
-    settle(future, bucket.buffer(), error)
-    return future.then(lambda done: done.value())
+def plain_all_reduce(buffer: Tensor, group: dist.ProcessGroup | None, finish: Finish = lambda mean: mean) -> Done:
+    """What DDP does without a hook, with the same bits: times a third is not divided by three. finish: of the mean."""
+    world = dist.get_world_size(group)
+    return backend_sum(buffer.div_(world) if buffer.is_sparse else buffer.mul_(1 / world), group, finish)
 
 
-def plain_all_reduce(buffer: Tensor, group: dist.ProcessGroup | None) -> Done:
-    """What DDP does without a hook: the mean over its group."""
-    buffer.div_(dist.get_world_size(group))
+def backend_sum(buffer: Tensor, group: dist.ProcessGroup | None, finish: Finish) -> Done:
+    """One step to the end: each costs its thread a turn of Python's lock."""
     future: Any = dist.all_reduce(buffer, group=group, async_op=True).get_future()
-    return future.then(lambda done: done.value()[0])
+    return future.then(lambda done: finish(done.value()[0]))
 
 
 def ddp_hook(state: DDPState, bucket: Bucket) -> Done:

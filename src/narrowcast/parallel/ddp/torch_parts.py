@@ -28,6 +28,12 @@ def check_state(model: DistributedDataParallel) -> None:
     """For a hook without `attach`; the model may be an object that stands in for one."""
     private.check("autograd", torch, private.AUTOGRAD)
     private.check(OWNER, model, JOIN)
+    # an option of torch._dynamo, which versions may drop: there is nothing to refuse then
+    if getattr(model, "_use_python_reducer", False):
+        raise RuntimeError(
+            'attach: the model was made with torch._dynamo.config.optimize_ddp = "python_reducer", which sums each '
+            'parameter by itself and has no buckets for a hook; set it to "ddp_optimizer", the default, before DDP(...)'
+        )
 
 
 def check(model: DistributedDataParallel) -> None:

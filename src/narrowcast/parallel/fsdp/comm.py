@@ -30,6 +30,7 @@ from narrowcast.parallel.fsdp.layout import Sharded, Unit
 from narrowcast.parallel.fsdp.matrices import Member, start_matrices
 from narrowcast.parallel.fsdp.torch_parts import AllGather, ReduceScatter
 from narrowcast.parallel.policy import GRADIENT, PARAMETER
+from narrowcast.parallel.profiled import profiled
 from narrowcast.parallel.ranks import propagate_errors
 from narrowcast.parallel.seeds import seed_of
 from narrowcast.parallel.stats import all_reduce_bytes, compressed_values
@@ -119,6 +120,7 @@ class Gradients(_Comm, ReduceScatter):
             self.state.begin_backward()
         return super().allocate(size, dtype=dtype, device=device)
 
+    @profiled("reduce_scatter")
     def __call__(
         self,
         output_tensor: Tensor,
@@ -129,10 +131,25 @@ class Gradients(_Comm, ReduceScatter):
     ) -> None:
         with propagate_errors(*self.state.channels):
             self.prepare(input_tensor.numel())
-            if input_tensor.dtype not in FLOATS:
+            done = self._ready(input_tensor.numel())
+            if input_tensor.dtype not in FLOATS or self._takes_own_road(input_tensor):
                 self.plain(output_tensor, input_tensor, group, op)
             else:
                 self._reduce(output_tensor.view(-1), input_tensor.view(-1), op)
+            done()
+
+    def _ready(self, values: int) -> Callable[[], None]:
+        """Let an autopilot time this call."""
+        pilot = self.state.pilot
+        return pilot.unit(self.unit, tuple(t.name for t in self.last), values) if pilot is not None else lambda: None
+
+    def _takes_own_road(self, x: Tensor) -> bool:
+        """Whether an autopilot leaves it to FSDP, whose gradients it may want to see all the same."""
+        pilot = self.state.pilot
+        if pilot is None or not pilot.is_plain(self.state.step):
+            return False
+        self.state.show(self.unit, self.last, x.view(-1))
+        return True
 
     def prepare(self, numel: int) -> None:
         """Find out what travels, and how it goes on: of a later failure this group no longer hears."""
@@ -223,6 +240,7 @@ class Parameters(_Comm, AllGather):
         self.plain = plain
         self.last = LastGathered()
 
+    @profiled("all_gather")
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:

@@ -7,11 +7,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from narrowcast.codecs import ErrorReport
+from narrowcast.parallel.autopilot import Autopilot, Replay
 from narrowcast.parallel.fsdp import torch_parts
 from narrowcast.parallel.fsdp.shards import FSDPState, check_free, gathered_digest
-from narrowcast.parallel.handle import Handle, StateReference, check_strict
+from narrowcast.parallel.handle import Handle, StateReference, announced, check_strict
 from narrowcast.parallel.ranks import FACTORS, check_same
-from narrowcast.parallel.stats import CallEvent, Stats, TensorRow, render
+from narrowcast.parallel.stats import CallEvent, Stats, TensorRow, lossy, render
 
 
 class FSDPHandle(Handle):
@@ -19,6 +20,8 @@ class FSDPHandle(Handle):
 
     def __init__(self, state: FSDPState) -> None:
         self._reference, self._stats = StateReference(state), state.stats
+        of = state.policies["gradient"]
+        self._pilot = of if isinstance(of, Autopilot | Replay) else None
 
     @property
     def _state(self) -> FSDPState:
@@ -39,12 +42,16 @@ class FSDPHandle(Handle):
     def seed(self) -> int:
         return self._state.seed
 
+    def link(self) -> str:
+        state = self._state
+        return state.probe.verdict(lossy(state.rows())) if state.probe else ""
+
     def stats(self) -> dict[str, float]:
         parts = self._ended_passes()
         totals = Stats.total(parts.values()).as_dict()
         for role, part in parts.items():
             totals |= {f"{role}_{key}": getattr(part, key) for key in ("calls", "sent_bytes", "plain_bytes")}
-        return totals
+        return totals | (self._pilot.counters() if self._pilot is not None else {})
 
     def events(self) -> list[CallEvent]:
         return sorted(Stats.total(self._stats.values()).events, key=lambda event: event.start)
@@ -57,6 +64,13 @@ class FSDPHandle(Handle):
 
     def errors(self) -> dict[str, ErrorReport]:
         return dict(self._stats["gradient"].sampled)
+
+    def history(self) -> list[dict[str, Any]]:
+        return self._pilot.history() if self._pilot is not None else []
+
+    def observe(self, loss: float) -> None:
+        if self._pilot is not None:
+            self._pilot.observe(loss)
 
     def check_ranks(self) -> None:
         state = self._state
@@ -79,11 +93,9 @@ class FSDPHandle(Handle):
 
 def attach_fsdp(model: nn.Module, gradients: object, strict: bool, **options: Any) -> Handle:
     """`attach` for FSDP2. options: those of `FSDPState`."""
-    if isinstance(gradients, str) and gradients == "auto":
-        raise ValueError("attach: gradients='auto' is for DDP; with FSDP2 give a spec, as 'int8/256'")
     torch_parts.check(model)
     check_free(model)
     state = FSDPState(model, gradients, **options)
     check_strict(state, strict)
     state.install()
-    return FSDPHandle(state)
+    return announced(FSDPHandle(state))

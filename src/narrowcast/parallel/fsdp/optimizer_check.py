@@ -1,19 +1,25 @@
-"""An optimizer that was made before `fully_shard` steps on tensors that the model no longer has: say so."""
+"""Optimizers that cannot work: made before `fully_shard`, so that they step on tensors that the model no longer has; or
+LBFGS, which takes the difference of rounded gradients for curvature.
+"""
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-_watched: weakref.WeakKeyDictionary[nn.Module, Sequence[Tensor]] = weakref.WeakKeyDictionary()
-"""The models whose optimizer has not come by yet, and their parameters."""
+log = logging.getLogger("narrowcast")
+
+Rounds = Callable[[], bool]
+_watched: weakref.WeakKeyDictionary[nn.Module, tuple[Sequence[Tensor], Rounds]] = weakref.WeakKeyDictionary()
+"""The models whose optimizer has not come by yet, their parameters if they are sharded, and whether gradients round."""
 _hooks: list[RemovableHandle] = []
 """One hook for all models, which stays: torch walks over its hooks while they run, and none may go meanwhile."""
 
@@ -22,11 +28,15 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def watch(model: nn.Module, parameters: Sequence[Tensor]) -> Callable[[], None]:
-    """Look at every optimizer that steps until one has the model's parameters; returns the way to stop."""
+def watch(model: nn.Module, parameters: Sequence[Tensor], rounds: Rounds = lambda: False) -> Callable[[], None]:
+    """Look at every optimizer that steps until one has the model's parameters; returns the way to stop.
+
+    parameters: those that `fully_shard` made, if it did. rounds: whether to warn of LBFGS, since codecs that round may
+    be in use; of sharded parameters it takes none that are uneven, so nobody comes with it there.
+    """
     if not _hooks:
         _hooks.append(register_optimizer_step_pre_hook(_look))
-    _watched[model] = parameters
+    _watched[model] = parameters, rounds
     weak = weakref.ref(model)
 
     def stop() -> None:
@@ -39,12 +49,17 @@ def watch(model: nn.Module, parameters: Sequence[Tensor]) -> Callable[[], None]:
 
 def _look(optimizer: Optimizer, *_: Any) -> None:
     theirs = parameters_of(optimizer)
-    for model, parameters in list(_watched.items()):
+    for model, (parameters, rounds) in list(_watched.items()):
         # asked for anew: a model may have been filled from the meta device since
         ours = {id(p) for p in model.parameters()}
         if any(id(p) in ours for p in theirs):
             _watched.pop(model, None)
-        elif all(p.grad is None for p in theirs) and _twins(theirs, parameters):
+            if isinstance(optimizer, LBFGS) and rounds():
+                log.warning(
+                    "attach: LBFGS takes differences of gradients for curvature, and those of rounded gradients are "
+                    "mostly rounding: with int8/256 a test ended 89 %% off; attach as-is, or take another optimizer"
+                )
+        elif parameters and all(p.grad is None for p in theirs) and _twins(theirs, parameters):
             raise RuntimeError(
                 "attach: this optimizer holds the parameters that the model had before fully_shard, so its steps "
                 "change nothing; make the optimizer after fully_shard"

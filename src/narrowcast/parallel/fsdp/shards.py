@@ -15,6 +15,8 @@ from narrowcast.codecs import Codec, KeptFactors
 from narrowcast.codecs import codec as codec_named
 from narrowcast.collectives import Channel, Exchange, Reduction, Residuals, TorchTransport, all_reduce, segment_ranges
 from narrowcast.parallel import policy, scaling
+from narrowcast.parallel.autopilot import Autopilot, Replay
+from narrowcast.parallel.autopilot.fsdp import unit_pilot
 from narrowcast.parallel.fsdp import layout, optimizer_check
 from narrowcast.parallel.fsdp.comm import BETWEEN, Between, Gradients, Parameters, check_parameters
 from narrowcast.parallel.fsdp.layout import Sharded, Unit
@@ -28,7 +30,7 @@ from narrowcast.parallel.fsdp.torch_parts import (
 )
 from narrowcast.parallel.policy import GRADIENT, PARAMETER, Watch
 from narrowcast.parallel.probe import probe
-from narrowcast.parallel.ranks import digest, local_part, propagate_errors
+from narrowcast.parallel.ranks import agree, digest, local_part, propagate_errors
 from narrowcast.parallel.residuals import ModelResiduals, check_saved
 from narrowcast.parallel.seeds import own_seed
 from narrowcast.parallel.stats import Stats, TensorRow, lossy
@@ -72,12 +74,17 @@ class FSDPState:
         self._undo: list[Undo] = []
         self._trained = {tensor.name for unit in self.units for tensor in unit.tensors if tensor.trainable}
         """Those that were trainable at first: they may have residuals although they are frozen now."""
+        if isinstance(gradients, Autopilot):
+            gradients.claim()
         try:
             # with the channels open, so that whoever fails is heard; ranks that disagree find out here already
             with propagate_errors(*self.channels):
+                agree(self.channel, "attach", policy.spelled(gradients))
                 self._check(between is not None)
+                self.pilot = unit_pilot(self, gradients, shard)
                 device = torch.device(self.units[0].mesh.mesh.device_type)
-                self.probe = probe(self.channel, lossy(self.rows()), device) if self.channel.world > 1 else None
+                asks = self.channel.world > 1 and self.pilot is None
+                self.probe = probe(self.channel, lossy(self.rows()), device) if asks else None
         except Exception:
             self.close()
             raise
@@ -144,8 +151,12 @@ class FSDPState:
         if PARAMETER not in self.policies:
             notes.append("parameters: FSDP's own all-gather, as they are; give parameters= to send them in few bits")
         notes += [f"{n}: not sharded by FSDP, which leaves its gradient alone" for n in self._unsharded()]
-        if self.probe is None:
+        if isinstance(of := self.policies[GRADIENT], Autopilot | Replay):
+            notes += of.notes()
+        if self.channel.world == 1:
             return [*notes, "one rank: nothing travels, and nothing is rounded"]
+        if self.probe is None:
+            return notes
         slow = (self.probe.note(codec, values) for codec, values in lossy(self.rows()).items())
         return notes + [text for text in slow if text is not None]
 
@@ -185,6 +196,8 @@ class FSDPState:
         if self._in_step and not self.units[0].private.in_backward:
             self._in_step = False
             self._step += 1
+            if self.pilot is not None:
+                self.pilot.road.times.end()
             for stats in self.stats.values():
                 stats.steps += 1
 
@@ -197,7 +210,7 @@ class FSDPState:
 
     def show(self, unit: Unit, tensors: Sequence[Sharded], x: Tensor) -> None:
         """Let the policies that watch see this rank's gradients."""
-        if not self._watch.active:
+        if not self._watch.active or (self.pilot is not None and not self.pilot.looks(self.step)):
             return
         x_WL = x.view(self.channel.world, -1)
         for tensor, (low, high) in zip(tensors, segment_ranges([t.part(len(x_WL)) for t in tensors]), strict=True):
@@ -238,6 +251,8 @@ class FSDPState:
             self._undo.append(module.register_load_state_dict_post_hook(forget).remove)
 
     def _install(self, unit: Unit) -> None:
+        if self.pilot is not None and unit is self.units[0]:
+            self._undo.append(self.model.register_forward_pre_hook(self.pilot.before_forward).remove)
         module, (reduce_scatter, all_gather, _) = unit.module, unit.private.collectives
         gradients = Gradients(self, unit, reduce_scatter)
         module.set_custom_reduce_scatter(gradients)

@@ -2,32 +2,56 @@
 
 from __future__ import annotations
 
+import weakref
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from narrowcast.parallel.attach import attach as attach_model
-from narrowcast.parallel.attach import is_sharded, uncompiled
+from narrowcast.parallel.attachment import attach as attach_model
+from narrowcast.parallel.attachment import is_sharded
 from narrowcast.parallel.handle import Handle
-from narrowcast.parallel.residuals import WholeResiduals
+from narrowcast.parallel.integrations import saved
+from narrowcast.parallel.wrappers import inner_model
+
+_attached: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+"""How many models each Accelerator has in its checkpoints."""
 
 
 def attach(accelerator: Any, model: nn.Module, gradients: object, *, checkpoint: bool = True, **options: Any) -> Handle:
     """`nc.attach` with Accelerate's loss scaler; the residuals go into `accelerator.save_state` if `checkpoint`.
 
-    model: what `accelerator.prepare` returned. Collective. On one process Accelerate wraps nothing, so there is
-    nothing to attach to.
+    model: what `accelerator.prepare` returned, compiled or not. Collective. On one process, where Accelerate wraps
+    nothing, the handle has nothing to do. Checkpoints have `narrowcast.pt` where something is owed; one without it,
+    made before narrowcast was there, can be loaded all the same.
     """
-    if not (isinstance(uncompiled(model), DistributedDataParallel) or is_sharded(model)):
-        kind, processes = type(model).__name__, accelerator.num_processes
+    inner, processes = inner_model(model), accelerator.num_processes
+    if processes > 1 and not (isinstance(inner, DistributedDataParallel) or is_sharded(inner)):
         raise TypeError(
-            f"attach: got {kind} of an Accelerator with {processes} process(es); give the model that prepare() "
-            "returned, on several processes"
+            f"attach: got {type(inner).__name__} of an Accelerator with {processes} processes "
+            f"({accelerator.distributed_type}); give the model that prepare() returned, which is one of "
+            "DistributedDataParallel or sharded by FSDP2 (fsdp_version=2)"
         )
     options.setdefault("scaler", accelerator.scaler)
     handle = attach_model(model, gradients, **options)
     if checkpoint:
-        # with save_on_each_node the first process of each node writes, and otherwise that of the first
-        accelerator.register_for_checkpointing(WholeResiduals(handle, writes=accelerator.is_local_main_process))
+        _keep_in_checkpoints(accelerator, handle)
     return handle
+
+
+def _keep_in_checkpoints(accelerator: Any, handle: Handle) -> None:
+    """By hooks: what is registered for checkpointing must be in every checkpoint that is loaded."""
+    number = _attached[accelerator] = _attached.get(accelerator, -1) + 1
+    name = saved.FILE if number == 0 else saved.FILE.replace(".", f"_{number}.")
+
+    def save(_: list[nn.Module], __: list[Any], folder: str) -> None:
+        each_node = accelerator.project_configuration.save_on_each_node
+        writes = accelerator.is_local_main_process if each_node else accelerator.is_main_process
+        saved.save(handle, Path(folder) / name, writes)
+
+    def load(_: list[nn.Module], folder: str) -> None:
+        saved.load(handle, Path(folder) / name, accelerator.device)
+
+    accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(load)

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from narrowcast.parallel import policy
 from narrowcast.parallel.ddp.hook import Bucket, DDPState
-from narrowcast.parallel.stats import CallEvent, TensorRow, render
+from narrowcast.parallel.stats import CallEvent, Stats, TensorRow, render
 
 
 class HookState:
@@ -44,7 +44,7 @@ class HookState:
         return self._state.reduce(bucket)
 
     def stats(self) -> dict[str, float]:
-        return self.state.stats.as_dict()
+        return (self._state.stats if self._state is not None else Stats()).as_dict()
 
     def events(self) -> list[CallEvent]:
         return list(self.state.stats.events)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from torch.optim import Optimizer
 
 from narrowcast.codecs import Matrix
 from narrowcast.parallel.fsdp.optimizer_check import parameters_of
+from narrowcast.parallel.local_sgd.fragments import Clock, float_buffers
+from narrowcast.parallel.local_sgd.replica import Replica, Values
+from narrowcast.parallel.local_sgd.sending import Flight
 from narrowcast.parallel.ranks import local_part
 from narrowcast.parallel.residuals import check_factors
 
@@ -21,6 +25,8 @@ Tensors = Mapping[str, Tensor]
 Keys = Mapping[Tensor, set[str]]
 RESIDUALS = "owed"
 """The key of the residuals in a checkpoint, as it is in those that exist."""
+UNDER_WAY, DUE, NEVER = "under way", "due", -1
+"""The results that are to land, and the steps after which each does."""
 FACTORS = "factors"
 """Of low rank: the same on all workers. Checkpoints of older versions have none."""
 
@@ -35,11 +41,6 @@ def like(parameter: Tensor, part: Tensor) -> Tensor:
     local = part.view(local_part(parameter).shape).clone()
     mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
-
-
-def start_of(parameter: Tensor, anchor: Tensor) -> Tensor:
-    """What a worker had when its round began: the anchor in the parameter's type, of which 16 bits keep a part."""
-    return anchor.to(parameter.dtype).float()
 
 
 def blank(outer: Optimizer) -> dict[Tensor, dict[str, Any]]:
@@ -60,29 +61,72 @@ def own_keys(outer: Optimizer) -> dict[Tensor, set[str]]:
     return {anchor: set(outer.state.get(anchor, ())) for anchor in parameters_of(outer)}
 
 
-def to_save(
-    parameters: Tensors,
-    anchors: Tensors,
-    residuals: Tensors,
-    factors: Mapping[str, Tensor],
-    outer: Optimizer,
-    counters: dict[str, int],
-) -> State:
+@dataclass(frozen=True)
+class Beside:
+    """What a checkpoint has beside the worker itself."""
+
+    residuals: Tensors
+    factors: Mapping[str, Tensor]
+    clock: Clock
+    flights: Sequence[Flight]
+    """All of which have arrived."""
+
+
+def to_save(own: Replica, kept: Beside) -> State:
     """A checkpoint. Before the first exchange it has places for the state to come, for whoever fills it."""
-    places = {} if counters["exchanges"] else blank(outer)
-    kept = {
-        name: _by_key(name, parameters[name], anchor, {**places.get(anchor, {}), **outer.state.get(anchor, {})})
+    outer, anchors, clock = own.outer, own.anchors, kept.clock
+    places = {} if clock.exchanges else blank(outer)
+    states = {
+        name: _by_key(name, own.parameters[name], anchor, {**places.get(anchor, {}), **outer.state.get(anchor, {})})
         for name, anchor in anchors.items()
     }
     groups = [{key: v for key, v in group.items() if key != "params"} for group in outer.param_groups]
-    return {
-        "anchors": {name: like(parameters[name], anchor) for name, anchor in anchors.items()},
-        RESIDUALS: {name: like(parameters[name], part) for name, part in residuals.items()},
-        FACTORS: dict(factors),
-        "outer": {name: state for name, state in kept.items() if state},
+    state: State = {
+        "anchors": {name: like(own.parameters[name], anchor) for name, anchor in anchors.items()},
+        RESIDUALS: {name: like(own.parameters[name], part) for name, part in kept.residuals.items()},
+        FACTORS: dict(kept.factors),
+        "outer": {name: state for name, state in states.items() if state},
         "groups": copy.deepcopy(groups),
-        "counters": counters,
+        "counters": {"steps": clock.steps, "exchanges": clock.exchanges},
     }
+    if not own.updates.blocks:
+        state["counters"] = {"steps": clock.steps, "exchanges": clock.exchanges, "begun": clock.begun}
+        state["rounds"] = list(clock.rounds)
+    return state | (_under_way(own, kept.flights) if own.updates.delay else {})
+
+
+def _under_way(own: Replica, flights: Sequence[Flight]) -> State:
+    """By parameter and buffer, with places for those that are not under way."""
+    due, values = dict[str, int](), Values()
+    for flight in flights:
+        due |= dict.fromkeys([*flight.gradients, *flight.buffers], flight.due)
+        values |= {**flight.gradients, **flight.buffers}
+    floats = float_buffers(own.model)
+    blank_ = {name: torch.zeros_like(value) for name, value in {**own.anchors, **floats}.items()}
+    shaped = {name: like(own.parameters.get(name, value), values.get(name, value)) for name, value in blank_.items()}
+    return {UNDER_WAY: shaped, DUE: {name: due.get(name, NEVER) for name in shaped}}
+
+
+def flights_of(own: Replica, state: State) -> list[Flight]:
+    """What was under way, as having arrived; it lands when it was to."""
+    names_at: dict[int, list[str]] = {}
+    for name, step in state.get(DUE, {}).items():
+        if step != NEVER:
+            names_at.setdefault(int(step), []).append(name)
+    flights = []
+    for step, names in sorted(names_at.items()):
+        parts = {name: local_part(state[UNDER_WAY][name]).clone() for name in names}
+        gradients = {n: part.to(own.anchors[n].device) for n, part in parts.items() if n in own.anchors}
+        flights.append(Flight(step, gradients, {n: part for n, part in parts.items() if n not in own.anchors}))
+    return flights
+
+
+def tensors_of_workers(state: State) -> list[Tensor]:
+    """What differs between workers that average with neighbours: anchors, momenta, gradients under way."""
+    outer = [value for by_key in state["outer"].values() for value in by_key.values()]
+    found = [*state["anchors"].values(), *state.get(UNDER_WAY, {}).values(), *outer]
+    floats = (value for value in found if isinstance(value, Tensor) and value.dtype == torch.float32 and value.dim())
+    return [local_part(value) for value in floats]
 
 
 def _by_key(name: str, parameter: Tensor, anchor: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,19 +151,20 @@ def _check_whole(name: str, key: str, parameter: Tensor, value: Tensor) -> None:
         )
 
 
-def load(parameters: Tensors, anchors: Tensors, outer: Optimizer, fresh: Keys, state: State) -> dict[str, Tensor]:
+def load(own: Replica, fresh: Keys, state: State) -> dict[str, Tensor]:
     """Fill anchors and outer optimizer; returns the residuals, by name. fresh: the keys of an optimizer without steps.
 
     A state from before the first exchange has places that an optimizer fills in its first step, and must find empty.
     """
-    check(parameters, state)
+    anchors = own.anchors
+    check(own.parameters, state)
     begun = bool(state["counters"]["exchanges"])
     kept: dict[Tensor, dict[str, Any]] = {}
     for name, anchor in anchors.items():
         anchor.copy_(_part(state["anchors"][name], anchor))
         theirs = state["outer"].get(name, {})
         kept[anchor] = {k: _part(v, anchor) for k, v in theirs.items() if begun or k in fresh.get(anchor, ())}
-    _load_optimizer(outer, kept, state["groups"])
+    _load_optimizer(own.outer, kept, state["groups"])
     return {name: _part(value, anchors[name]).flatten() for name, value in state[RESIDUALS].items()}
 
 

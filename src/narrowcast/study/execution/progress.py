@@ -59,7 +59,9 @@ class Tally:
     def whole_eta(self) -> str:
         each = [self.eta(kind) for kind in self.total]
         known = sum(seconds for seconds in each if seconds is not None)
-        return clock_time(known) if None not in each else f"more than {clock_time(known)}"
+        if None not in each:
+            return clock_time(known)
+        return f"more than {clock_time(known)}" if round(known) else "nobody knows how long"
 
     def line(self) -> str:
         parts = [f"{kind} {self.done[kind]}/{self.total[kind]}" for kind in self.total]

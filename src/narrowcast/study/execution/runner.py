@@ -116,7 +116,7 @@ def _git(root: Path, *words: str) -> str:
 
 
 @dataclass(frozen=True)
-class Recorder:
+class ResultRecorder:
     """Writes what a case gave, and tells the progress."""
 
     results: Results
@@ -147,7 +147,7 @@ class _Runner:
         grids = [[case for case in grid if kind_of(case) in kinds] for grid in every_grid]
         every = [case for grid in grids for case in grid]
         with Progress(self.study.name, every, self.results.done(), self.options.quiet) as progress:
-            self.record = Recorder(self.results, progress)
+            self.record = ResultRecorder(self.results, progress)
             self._all(grids)
             if not self.in_time():
                 progress.note("the budget is used up; run the same command again to go on")

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
-from narrowcast.figures import WIDTH, Axis, Markup, Plot, drawing, lines, lone, number, pad_range, points, tag, text
+from narrowcast.figures import (
+    WIDTH,
+    Axis,
+    Box,
+    Markup,
+    Plot,
+    axis_across,
+    drawing,
+    lines,
+    lone,
+    number,
+    pad_range,
+    points,
+    room_for,
+    tag,
+    text,
+)
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import grouped
 from narrowcast.study.analysis.findings import Accuracy, Step
 from narrowcast.study.analysis.statistics import Interval
-from narrowcast.study.report.figure import Context, Figure, Panel, axis_across, room_for
+from narrowcast.study.report.figure import Context, Figure, Panel
 
 ROW, TOP, BOTTOM, MOST = 19, 6, 36, 24
 LONGEST = 26
 BAND = 0.10
+MANY = 8
+"""Of more wires each has a row, and marks are layers: so many marks in a row are not told apart."""
 
 
 def _mean(row: Accuracy, layer: str, what: str) -> float:
@@ -36,13 +54,13 @@ def _short(name: str) -> str:
     return name if len(name) <= LONGEST else "…" + name[1 - LONGEST :]
 
 
-def _marks(context: Context, row: Accuracy, names: Sequence[str], across: Axis) -> Markup:
+def _marks(context: Context, row: Accuracy, heights: Mapping[str, float], across: Axis) -> Markup:
+    """At the height of each layer."""
     parts = []
     for name, ratio in _ratios(row).items():
-        if name in names:
-            tip = tag("title", f"{context.label(row)}: {ratio:.1f} dB")
-            y = TOP + ROW * (names.index(name) + 0.5)
-            parts.append(tag("g", tip, context.palette.mark(row.wire, across.at(ratio), y)))
+        if name in heights:
+            tip = tag("title", f"{context.label(row)}, {name}: {ratio:.1f} dB")
+            parts.append(tag("g", tip, context.palette.mark(row.wire, across.at(ratio), heights[name])))
     return context.coloured(row, *parts)
 
 
@@ -52,19 +70,25 @@ def _layer_panel(context: Context, rows: Sequence[Accuracy]) -> Panel:
     # of many layers those with the most noise: they are what one looks for
     noisiest = sorted(every, key=lambda name: min(known.get(name, math.inf) for known in ratios))[:MOST]
     names = [name for name in every if name in noisiest]
-    left = room_for(map(_short, names))
-    bottom = TOP + ROW * len(names)
-    across = Axis(pad_range([v for known in ratios for v in known.values()], 0.05), left, WIDTH - 12, log=False)
+    by_wire = len(rows) > MANY
+    heads = [context.label(row) for row in rows] if by_wire else [_short(name) for name in names]
+    heights = [TOP + ROW * (i + 0.5) for i in range(len(heads))]
+    left, bottom = room_for(heads), TOP + ROW * len(heads)
+    values = [ratio for known in ratios for name, ratio in known.items() if name in names]
+    across = Axis(pad_range(values, 0.05), left, WIDTH - 12, log=False)
     grid, numbers, axis = axis_across(across, TOP, bottom, "signal to noise, dB")
-    heights = [TOP + ROW * (i + 0.5) for i in range(len(names))]
     dots = lines([(left, y, WIDTH - 12, y) for y in heights], "grid dot")
-    heads = [text(left - 8, y + 4, _short(name), "end", "n") for y, name in zip(heights, names, strict=True)]
-    marks = [_marks(context, row, names, across) for row in rows]
+    written = [text(left - 8, y + 4, head, "end", "n") for y, head in zip(heights, heads, strict=True)]
+    levels = (
+        [dict.fromkeys(names, y) for y in heights] if by_wire else [dict(zip(names, heights, strict=True))] * len(rows)
+    )
+    marks = [_marks(context, row, level, across) for row, level in zip(rows, levels, strict=True)]
     title = context.setting(rows[0], "model", "data")
-    title += f" · the {MOST} noisiest of {len(every)}" if len(every) > MOST else ""
-    parts = (grid, dots, *numbers, *heads, *marks, axis)
-    picture = drawing(WIDTH, bottom + BOTTOM, f"Error by layer: {title}", *parts)
-    return Panel(title, picture, {"data_model": rows[0].model})
+    title += f" · the {MOST} noisiest of {len(every)} layers" if len(every) > MOST else ""
+    frame = Box(left, TOP, WIDTH - 12, bottom)
+    parts = (grid, dots, *numbers, *written, *marks, axis)
+    picture = drawing(WIDTH, bottom + BOTTOM, f"Error by layer: {title}", *parts, frame=frame)
+    return Panel(title, picture, {"data_model": rows[0].model}, len(values))
 
 
 def _layer_sentence(context: Context, rows: Sequence[Accuracy]) -> str:
@@ -101,7 +125,8 @@ def layers(context: Context) -> Figure | str:
         _layer_sentence(context, rows),
         [_layer_panel(context, same) for same in places],
         "Gradients of the trainings themselves, each sent through the codec once: power of the gradient over power of "
-        "the error, mean over seeds. A whole bit more is about 6 dB.",
+        "the error, mean over seeds. A whole bit more is about 6 dB. Of more than eight wires each has a row, and its "
+        "marks are layers.",
         context.table("Error by layer, mean over seeds", heads, listed),
         context.legend(rows),
     )
@@ -134,7 +159,7 @@ def _times(context: Context, forecasts: Sequence[Forecast]) -> Panel:
     heights = [(one, one[1].value) for one in forecasts]
     _plot_forecasts(context, plot, heights, [*top, (high, high / factor), (low * factor, low)])
     label = "Predicted step time against measured step time, with a band of ten per cent"
-    return Panel("Step times", plot.markup(label))
+    return Panel("Step times", plot.markup(label), shows=len(forecasts))
 
 
 def _errors(context: Context, forecasts: Sequence[Forecast]) -> Panel:
@@ -145,7 +170,11 @@ def _errors(context: Context, forecasts: Sequence[Forecast]) -> Panel:
     plot.add(plot.polyline(xs, [0.0, 0.0], "ideal"))
     band = [(xs[0], -tenth), (xs[1], -tenth), (xs[1], tenth), (xs[0], tenth)]
     _plot_forecasts(context, plot, list(zip(forecasts, errors, strict=True)), band)
-    return Panel("The same, as errors", plot.markup("Error of the prediction in per cent against measured step time"))
+    return Panel(
+        "The same, as errors",
+        plot.markup("Error of the prediction in per cent against measured step time"),
+        shows=len(forecasts),
+    )
 
 
 def predictions(context: Context) -> Figure | str:

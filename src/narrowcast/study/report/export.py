@@ -69,7 +69,7 @@ def _accuracy_row(row: Accuracy) -> dict[str, Any]:
     return {**cells, **_spread("difference", row.difference.interval), **tested}
 
 
-def _tidy(value: object) -> object:
+def tidy(value: object) -> object:
     """Five digits are more than anything here has; what is not finite is not known."""
     if not isinstance(value, float):
         return value
@@ -84,7 +84,7 @@ def rows(findings: Findings) -> list[dict[str, Any]]:
         *({**_axes(f), "message_bytes": f.line["bytes"], "bus_gbps": f.line["bus_gbps"]} for f in findings.buses),
         *({**_axes(failed), "error": failed.error} for failed in findings.failures),
     ]
-    return [map_leaves(row, _tidy) for row in listed]
+    return [map_leaves(row, tidy) for row in listed]
 
 
 def as_csv(findings: Findings) -> str:
@@ -115,7 +115,7 @@ def summary(findings: Findings, *, with_rows: bool = True) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "study": findings.name,
         "sessions": _sessions(findings),
-        "verdict": map_leaves(judge(findings).as_dict(), _tidy),
+        "verdict": map_leaves(judge(findings).as_dict(), tidy),
         "insights": [insight.as_dict() for insight in insights(findings)],
     }
     if with_rows:

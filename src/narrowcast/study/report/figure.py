@@ -8,7 +8,27 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any, TypeVar
 
-from narrowcast.figures import LINE, Axis, Markup, Plot, join, lines, mark, spread, tag, text, text_width, tick_names
+from narrowcast.figures import (
+    WIDTH,
+    Box,
+    Look,
+    Markup,
+    Plot,
+    Seat,
+    end_labels,
+    height_for,
+    join,
+    line,
+    lone,
+    numbers,
+    panel,
+    place_labels,
+    room_beside,
+    row,
+    table,
+    tag,
+    text,
+)
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import Finding
 from narrowcast.study.analysis.findings import Findings, Step
@@ -19,11 +39,6 @@ FILTERS = ("model", "wire", "workers")
 """The axes by which the page can be filtered."""
 OPEN_PANELS = 6
 """So many drawings are seen at once, half as many again of narrow ones; the rest is a click away."""
-COLOURS = 8
-DASHES = (None, "7 3", "2 3", "9 3 2 3")
-SHAPES = ("circle", "square", "diamond", "up", "down", "cross", "ring", "box")
-GAP = 9.0
-"""From the end of a line to its label."""
 
 
 @dataclass(frozen=True)
@@ -66,22 +81,16 @@ class Table:
         caption = self.caption
         if len(shown) < len(self.rows):
             caption += f": the first {len(shown)} of {len(self.rows)} rows, to keep the file small; --csv has all"
-        heads = tag("tr", *(tag("th", head, scope="col") for head in self.columns))
-        body = join(self._row(row) for row in shown)
-        inner = (tag("caption", caption), tag("thead", heads), tag("tbody", body))
-        table = tag("table", *inner, class_=f"l{self.left} t{self.tail}" + " prose" * self.prose)
-        # a part of the page that scrolls must be reachable by keyboard, and have a name
-        return tag("div", table, class_="scroll", tabindex="0", role="region", aria_label=self.caption)
+        body = [self._row(row) for row in shown]
+        return table(caption, self.columns, body, f"l{self.left} t{self.tail}" + " prose" * self.prose, self.caption)
 
-    def _row(self, row: TableRow) -> Markup:
-        first = tag("th", row.cells[0], scope="row")
-        hidden = {f"data_{name}": row.finding.line.get(name) for name in FILTERS} if row.finding else {}
-        return tag("tr", first, *(tag("td", cell) for cell in row.cells[1:]), **hidden)
+    def _row(self, one: TableRow) -> Markup:
+        hidden = {f"data_{name}": one.finding.line.get(name) for name in FILTERS} if one.finding else {}
+        return row(one.cells, **hidden)
 
     def details(self, limits: Limits) -> Markup:
         """Behind a click."""
-        summary = tag("summary", f"The numbers ({len(self.rows)} rows)")
-        return tag("details", summary, self.markup(limits.rows), class_="numbers")
+        return numbers(self.markup(limits.rows), len(self.rows))
 
 
 @dataclass(frozen=True)
@@ -91,9 +100,13 @@ class Panel:
     title: str
     drawing: Markup
     hidden_by: dict[str, object] = field(default_factory=dict)
+    shows: int = 2
+    """How many numbers: one alone is no picture."""
+    unnamed: bool = False
+    """Whether a mark has no label for want of room, so that a legend is needed."""
 
     def markup(self) -> Markup:
-        return tag("div", tag("p", self.title, class_="panel-title"), self.drawing, class_="panel", **self.hidden_by)
+        return panel(self.title, self.drawing, **self.hidden_by)
 
 
 @dataclass(frozen=True)
@@ -108,14 +121,22 @@ class Figure:
     narrow: bool = False
     """Drawings so small that three stand side by side."""
 
+    @property
+    def pictures(self) -> list[Panel]:
+        """What one number would fill is told by the sentence and the table."""
+        return [panel for panel in self.panels if panel.shows > 1]
+
     def markup(self, limits: Limits) -> list[Markup]:
-        parts = [tag("p", self.sentence, class_="proves"), self.legend, self._panels(limits)]
+        sentence = tag("p", self.sentence, class_="proves")
+        if not self.pictures:
+            return [sentence, self.table.markup(limits.rows)]
+        parts = [sentence, self.legend, self._panels(limits)]
         return [*parts, tag("p", self.reading, class_="reading"), self.table.details(limits)]
 
     def _panels(self, limits: Limits) -> Markup:
-        count = OPEN_PANELS * 3 // 2 if self.narrow else OPEN_PANELS
-        first, rest = self.panels[:count], self.panels[count : limits.panels]
-        lost = len(self.panels) - len(first) - len(rest)
+        panels, count = self.pictures, OPEN_PANELS * 3 // 2 if self.narrow else OPEN_PANELS
+        first, rest = panels[:count], panels[count : limits.panels]
+        lost = len(panels) - len(first) - len(rest)
         class_ = "panels narrow" if self.narrow else "panels"
         parts = [tag("div", *(panel.markup() for panel in first), class_=class_)]
         if rest:
@@ -129,39 +150,24 @@ class Figure:
 
 
 class Palette:
-    """One colour, mark and dash for each wire, the same in every figure; the colours themselves are in report.css.
-
-    The baseline is ink, the primary wire blue, others follow by their bits; after eight, dashes tell them apart.
-    """
+    """One look for each wire, the same in every figure: the baseline first, the primary wire, others by their bits."""
 
     def __init__(self, findings: Findings) -> None:
         first = [findings.baseline, findings.primary]
         order = [*first, *(wire for wire in findings.wires if wire not in first)]
-        self._slots = {wire: slot for slot, wire in enumerate(order)}
+        self._looks = {wire: Look(slot) for slot, wire in enumerate(order)}
+
+    def look(self, wire: str) -> Look:
+        return self._looks[wire]
 
     def colour(self, wire: str) -> str:
-        """The class that sets the colour."""
-        slot = self._slots[wire]
-        return f"w{slot if slot < COLOURS else 1 + (slot - 1) % (COLOURS - 1)}"
+        return self._looks[wire].colour
 
     def dash(self, wire: str) -> str | None:
-        return DASHES[min(self._slots[wire] // COLOURS, len(DASHES) - 1)]
+        return self._looks[wire].dash
 
     def mark(self, wire: str, x: float, y: float, size: float = 3.6) -> Markup:
-        return mark(SHAPES[self._slots[wire] % len(SHAPES)], x, y, size)
-
-
-def room_for(names: Iterable[str]) -> float:
-    """Left of a drawing, for the names of its rows."""
-    return 12 + max(text_width(name, 11.5) for name in names)
-
-
-def axis_across(across: Axis, top: float, bottom: float, name: str) -> tuple[Markup, list[Markup], Markup]:
-    """Of drawings whose rows have names instead of numbers: grid lines, numbers, and what the axis is called."""
-    ticks = {across.at(tick): number for tick, number in tick_names(across).items()}
-    numbers = [text(x, bottom + 14, number, class_="t") for x, number in ticks.items()]
-    named = text((across.begin + across.end) / 2, bottom + 31, name, class_="a")
-    return lines([(x, top, x, bottom) for x in ticks], "grid"), numbers, named
+        return self._looks[wire].mark(x, y, size)
 
 
 @dataclass(frozen=True)
@@ -254,26 +260,45 @@ class Context:
         marks = [(tip, self.palette.mark(wire, plot.x.at(x), plot.y.at(y), size)) for x, y, tip in places]
         return [path, *(tag("g", tag("title", tip), drawn) for tip, drawn in marks)]
 
-    def end_labels(self, plot: Plot, ends: Sequence[tuple[Finding, float]]) -> list[Markup]:
-        """The names of lines at their right ends, none over another. `ends` has the height of each."""
-        heights = spread([y for _, y in ends], LINE, plot.y.end + 4, plot.y.begin)
-        return [
-            text(plot.x.end + GAP, height + 4, self.label(finding), "start", "n")
-            for (finding, _), height in zip(ends, heights, strict=True)
-        ]
+    def end_labels(self, plot: Plot, ends: Sequence[tuple[Finding, float, float]]) -> list[Markup]:
+        """The names of lines at the right, none over another. `ends` has the place of each end."""
+        return end_labels(plot, [(self.label(finding), x, y) for finding, x, y in ends])
 
     def label_room(self, findings: Sequence[Finding]) -> float:
-        return GAP + 4 + max((text_width(self.label(finding)) for finding in findings), default=0.0)
+        """Right of the axes."""
+        return room_beside(map(self.label, findings))
+
+    def height_for(self, findings: Sequence[Finding]) -> float:
+        """Of a drawing whose labels stand below one another."""
+        return height_for(map(self.label, findings))
+
+    def beside(
+        self, plot: Plot, marks: Sequence[tuple[Finding, float, float]], lines: Sequence[Box]
+    ) -> tuple[list[Markup], bool]:
+        """The names of marks beside them, and whether there was no room for some."""
+        names = [self.label(finding) for finding, _, _ in marks]
+        frame = plot.frame_box._replace(right=float(WIDTH))
+        seats = place_labels([(x, y) for _, x, y in marks], names, frame, lines)
+        parts = [self._seated(mark, seat) for mark, seat in zip(marks, seats, strict=True) if seat]
+        return parts, None in seats
+
+    def _seated(self, mark: tuple[Finding, float, float], seat: Seat) -> Markup:
+        finding, x, y = mark
+        label = text(seat.x, seat.y, self.label(finding), seat.anchor, "n")
+        lead = [line(x, y, seat.x, seat.y - 4, class_="lead")] if seat.far else []
+        return self.coloured(finding, *lead, label)
 
     def by_wire(self, findings: Sequence[F]) -> list[F]:
         """In the order of all wires."""
         return sorted(findings, key=lambda finding: (self.findings.wires.index(finding.wire), str(finding.algorithm)))
 
-    def legend(self, findings: Sequence[Finding]) -> Markup:
-        """Marks and names of all wires that a figure shows."""
+    def legend(self, findings: Sequence[Finding], lined: bool = False) -> Markup:
+        """Marks and names of all wires that a figure shows; lined: with the dashes of their lines."""
         items = []
         for name, wire in {self.label(finding): finding.wire for finding in self.by_wire(findings)}.items():
-            mark = self.palette.mark(wire, 7, 7)
-            key = tag("svg", mark, viewBox="0 0 14 14", width="14", height="14", aria_hidden="true")
+            path = lone("line", x1=1, y1=7, x2=33, y2=7, class_="s", stroke_dasharray=self.palette.dash(wire))
+            parts, wide = ([path], 34) if lined else ([], 14)
+            mark = self.palette.mark(wire, wide / 2, 7)
+            key = tag("svg", *parts, mark, viewBox=f"0 0 {wide} 14", width=wide, height="14", aria_hidden="true")
             items.append(tag("li", key, name, class_=self.palette.colour(wire), data_wire=wire))
         return tag("ul", *items, class_="legend", aria_label="Wires")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 from collections.abc import Callable, Sequence
-from importlib.resources import files
+from dataclasses import dataclass, field
 
-from narrowcast.figures import Markup, lone, tag
+from narrowcast import figures
+from narrowcast.figures import Markup, document, lone, navigation, tag
 from narrowcast.study.analysis.findings import Findings
 from narrowcast.study.analysis.verdict import judge
 from narrowcast.study.report import sections
-from narrowcast.study.report.accuracy import accuracy_sentence, accuracy_table, time_to_accuracy, trade
+from narrowcast.study.report.accuracy import accuracy_sentence, accuracy_table, trade
+from narrowcast.study.report.bits import bits
+from narrowcast.study.report.courses import time_to_accuracy
 from narrowcast.study.report.errors import layers, predictions
 from narrowcast.study.report.export import summary
 from narrowcast.study.report.figure import FILTERS, Context, Figure, Limits
@@ -29,6 +30,7 @@ SECTIONS: dict[tuple[str, str], Sequence[tuple[str, str, Maker]]] = {
     ),
     ("accuracy", "Accuracy"): (
         ("trade", "Accuracy against speed", trade),
+        ("by-bits", "Accuracy against bits", bits),
         ("when", "Time to accuracy", time_to_accuracy),
         ("layers", "Error by layer", layers),
     ),
@@ -42,10 +44,6 @@ LARGEST = 1_000_000
 """Bytes of the file."""
 LIMITS = (Limits(), Limits(data=False), Limits(24, 300, False), Limits(12, 60, False), Limits(6, 12, False))
 """Tried in this order until the file is small enough; what is left out is said where it is missing."""
-
-
-def _resource(name: str) -> str:
-    return (files("narrowcast.study.report") / name).read_text(encoding="utf-8")
 
 
 def _filters(findings: Findings) -> Markup:
@@ -71,59 +69,81 @@ def _hatch() -> Markup:
     return tag("svg", tag("defs", pattern), width="0", height="0", class_="defs", aria_hidden="true")
 
 
-def _figures(context: Context, limits: Limits) -> list[Markup]:
-    parts, numbers = [], itertools.count(1)
+@dataclass
+class Body:
+    """Sections as they are made: what is drawn has a number, and what is not is listed with the reason."""
+
+    context: Context
+    limits: Limits
+    parts: list[Markup] = field(default_factory=list)
+    contents: list[tuple[str, str]] = field(default_factory=list)
+    absent: list[tuple[str, str]] = field(default_factory=list)
+    figures: int = 0
+
+    def section(self, key: str, title: str, first: Sequence[Markup], makers: Sequence[tuple[str, str, Maker]]) -> None:
+        """Without anything to show there is no heading either."""
+        made = [(name, head, make(self.context)) for name, head, make in makers]
+        self.absent += [(head, why) for _, head, why in made if isinstance(why, str)]
+        figures = [self._figure(figure, name, head) for name, head, figure in made if isinstance(figure, Figure)]
+        if first or figures:
+            self.contents.append((key, title))
+            self.parts += [tag("h2", title, id=key), *first, *figures]
+
+    def add(self, key: str, title: str, made: Markup | str) -> None:
+        """A section that is ready, or why there is none."""
+        if isinstance(made, Markup):
+            self.contents += [(key, title)] if made else []
+            self.parts.append(made)
+        else:
+            self.absent.append((title, made))
+
+    def _figure(self, figure: Figure, key: str, title: str) -> Markup:
+        self.figures += bool(figure.pictures)
+        return figures.figure(key, self.figures if figure.pictures else 0, title, *figure.markup(self.limits))
+
+    def not_drawn(self) -> Markup:
+        items = [tag("li", tag("b", f"{head}:"), f" {why}.") for head, why in self.absent]
+        return (
+            tag("section", tag("h2", "Not drawn", id="absent"), tag("ul", *items, class_="absent"))
+            if items
+            else Markup("")
+        )
+
+
+def _accuracy(context: Context, limits: Limits) -> list[Markup]:
+    if not context.findings.accuracies:
+        return []
+    rows = context.by_wire(context.findings.accuracies)
+    ordered = sorted(rows, key=lambda row: (str(row.data), str(row.model), row.workers))
+    return [
+        tag("p", accuracy_sentence(context), class_="proves"),
+        accuracy_table(context, ordered).markup(limits.rows),
+    ]
+
+
+def _body(context: Context, limits: Limits) -> Body:
+    body = Body(context, limits)
     for (key, title), makers in SECTIONS.items():
-        parts.append(tag("h2", title, id=key))
-        if key == "accuracy" and context.findings.accuracies:
-            rows = context.by_wire(context.findings.accuracies)
-            ordered = sorted(rows, key=lambda row: (str(row.data), str(row.model), row.workers))
-            parts.append(tag("p", accuracy_sentence(context), class_="proves"))
-            parts.append(accuracy_table(context, ordered).markup(limits.rows))
-        parts += [_figure(make(context), next(numbers), name, head, limits) for name, head, make in makers]
-    return parts
-
-
-def _figure(figure: Figure | str, number: int, key: str, title: str, limits: Limits) -> Markup:
-    head = tag("h3", tag("span", f"Figure {number}", class_="number"), " ", title, id=f"{key}-title")
-    absent = [tag("p", f"Left out: {figure}.", class_="absent")]
-    parts = absent if isinstance(figure, str) else figure.markup(limits)
-    return tag("section", head, *parts, class_="figure", id=key, aria_labelledby=f"{key}-title")
-
-
-def _contents() -> Markup:
-    places = [*SECTIONS, ("bytes", "Bytes"), *([("insights", "Insights")] if sections.all_statements() else [])]
-    places += [("failed", "Failures"), ("methods", "Methods")]
-    links = [tag("li", tag("a", title, href=f"#{key}")) for key, title in places]
-    toggle = tag("button", "Light or dark", type="button", id="theme", hidden=True)
-    return tag("nav", tag("ul", *links), toggle, aria_label="Contents")
+        body.section(key, title, _accuracy(context, limits) if key == "accuracy" else [], makers)
+    body.add("bytes", "Bytes on the wire", sections.bytes_section(context, limits))
+    body.add("insights", "Insights", sections.insights_section(context.findings))
+    body.add("failed", "Failures", sections.failures_section(context.findings, limits))
+    body.add("absent", "Not drawn", body.not_drawn())
+    body.add("methods", "Methods", sections.methods_section(context.findings))
+    return body
 
 
 def _page(findings: Findings, limits: Limits) -> str:
     context, verdict = Context(findings), judge(findings)
     title = f"{findings.name}: {verdict.answer.value}"
-    text = json.dumps(summary(findings, with_rows=limits.data), separators=(",", ":"), allow_nan=False)
-    main = [
-        *(_filters(findings), *_figures(context, limits), sections.bytes_section(context, limits)),
-        *(sections.insights_section(findings), sections.failures_section(findings, limits)),
-        sections.methods_section(findings),
-    ]
-    head = [
-        lone("meta", charset="utf-8"),
-        lone("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        lone("meta", name="color-scheme", content="light dark"),
-        tag("title", f"narrowcast study · {title}"),
-        tag("style", Markup(_resource("report.css"))),
-    ]
+    made = _body(context, limits)
     maker = f"Made by narrowcast {findings.session['versions'].get('narrowcast', '')} from results.jsonl."
     body = [
-        *(tag("a", "Skip to the figures", href="#speed", class_="skip"), _hatch(), sections.opening(verdict)),
-        *(_contents(), tag("main", *main), tag("footer", tag("p", maker))),
-        # a closing tag inside of a string would end the script
-        tag("script", Markup(text.replace("<", "\\u003c")), type="application/json", id="data"),
-        tag("script", Markup(_resource("report.js"))),
+        *(tag("a", "Skip to the figures", href="#main", class_="skip"), _hatch(), sections.opening(verdict)),
+        *(navigation(made.contents), tag("main", _filters(findings), *made.parts, id="main")),
+        tag("footer", tag("p", maker)),
     ]
-    return "<!doctype html>\n" + tag("html", tag("head", *head), tag("body", *body), lang="en") + "\n"
+    return document(f"narrowcast study · {title}", body, summary(findings, with_rows=limits.data))
 
 
 def page(findings: Findings) -> str:

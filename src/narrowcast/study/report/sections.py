@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from narrowcast import plugins
-from narrowcast.figures import Markup, join, tag
+from narrowcast import figures, plugins
+from narrowcast.figures import Markup, tag, tile
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.findings import WITHIN, Findings
 from narrowcast.study.analysis.statistics import Conclusion
@@ -81,19 +81,15 @@ def insights(findings: Findings) -> list[Insight]:
     return [insight for statements in all_statements() for insight in statements.judge(findings)]
 
 
-def _tile(number: str, what: str, small: str) -> Markup:
-    return tag("li", tag("strong", number), tag("span", what), tag("small", small))
-
-
 def _rate_tile(rate: RateFinding) -> Markup:
     source = "predicted" if rate.predicted else "measured"
     where = formatting.at_rate(rate.rate_name)
     if len(rate.steps) == 1:
         low, high = rate.speedups[0].low, rate.speedups[0].high
-        return _tile(rate.gain, f"as fast {where}", f"{source}, 95 %: {low:.2f}–{high:.2f}")
+        return tile(rate.gain, f"as fast {where}", f"{source}, 95 %: {low:.2f}–{high:.2f}")
     faster = sum(step.faster is True for step in rate.steps)
     small = f"{source}; faster in {faster} of {formatting.count(len(rate.steps), 'setting')}"
-    return _tile(rate.gain.replace("× to ", "–"), f"as fast {where}", small)
+    return tile(rate.gain.replace("× to ", "–"), f"as fast {where}", small)
 
 
 def _accuracy_tile(verdict: Verdict) -> list[Markup]:
@@ -105,7 +101,7 @@ def _accuracy_tile(verdict: Verdict) -> list[Markup]:
     kept = sum(conclusion in (Conclusion.EQUAL, Conclusion.BETTER) for conclusion in conclusions)
     how = "not lost" if Conclusion.BETTER in conclusions else f"within ±{worst.margin:g}"
     among = formatting.count(len(conclusions) + len(verdict.uncompared), "comparison")
-    return [_tile(formatting.signed(worst.mean, 2), "points", f"of accuracy at worst; {how} in {kept} of {among}")]
+    return [tile(formatting.signed(worst.mean, 2), "points", f"of accuracy at worst; {how} in {kept} of {among}")]
 
 
 def _bytes_tile(verdict: Verdict) -> list[Markup]:
@@ -115,7 +111,7 @@ def _bytes_tile(verdict: Verdict) -> list[Markup]:
     if not shares:
         return []
     ends = dict.fromkeys(f"{share:.0f}" for share in (min(shares), max(shares)))
-    return [_tile(f"{'–'.join(ends)} %", "of the bytes", f"of {verdict.findings.baseline} on the wire")]
+    return [tile(f"{'–'.join(ends)} %", "of the bytes", f"of {verdict.findings.baseline} on the wire")]
 
 
 def _machine(machine: dict[str, Any]) -> str:
@@ -159,8 +155,7 @@ def _setup(findings: Findings) -> Markup:
         "Measured": f"{formatting.count(len(findings.measured), 'setting')}, {steps:,} steps; "
         f"{formatting.count(sum(row.seeds for row in findings.accuracies), 'training')}",
     }
-    pairs = [join([tag("dt", key), tag("dd", value)]) for key, value in facts.items() if value]
-    return tag("aside", tag("h2", "Set-up"), tag("dl", *pairs), class_="setup", aria_label="Set-up")
+    return figures.facts("Set-up", facts)
 
 
 def _primary_table(verdict: Verdict) -> Markup:
@@ -180,25 +175,21 @@ def opening(verdict: Verdict) -> Markup:
     findings = verdict.findings
     answer, _, rest = headline(verdict).partition(". ")
     tiles = [*map(_rate_tile, verdict.rates[:3]), *_accuracy_tile(verdict), *_bytes_tile(verdict)]
-    badge = tag("span", f"{answer}.", class_=f"answer {ANSWERS[verdict.answer]}")
-    left = [
-        tag("p", f"narrowcast study · {findings.name}", class_="kicker"),
-        tag("h1", badge, " ", rest),
-        tag("p", f"{QUESTION} Here: {findings.primary} against {findings.baseline}.", class_="question"),
-        tag("ul", *tiles, class_="tiles") if tiles else Markup(""),
-    ]
     sure = [tag("li", sentence) for sentence in [*speed_sentences(verdict), *how_sure(verdict)]]
-    below = tag("div", tag("h2", "How sure"), tag("ul", *sure), _primary_table(verdict), class_="sure")
-    return tag("header", *left, tag("div", below, _setup(findings), class_="two"))
+    both = figures.beside("How sure", [tag("ul", *sure), _primary_table(verdict)], _setup(findings))
+    question = tag("p", f"{QUESTION} Here: {findings.primary} against {findings.baseline}.", class_="question")
+    numbers = tag("ul", *tiles, class_="tiles") if tiles else Markup("")
+    kicker, kind = f"narrowcast study · {findings.name}", ANSWERS[verdict.answer]
+    return figures.opening(kicker, kind, answer, rest, question, numbers, both)
 
 
-def bytes_section(context: Context, limits: Limits) -> Markup:
+def bytes_section(context: Context, limits: Limits) -> Markup | str:
+    """Or why there is none."""
     measured = context.findings.measured
     steps = [(step, off) for step in measured if (off := step.bytes_off) is not None]
     head = tag("h2", "Bytes on the wire", id="bytes")
     if not steps:
-        why = "Left out: bytes are counted at the interface in the lab only, and this study did not run there."
-        return tag("section", head, tag("p", why, class_="absent"))
+        return "bytes are counted at the interface in the lab only, and this study did not run there"
     within = sum(abs(off) <= WITHIN for _, off in steps)
     sentence = (
         f"In {within} of {formatting.count(len(steps), 'setting')} the bytes counted at the interface agree within "

@@ -6,9 +6,10 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from narrowcast.figures import Markup, drawing, line, lone, tag, text, text_width
+from narrowcast.figures import Box, Markup, drawing, line, lone, tag, text, text_width
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import Finding, grouped, one_each, share_words
 from narrowcast.study.analysis.findings import Step
@@ -30,11 +31,13 @@ class Map:
     by_workers: bool = False
     """Columns are numbers of workers; else they are link rates, from slow to fast, and the gain ends somewhere."""
 
-    @property
+    @cached_property
     def cell(self) -> float:
-        return SLIM if self.by_workers else WIDE
+        told = (formatting.times(step.speedup) for step in self.cells.values() if step.speedup)
+        words = max((text_width(name) for name in (*told, *self.columns)), default=0.0)
+        return max(float(SLIM if self.by_workers else WIDE), words + 6)
 
-    @property
+    @cached_property
     def left(self) -> float:
         return 10 + max(text_width(name, 11.5) for name, _ in self.rows)
 
@@ -44,7 +47,9 @@ class Map:
             text(self.left + self.cell * (i + 0.5), TOP - 8, name, class_="t") for i, name in enumerate(self.columns)
         ]
         rows = [self._row(index, name, finding) for index, (name, finding) in enumerate(self.rows)]
-        return drawing(width, height, label, *heads, *rows, *([] if self.by_workers else self._break_even()))
+        frame = Box(self.left, TOP, self.left + self.cell * len(self.columns), height - 4)
+        turns = [] if self.by_workers else self._break_even()
+        return drawing(width, height, label, *heads, *rows, *turns, frame=frame)
 
     def _row(self, index: int, name: str, finding: Finding) -> Markup:
         y = TOP + CELL_H * index
@@ -111,7 +116,7 @@ def _panel(context: Context, steps: Sequence[Step]) -> Panel:
     made = _map_of(context, steps[::-1], columns, lambda s: str(s.rate_name), by_workers=False)
     title = context.setting(steps[0], "model", "data", "workers", "hosts")
     hidden = {"data_model": steps[0].model, "data_workers": steps[0].workers}
-    return Panel(title, made.markup(f"Speedup over float32 by wire and link rate: {title}"), hidden)
+    return Panel(title, made.markup(f"Speedup over float32 by wire and link rate: {title}"), hidden, len(made.cells))
 
 
 def _panel_elsewhere(context: Context, steps: Sequence[Step]) -> Panel:
@@ -119,7 +124,7 @@ def _panel_elsewhere(context: Context, steps: Sequence[Step]) -> Panel:
     made = _map_of(context, steps, columns, lambda s: s.workers, by_workers=True)
     title = f"{context.setting(steps[0], 'model', 'cluster')} · {formatting.primitive(steps[0].transport)}"
     drawing = made.markup(f"Predicted speedup by wire and workers: {title}")
-    return Panel(title, drawing, {"data_model": steps[0].model})
+    return Panel(title, drawing, {"data_model": steps[0].model}, len(made.cells))
 
 
 def _end(ordered: Sequence[Step]) -> tuple[str, str] | None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median_high
 
-from narrowcast.figures import WIDTH, Axis, Markup, Plot, drawing, pad_range, tag, text
+from narrowcast.figures import Axis, Bar, Markup, Plot, bars, keys, pad_range, tag
 from narrowcast.study.analysis import formatting
 from narrowcast.study.analysis.finding import Finding, grouped, one_algorithm, one_each
 from narrowcast.study.analysis.findings import Step
 from narrowcast.study.analysis.statistics import Interval
-from narrowcast.study.report.figure import Context, Figure, Panel, axis_across, room_for
+from narrowcast.study.report.figure import Context, Figure, Panel
 
 COMPUTE = ("forward", "backward", "update")
 PARTS = (*COMPUTE, "encode", "wire", "decode")
 """Compute first, then what compression adds and what the link takes."""
-BAR, GAP, TOP, BOTTOM = 16, 7, 4, 36
 
 
 def _part(step: Step, part: str) -> float:
@@ -28,33 +27,17 @@ def _share(step: Step, *parts: str) -> float:
     return 100 * sum(_part(step, part) for part in parts) / step.time.value
 
 
-def _bar(context: Context, step: Step, y: float, across: Axis) -> Markup:
-    parts, begin = [], 0.0
-    for part in PARTS:
-        end = begin + _part(step, part)
-        left, right = across.at(begin), across.at(end)
-        if right - left >= 0.05:
-            tip = f"{part} {formatting.significant(end - begin)} ms"
-            box = {"x": left, "y": y, "width": right - left, "height": float(BAR)}
-            parts.append(tag("rect", tag("title", tip), **box, class_=f"p-{part}"))
-        begin = end
-    total = text(across.at(begin) + 5, y + BAR - 4, formatting.significant(step.time.value), "start", "t")
-    name = text(across.begin - 8, y + BAR - 4, context.label(step), "end", "n")
-    return tag("g", name, *parts, total, data_wire=step.wire)
+def _bar(context: Context, step: Step) -> Bar:
+    parts = [(f"p-{part}", part, _part(step, part)) for part in PARTS]
+    return Bar(context.label(step), parts, formatting.significant(step.time.value), step.wire)
 
 
 def _bars(context: Context, steps: Sequence[Step]) -> Panel:
     ordered = context.by_wire(steps)
-    left = room_for(map(context.label, ordered))
-    totals = [sum(_part(step, part) for part in PARTS) for step in ordered]
-    bottom = TOP + (BAR + GAP) * len(ordered)
-    across = Axis([0.0, *totals], left, WIDTH - 46, log=False, zero=True)
-    grid, numbers, axis = axis_across(across, TOP, bottom, "milliseconds a step")
-    bars = [_bar(context, step, TOP + (BAR + GAP) * i, across) for i, step in enumerate(ordered)]
+    rows = [_bar(context, step) for step in ordered]
     title = context.setting(steps[0], "model", "data", "workers", "hosts", "rate_name")
     hidden = {"data_model": steps[0].model, "data_workers": steps[0].workers}
-    picture = drawing(WIDTH, bottom + BOTTOM, f"Parts of a step: {title}", grid, *numbers, *bars, axis)
-    return Panel(title, picture, hidden)
+    return Panel(title, bars(f"Parts of a step: {title}", rows, "milliseconds a step"), hidden, len(ordered))
 
 
 def _breakdown_sentence(context: Context, steps: Sequence[Step]) -> str:
@@ -80,7 +63,6 @@ def breakdown(context: Context) -> Figure | str:
         return "no measured step has its parts"
     places = sorted(grouped(steps, lambda s: s.place).values(), key=lambda same: (same[0].rate_bits, -same[0].workers))
     names = {"wire": "exposed wire"}
-    keys = [tag("li", tag("span", class_=f"key p-{part}", aria_hidden="true"), names.get(part, part)) for part in PARTS]
     rows = [(s, [formatting.significant(_part(s, part)) for part in PARTS]) for s in steps]
     return Figure(
         _breakdown_sentence(context, steps),
@@ -88,7 +70,7 @@ def breakdown(context: Context) -> Figure | str:
         "Medians. The exposed wire is what communication adds to the step beyond what compute hides. The number behind "
         "a bar is the median of the whole step, which need not be the sum of the medians of its parts.",
         context.table("Parts of a step, ms", " | ".join(("model | data | wire | link | workers", *PARTS)), rows),
-        tag("ul", *keys, class_="legend", aria_label="Parts of a step"),
+        keys([(f"p-{part}", names.get(part, part)) for part in PARTS], "Parts of a step"),
     )
 
 
@@ -115,6 +97,13 @@ def _line(context: Context, plot: Plot, same: Sequence[Worth]) -> Markup:
     return tag("g", *parts)
 
 
+def _doublings(axis: Axis) -> dict[float, str] | None:
+    """Halves and doubles; None where there are too few of them, or too many."""
+    ticks = [tick for power in range(-10, 12) if axis.low <= (tick := 2.0**power) <= axis.high]
+    named = {tick: f"{tick:g}" if tick >= 1 else f"1/{1 / tick:g}" for tick in ticks}
+    return named if 2 < len(ticks) < 9 else None
+
+
 def _lines(context: Context, place: Sequence[Worth]) -> Panel:
     worths = {id(step): worth for step, worth in place}
     steps = [step for step, _ in place]
@@ -122,16 +111,14 @@ def _lines(context: Context, place: Sequence[Worth]) -> Panel:
     series = [[(s, worths[id(s)]) for s in sorted(same, key=lambda s: s.workers)] for same in by_label]
     counts = sorted({step.workers for step in steps})
     ends = [end for worth in worths.values() for end in (worth.low, worth.high)]
-    room = context.label_room([same[0][0] for same in series])
-    xs, ys = ([float(n) for n in counts], [float(max(counts)), *ends])
-    plot = Plot(pad_range(xs, 0.04, log=True), pad_range(ys, 0.04, log=True), log_y=True, right=room)
-    doublings = [2.0**power for power in range(-10, 12)]
-    ticks = [tick for tick in doublings if plot.y.low <= tick <= plot.y.high]
-    shown = {tick: f"{tick:g}" if tick >= 1 else f"1/{1 / tick:g}" for tick in ticks}
-    plot.frame("workers", "workers' worth of work", {float(n): str(n) for n in counts}, shown)
+    room, height = context.label_room(steps), context.height_for(steps)
+    xs, ys = ([float(n) for n in counts], [float(counts[0]), float(counts[-1]), *ends])
+    plot = Plot(pad_range(xs, 0.04, log=True), pad_range(ys, 0.04, log=True), log_y=True, right=room, height=height)
+    plot.frame("workers", "workers' worth of work", {float(n): str(n) for n in counts}, _doublings(plot.y))
     ideal = [float(counts[0]), float(counts[-1])]
     plot.add(plot.polyline(ideal, ideal, "ideal"))
-    labels = context.end_labels(plot, [(same[-1][0], plot.y.at(same[-1][1].value)) for same in series])
+    last = [same[-1] for same in series]
+    labels = context.end_labels(plot, [(s, plot.x.at(s.workers), plot.y.at(worth.value)) for s, worth in last])
     for same, label in zip(series, labels, strict=True):
         plot.add(context.coloured(same[0][0], _line(context, plot, same), label))
     title = context.setting(steps[0], "model", "data", "rate_name")
@@ -195,18 +182,20 @@ def _bus_panel(context: Context, findings: Sequence[Finding]) -> Panel:
     series = [sorted(same, key=_size) for same in by_way.values()]
     sizes = [_size(f) for f in findings]
     ends = pad_range([_speed(f) for f in findings], 0.05, log=True)
-    plot = Plot(pad_range(sizes, 0.03, log=True), ends, log_y=True, right=context.label_room(findings))
+    room, height = context.label_room(findings), context.height_for(findings)
+    plot = Plot(pad_range(sizes, 0.03, log=True), ends, log_y=True, right=room, height=height)
     ordered = sorted(set(sizes))
     ticks = {size: formatting.byte_size(size) for size in ordered[:: max(1, -(-len(ordered) // 5))]}
     plot.frame("message, float32", "bus bandwidth, GB/s", ticks)
-    labels = context.end_labels(plot, [(same[-1], plot.y.at(_speed(same[-1]))) for same in series])
+    last = [same[-1] for same in series]
+    labels = context.end_labels(plot, [(f, plot.x.at(_size(f)), plot.y.at(_speed(f))) for f in last])
     for same, label in zip(series, labels, strict=True):
         tips = [f"{formatting.byte_size(_size(f))}: {formatting.significant(_speed(f))} GB/s" for f in same]
         places = [(_size(f), _speed(f), f"{context.label(f)}, {tip}") for f, tip in zip(same, tips, strict=True)]
         plot.add(context.coloured(same[0], *context.curve(plot, same[0], places, 2.8), label))
     title = context.setting(findings[0], "transport", "workers", "rate_name")
     picture = plot.markup(f"Bus bandwidth against message size: {title}")
-    return Panel(title, picture, {"data_workers": findings[0].workers})
+    return Panel(title, picture, {"data_workers": findings[0].workers}, len(ordered))
 
 
 def _bus_sentence(context: Context, findings: Sequence[Finding]) -> str:

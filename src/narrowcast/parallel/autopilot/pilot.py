@@ -1,0 +1,386 @@
+"""The autopilot: a policy that watches gradients, links and steps, decides, checks what came of it, and backs off."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeGuard, cast
+
+from torch import Tensor
+
+from narrowcast.codecs import Codec
+from narrowcast.codecs import codec as codec_named
+from narrowcast.parallel.autopilot import errors as rule
+from narrowcast.parallel.autopilot import state
+from narrowcast.parallel.autopilot.alarm import Alarm
+from narrowcast.parallel.autopilot.errors import TensorErrors
+from narrowcast.parallel.autopilot.history import SIXTEEN, Decided
+from narrowcast.parallel.autopilot.plan import Costed, Measurements, StepPlan, Trial
+from narrowcast.parallel.autopilot.times import LARGEST, LEAST, PLAIN, ROUNDS, WIRES, Road
+from narrowcast.parallel.policy import AS_IS, RANK, TensorInfo, Watching
+
+log = logging.getLogger("narrowcast")
+
+CANDIDATES = ("int8/256", "int4/128+ef", "int4/128+rot+ef")
+"""Beside the values as they are and 16 bits. Fewer bits cost accuracy in the trainings of docs/convergence.md."""
+MIN_BITS = 4.0
+BEAT = 5
+"""Every so many steps ranks add up a few numbers and decide."""
+GAIN = 0.02
+"""A change must promise, and then show, at least so much (half of it): less is noise."""
+SHARE = 0.002
+"""Of the time: for looking at gradients, and once more for timing sums."""
+CHANGED = 1.3
+"""Calls that take this many times longer or less, twice in a row: the link has changed."""
+OVER = 1.25
+"""Of the bound: a counted error beyond it is not left until the next decision."""
+SUM_SHARE = 0.5
+"""Of a step, that timing sums may take at once."""
+LOOK_STEPS = 10 * BEAT
+"""Between looks, where they cost nothing that could be measured."""
+FLUSH = "fp32+ef"
+"""For one step, the wire of a tensor that kept a residual and has a wire without one from then on."""
+
+
+class Autopilot(Watching):
+    """See `narrowcast.auto`. What it does at a step depends on sums over the ranks alone, so all do the same."""
+
+    looks_at = "local"
+    alone = True
+
+    def __init__(
+        self, codecs: Sequence[Codec], error: float = rule.BOUND, every: int | None = None, dry_run: bool = False
+    ) -> None:
+        self.known = Measurements(codecs, error)
+        self.every, self.dry_run = every, dry_run
+        self.plan, self._now, self.flush = StepPlan(), Decided(0), Decided(-1)
+        """What travels now, in a dry run what would; and for one step, where residuals are sent."""
+        self._claimed, self._road = False, cast("Road | None", None)
+        self._tensors: dict[str, TensorInfo] = {}
+        self._history: list[Decided] = []
+        self._alarm = Alarm()
+        self._trial: Trial | None = None
+        self._refused: dict[StepPlan, int] = {}
+        self._patience = 20 * BEAT
+        self._odd, self._deaf, self._deaf_until, self._retries = 0, 2 * BEAT, 0, 0
+        """Beats in a row in which calls took longer or less than they did; when that may count again."""
+        self._fresh = False
+        """Whether the calls of the plan were seen since it changed."""
+        self._step_seconds = 0.0
+        self._credit = {"look": 0.0, "sums": 0.0}
+        self._cost = {"look": 0.0, "sums": 0.0}
+        self._turn, self._first, self._each, self._looks = 0, 0, 0.0, dict[str, int]()
+        self._looked = list[str]()
+        self._solved = 0
+        self.spent = {"look": 0.0, "sums": 0.0}
+        """Seconds of this rank since the last beat."""
+        self._total, self._begin = 0.0, time.perf_counter()
+
+    @property
+    def spelled(self) -> str:
+        """Its arguments as text: on all ranks, and in a run that goes on, the same."""
+        wires = ", ".join(map(str, self.known.codecs))
+        return f"auto(error={self.known.bound}, {wires}, every={self.every}, dry_run={self.dry_run})"
+
+    def claim(self) -> None:
+        """By whoever can measure for it."""
+        if self._claimed:
+            raise ValueError("auto: this policy has a model already; make another one with nc.auto()")
+        self._claimed = True
+
+    def start(self, road: Road, tensors: Sequence[TensorInfo]) -> None:
+        """Before the first step: how to measure, and what may be compressed."""
+        self._road, self._tensors = road, {info.name: info for info in tensors}
+        self.known.together = road.together
+        values = sum(info.numel for info in tensors)
+        if values:
+            self.known.width = 8.0 * sum(info.numel * info.dtype.itemsize for info in tensors) / values
+        self._looked = list(self._tensors)
+        if self.every is None and not road.is_real:
+            self.every = LOOK_STEPS
+
+    def leave_out(self, codecs: Sequence[Codec]) -> None:
+        """Wires that do not go with how gradients are added."""
+        self.known.codecs = [codec for codec in self.known.codecs if codec not in codecs or codec == AS_IS]
+
+    def __call__(self, info: TensorInfo, step: int) -> str | Codec | None:
+        if not self._claimed:
+            raise ValueError("auto: inside another policy it has no link to measure; give it to attach as it is")
+        return self.at(step).wire_of(info)
+
+    def at(self, step: int) -> Decided:
+        """How everything travels at a step; the same object until something changes."""
+        return self.flush if step == self.flush.step else self._now
+
+    def due(self, step: int) -> bool:
+        return step >= BEAT - 1 and (step + 1) % BEAT == 0
+
+    def look(self, info: TensorInfo, gradient: Tensor) -> Tensor | tuple[float, ...]:
+        if info.name not in self._looked or info.name not in self._tensors:
+            return ()
+        return rule.look(gradient, self._codecs_for(info), self._looks.get(info.name, 0))
+
+    def _codecs_for(self, info: TensorInfo) -> list[Codec]:
+        """Those that suit it; the others are as good as nothing."""
+        return [codec if codec.for_shape(info.sent_shape)[0] == codec else AS_IS for codec in self.known.codecs]
+
+    def about_rank(self) -> tuple[float, ...]:
+        assert self._road is not None, "whoever claims it starts it"
+        spent = self.spent if self._road.is_real else dict.fromkeys(self.spent, 0.0)
+        self._total, self.spent = self._total + sum(spent.values()), dict.fromkeys(self.spent, 0.0)
+        return (*self._road.numbers(), *spent.values(), float(self._alarm.rang()))
+
+    def observe(self, loss: float) -> None:
+        """Show it the loss of a step, so that it backs off where that jumps."""
+        self._alarm.observe(float(loss))
+
+    def decide(self, step: int, seen: Mapping[str, tuple[float, ...]], world: int) -> None:
+        """With the sums of a beat."""
+        began = time.perf_counter()
+        ranks, took, busy, looks, sums, rang = seen[RANK]
+        bad = self._learn(seen, world)
+        if ranks:
+            self._step_seconds = took / ranks
+            self._earn({"look": looks / world, "sums": sums / world})
+            self._beat(step + 1, busy / ranks, bad, rang > 0)
+        self._next_look()
+        self.spent["sums"] += time.perf_counter() - began
+
+    def _learn(self, seen: Mapping[str, tuple[float, ...]], world: int) -> set[str]:
+        """Take in what was looked at; the tensors that had non-finite values."""
+        count, bad = len(self.known.codecs), set[str]()
+        for name, sums in seen.items():
+            if name == RANK or not sums:
+                continue
+            new, old = TensorErrors.of(sums, count, world), self.known.errors.get(name)
+            bad |= {name} if new.bad else set()
+            self.known.errors[name] = new if old is None or old.bad else old.mixed(new)
+        return bad
+
+    def _earn(self, spent: Mapping[str, float]) -> None:
+        """What watching may cost is earned by steps."""
+        for kind, seconds in spent.items():
+            self._credit[kind] += SHARE * BEAT * self._step_seconds - seconds
+            # what a beat costs at the least, without looks or sums, is not what these cost
+            self._cost[kind] = max(seconds, self._cost[kind])
+        if self._looked:
+            self._each = spent["look"] / len(self._looked)
+
+    def _next_look(self) -> None:
+        """Whose turn it is at the next beat: as many tensors as were earned, or all of them every so many steps."""
+        names, self._turn = list(self._tensors), self._turn + 1
+        self._looks |= {name: self._looks.get(name, 0) + 1 for name in self._looked}
+        if self.every is not None:
+            self._looked = names if self._turn % max(1, self.every // BEAT) == 0 else []
+            return
+        count = min(len(names), int(max(0.0, self._credit["look"]) / max(self._each, 1e-9)))
+        self._looked = (names + names)[self._first : self._first + count]
+        self._first = (self._first + count) % max(1, len(names))
+
+    def _beat(self, step: int, busy: float, bad: set[str], rang: bool) -> None:
+        """Decide what travels from `step` on."""
+        known, tensors = self.known, list(self._tensors.values())
+        known.cooled = self._alarm.cooled(step, bad | (set(self._tensors) if rang else set()))
+        if not self._solved:
+            self._time_sums(step, busy)
+            self._change(step, "first look")
+            return
+        must = known.cost(self.plan, tensors).error > OVER * known.limit() if self.plan.wires else False
+        if must or bad or rang:
+            why = "the loss jumped" if rang else "non-finite gradients" if bad else "error over the bound"
+            self._change(step, why, must=True)
+            return
+        odd = self._see_calls(busy)
+        if self._trial is not None:
+            self._judge(step)
+        elif odd and step >= self._deaf_until:
+            before = self.plan
+            self._time_sums(step, busy)
+            self._change(step, "the link has changed")
+            # whoever is called in vain listens less
+            self._deaf = 2 * BEAT if self.plan != before else 2 * self._deaf
+            self._deaf_until = step + self._deaf
+        elif self._retries:
+            self._change(step, "looked again")
+            self._retries -= 1
+        elif step - self._solved >= (self.every or 40 * BEAT) and self._credit["sums"] >= self._cost["sums"]:
+            self._time_sums(step, busy)
+            self._change(step, "looked again")
+
+    def _time_sums(self, step: int, busy: float) -> None:
+        """Time short sums through every wire: as many values as may be had for a part of a step. Collective."""
+        assert self._road is not None
+        known, wires = self.known, [str(codec) for codec in self.known.codecs]
+        known.layout = self._road.layout()
+        values = max(1, sum(known.layout.values))
+        bits = sum(min(32.0, codec.bits_per_value) for codec in known.codecs) + 48
+        a_value = (ROUNDS + 1) * bits / 32 * busy / values
+        sized = SUM_SHARE * self._step_seconds / a_value if a_value > 0 else LARGEST
+        size = 1 << max(LEAST.bit_length() - 1, min(LARGEST.bit_length() - 1, int(math.log2(max(2.0, sized)))))
+        known.fits = self._road.fits(wires, size)
+        # what is under way now is known better than by short sums
+        self._solved, self._fresh = max(1, step), False
+        self._see_calls(busy)
+
+    def _see_calls(self, busy: float) -> bool:
+        """Compare the calls of a beat with what was expected of them. Whether the link is another one."""
+        known = self.known
+        expected = known.cost(self.plan if not self.dry_run else StepPlan(), list(self._tensors.values())).busy
+        if expected <= 0 or busy <= 0:
+            return False
+        ratio = busy / expected
+        if not self._fresh:
+            self._fresh, self._odd = True, 0
+            keys = (self.plan if not self.dry_run else StepPlan()).keys
+            if keys == {PLAIN}:
+                known.per_bit = busy / (known.width * max(1, sum(known.layout.values)))
+            for key in keys:
+                known.factors[key] = min(8.0, max(0.25, known.slower(key) * ratio))
+            known.common = known.factors[min(keys)]
+            return False
+        matters = abs(busy - expected) > GAIN * self._step_seconds
+        self._odd = self._odd + 1 if matters and not 1 / CHANGED < ratio < CHANGED else 0
+        if self._odd >= 2:
+            known.per_bit *= ratio
+        return self._odd >= 2
+
+    def _change(self, step: int, why: str, must: bool = False) -> None:
+        """Find the best plan, and take it where it is worth it, or where it must be."""
+        known, tensors = self.known, list(self._tensors.values())
+        halves = self._road is not None and self._road.halves
+        # in what follows the present one is always known: it was chosen from the same wires
+        now = known.cost(self.plan, tensors)
+        options = [one for one in known.options(tensors, halves) if self._refused.get(one.plan, 0) <= step]
+        best = min(options, key=lambda one: one.step)
+        quicker, calmer = best.step < now.step / (1 + GAIN), best.step <= now.step and best.error < now.error / 2
+        must = must and (best.error < now.error or now.error > known.limit())
+        if best.plan == self.plan or not (quicker or calmer or must):
+            if not self._history:
+                self._note(step, now, f"{why}: {best.plan} would give {now.step / best.step:.2f}x")
+            return
+        # while the loss is high or numbers are bad nobody waits for a proof
+        allowed = self._step_seconds * (1 - GAIN / 2 if quicker else 1 + GAIN / 2)
+        trial = None if must or self.dry_run else Trial(self.plan, allowed)
+        gain = f"{now.step / best.step:.2f}x over {self.plan} predicted" if quicker else f"loses less than {self.plan}"
+        self._take(step, best, f"{why}: {gain}", trial)
+
+    def _judge(self, step: int) -> None:
+        """Whether the change of the last beat was worth it; back where not."""
+        trial, self._trial = self._trial, None
+        assert trial is not None
+        if self._step_seconds <= trial.seconds:
+            self._patience, self._retries = 20 * BEAT, 0
+            return
+        self._retries = 2 if self._retries == 0 else 0
+        self._refused[self.plan] = step + self._patience
+        self._patience *= 2
+        took = f"{1e3 * self._step_seconds:.1f} ms a step, and {1e3 * trial.seconds:.1f} were allowed"
+        tensors = list(self._tensors.values())
+        self._take(step, self.known.cost(trial.before, tensors), f"no gain: {took}", None)
+
+    def _take(self, step: int, to: Costed, why: str, trial: Trial | None) -> None:
+        old, new = dict(self.plan.wires), dict(to.plan.wires)
+        kept = {name for name, wire in old.items() if codec_named(wire).feedback}
+        kept -= {name for name, wire in new.items() if codec_named(wire).feedback}
+        self.plan, self._trial, self._fresh = to.plan, trial, False
+        if kept and not self.dry_run:
+            self.flush = Decided(step, WIRES, {**new, **dict.fromkeys(sorted(kept), FLUSH)}, "residuals are sent")
+            self._history.append(self.flush)
+            step += 1
+        self._note(step, to, why)
+        self._now = Decided(0) if self.dry_run else self._history[-1]
+
+    def _note(self, step: int, of: Costed, why: str) -> None:
+        numbers = {"predicted": of.step, "measured": self._step_seconds, "error": of.error, "bound": self.known.limit()}
+        self._history.append(Decided(step, of.plan.road, dict(of.plan.wires), f"{of.plan}: {why}", numbers))
+        log.info("auto%s: step %d: %s", " (dry run)" if self.dry_run else "", step, self._history[-1].reason)
+
+    def history(self) -> list[dict[str, Any]]:
+        """Every decision so far."""
+        return [one.as_dict() for one in self._history]
+
+    def counters(self) -> dict[str, float]:
+        """Seconds that this rank spent with watching, their share of the time, and decisions."""
+        passed = time.perf_counter() - self._begin
+        total = self._total + sum(self.spent.values())
+        return {"watch_seconds": total, "watch_share": total / passed, "decisions": float(len(self._history))}
+
+    def allows(self, wire: str) -> bool | None:
+        """Whether one wire for all tensors would be below the bound; None where it is no candidate."""
+        numbers = [number for number, codec in enumerate(self.known.codecs) if str(codec) == wire]
+        if not numbers:
+            return None
+        return sum(self.known.error_of(name, numbers[0]) for name in self._tensors) <= self.known.limit()
+
+    def notes(self) -> list[str]:
+        """What was decided and why, by which rule, and what it costs."""
+        said = self._history[-1].reason if self._history else "watching, gradients travel as they are"
+        counters, word = self.counters(), "would be " if self.dry_run else ""
+        error = self.known.cost(self.plan, list(self._tensors.values())).error if self.plan.wires else 0.0
+        limit = self.known.limit()
+        lines = [f"auto: {word}{said}", f"auto: {rule.words(self.known.bound)}"]
+        if limit > 0:
+            lines.append(f"auto: counted error {100 * error / limit:.0f} % of what is allowed")
+        how = f"every {BEAT} steps, gradients " + (
+            f"every {self.every}" if self.every else "as often as they cost little"
+        )
+        spent = f"{1e3 * counters['watch_seconds']:.0f} ms so far, {100 * counters['watch_share']:.2f} % of the time"
+        return [*lines, f"auto: looks at steps {how}; watching took {spent}"]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was learnt; a run on a described link that goes on from it decides as the one before would have."""
+        return state.saved(self)
+
+    def load_state_dict(self, kept: Mapping[str, Any]) -> None:
+        state.load(self, kept)
+
+    def take_up(self, history: Sequence[Decided], flush: Decided) -> None:
+        """Go on after these decisions."""
+        self._history, self.flush = list(history), flush
+        self._now = Decided(0) if self.dry_run or not history else history[-1]
+
+
+def auto(
+    error: float = rule.BOUND,
+    candidates: Sequence[str] = CANDIDATES,
+    min_bits: float = MIN_BITS,
+    every: int | None = None,
+    dry_run: bool = False,
+) -> Autopilot:
+    """The policy of `attach(model, "auto")`: the wire of every tensor by the error it makes and the time it takes here.
+
+    error: what rounding may add to the energy of the gradient, or of the noise between batches. candidates: specs to
+    choose from, beside values as they are and 16 bits; those under min_bits a value are left out. every: steps
+    between looks at all gradients; by default as often as 0.2 % of the time allows. dry_run: say what it would do.
+    """
+    _check(error, candidates, min_bits, every)
+    found = [codec_named(spec) for spec in candidates]
+    for codec in found:
+        if codec.differences or codec.agrees_on_scales:
+            raise ValueError(f"auto: candidates has {codec}, whose error is not that of one rank; leave it out")
+    known = AS_IS, codec_named(SIXTEEN)
+    few = [codec for codec in dict.fromkeys(found) if codec.bits_per_value < min_bits and codec not in known]
+    if few and candidates is not CANDIDATES:
+        spec, bits = few[0], few[0].bits_per_value
+        raise ValueError(
+            f"auto: candidates has {spec}, of {bits:.3g} bits a value; give min_bits={bits:.3g} or less, too"
+        )
+    kept = [codec for codec in dict.fromkeys(found) if codec not in (*known, *few)]
+    return Autopilot([*known, *kept], error, every, dry_run)
+
+
+def _check(error: object, candidates: object, min_bits: object, every: object) -> None:
+    if not _is_number(error) or not 0 < error < 1:
+        raise ValueError(f"auto: error={error!r}; give a share of the gradient's energy, between 0 and 1")
+    if isinstance(candidates, str | Codec) or not isinstance(candidates, Iterable):
+        raise TypeError(f"auto: candidates={candidates!r}; give a list of specs, as ['int8/256', 'int4/128+ef']")
+    if not _is_number(min_bits):
+        raise ValueError(f"auto: min_bits={min_bits!r}; give a number of bits a value, 0 for any")
+    if every is not None and (type(every) is not int or every < BEAT):
+        raise ValueError(f"auto: every={every!r}; give {BEAT} steps or more, or leave it out")
+
+
+def _is_number(x: object) -> TypeGuard[float]:
+    return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)

@@ -1,0 +1,75 @@
+"""What an autopilot learnt, in plain values, for a checkpoint: all that a later decision may depend on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
+from typing import TYPE_CHECKING, Any
+
+from narrowcast.parallel.autopilot.errors import TensorErrors
+from narrowcast.parallel.autopilot.history import Decided
+from narrowcast.parallel.autopilot.plan import StepPlan, Trial
+from narrowcast.parallel.autopilot.times import Fit, Layout
+
+if TYPE_CHECKING:
+    from narrowcast.parallel.autopilot.pilot import Autopilot
+
+PLAIN = (
+    *("_patience", "_odd", "_deaf", "_deaf_until", "_retries", "_fresh", "_step_seconds", "_credit", "_cost", "_turn"),
+    *("_first", "_each", "_looked", "_looks", "_solved"),
+)
+MEASURED = ("factors", "common", "per_bit", "cooled")
+
+
+def saved(pilot: Autopilot) -> dict[str, Any]:
+    known, trial = pilot.known, pilot._trial
+    state: dict[str, Any] = {
+        "plain": {key: getattr(pilot, key) for key in PLAIN},
+        "known": {key: getattr(known, key) for key in MEASURED[:-1]} | {"cooled": sorted(known.cooled)},
+        "candidates": [str(codec) for codec in known.codecs],
+        "errors": {name: [e.energy, e.noise, list(e.lost), e.bad] for name, e in known.errors.items()},
+        "fits": {name: [fit.latency, fit.per_value] for name, fit in known.fits.items()},
+        "layout": list(astuple(known.layout)),
+        "trial": None if trial is None else [_pair(trial.before), trial.seconds],
+        "history": pilot.history(),
+        "flush": pilot.flush.as_dict(),
+        "plan": _pair(pilot.plan),
+        "refused": [[_pair(plan), until] for plan, until in pilot._refused.items()],
+        "alarm": pilot._alarm.state(),
+    }
+    # what was saved stays as it is while the run goes on
+    return copy.deepcopy(state)
+
+
+def load(pilot: Autopilot, state: Mapping[str, Any]) -> None:
+    known, state = pilot.known, copy.deepcopy(dict(state))
+    mine = [str(codec) for codec in known.codecs]
+    if state["candidates"] != mine:
+        raise ValueError(
+            f"auto: the state is of candidates {', '.join(state['candidates'])}, and here they are {', '.join(mine)}; "
+            "give the same ones, or start without the state"
+        )
+    for key, value in state["plain"].items():
+        setattr(pilot, key, value)
+    for key, value in state["known"].items():
+        setattr(known, key, frozenset(value) if key == "cooled" else value)
+    known.errors = {n: TensorErrors(e, m, tuple(lost), b) for n, (e, m, lost, b) in state["errors"].items()}
+    known.fits = {name: Fit(*fit) for name, fit in state["fits"].items()}
+    ready, buckets, values = state["layout"]
+    known.layout = Layout(tuple(ready), tuple(map(tuple, buckets)), tuple(values))
+    trial = state["trial"]
+    pilot._trial = None if trial is None else Trial(_plan(trial[0]), trial[1])
+    pilot._refused = {_plan(pair): until for pair, until in state["refused"]}
+    pilot.take_up([Decided.from_dict(one) for one in state["history"]], Decided.from_dict(state["flush"]))
+    pilot.plan = _plan(state["plan"])
+    pilot._alarm.load(state["alarm"])
+
+
+def _pair(plan: StepPlan) -> list[Any]:
+    return [plan.road, [list(one) for one in plan.wires]]
+
+
+def _plan(pair: Sequence[Any]) -> StepPlan:
+    road, wires = pair
+    return StepPlan(road, tuple((name, wire) for name, wire in wires))

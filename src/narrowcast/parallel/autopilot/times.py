@@ -1,0 +1,205 @@
+"""How long calls take on this link, and what backward hides: marks of steps, and short sums through each wire."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from narrowcast.codecs import codec as codec_named
+from narrowcast.collectives import Channel
+from narrowcast.measure import DeviceClock, MatrixSum, WireSum
+from narrowcast.parallel.seeds import made_before, seed_of
+
+PLAIN, HALF, WIRES = "plain", "half", "wires"
+"""Roads: the backend's own sum, the same in 16 bits, or the wires of each tensor."""
+SMALL, LARGEST, LEAST = 1 << 12, 1 << 20, 1 << 17
+"""Values of the sums that are timed: the small one tells latency, the large one is cut to what it may cost."""
+ROUNDS = 3
+Make = Callable[[Tensor], Callable[[], object]]
+"""What makes a call of a tensor."""
+SEED = seed_of("auto")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Seconds of a call: for itself, and for each value."""
+
+    latency: float
+    per_value: float
+
+    def __call__(self, values: int) -> float:
+        return self.latency + values * self.per_value
+
+    @classmethod
+    def of(cls, small: float, large: float, values: int) -> Fit:
+        """Through the times of SMALL values and of more; more are never quicker."""
+        per_value = max(0.0, large - small) / max(1, values - SMALL)
+        return cls(max(0.0, small - SMALL * per_value), per_value)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The buckets of a step in the order in which they are ready: when, and which tensors with how many values."""
+
+    ready: tuple[float, ...]
+    buckets: tuple[tuple[str, ...], ...]
+    values: tuple[int, ...]
+
+
+class Road(Protocol):
+    """What the autopilot measures with: ranks, or a described link."""
+
+    together: bool
+    """Whether the wires of a bucket travel as one call."""
+    halves: bool
+    """Whether the backend adds 16 bits."""
+    is_real: bool
+    """Whether seconds are measured, those of watching too."""
+
+    def numbers(self) -> tuple[float, float, float]:
+        """Of this rank since the last time: 1 where it saw steps, then seconds of a step and of its calls."""
+
+    def fits(self, wires: Sequence[str], values: int) -> dict[str, Fit]:
+        """Time the roads and wires with sums of so many values. Collective, and the same on all ranks."""
+
+    def layout(self) -> Layout:
+        """Collective: the slowest rank's times."""
+
+
+@dataclass
+class StepMarks:
+    """One step: when its forward pass began, when each bucket was ready and done, and what was in it."""
+
+    began: Any = None
+    ready: list[Any] = field(default_factory=list)
+    done: dict[int, Any] = field(default_factory=dict)
+    names: list[tuple[str, ...]] = field(default_factory=list)
+    values: list[int] = field(default_factory=list)
+
+
+class StepTimes:
+    """The steps since somebody asked. A rank that has run out of inputs, in `join()`, runs no forward pass: its steps
+    are no evidence.
+    """
+
+    def __init__(self, clock: DeviceClock) -> None:
+        self.clock = clock
+        self._now, self._steps = StepMarks(), list[StepMarks]()
+        self._last: StepMarks | None = None
+
+    def begin(self) -> None:
+        """A forward pass begins; of several only the last one's backward communicates."""
+        self._now.began = self.clock.mark()
+
+    def ready(self, names: tuple[str, ...], values: int) -> Callable[[], None]:
+        """A bucket is; what is returned says that it is done, in whatever thread."""
+        now, number = self._now, len(self._now.ready)
+        now.ready.append(self.clock.mark())
+        now.names.append(names)
+        now.values.append(values)
+
+        def done() -> None:
+            now.done[number] = self.clock.mark()
+
+        return done
+
+    def end(self) -> None:
+        """The last bucket of a step was ready."""
+        if self._now.ready:
+            self._steps.append(self._now)
+        self._now = StepMarks()
+
+    def numbers(self) -> tuple[float, float, float]:
+        """Whether there were steps, and the medians of their seconds and of their calls'."""
+        steps, self._steps = self._steps, []
+        # where a model is one bucket, the last step has only just begun to travel
+        whole = [one for one in steps if one.began is not None and len(one.done) == len(one.ready)]
+        for mark in whole[-1].done.values() if whole and self.clock.cuda else ():
+            mark.synchronize()  # not the device, which is at work on the next step
+        # its buckets are those of the other ranks, whatever its times are
+        if whole or steps:
+            self._last = (whole or steps)[-1]
+        if not whole:
+            return 0.0, 0.0, 0.0
+        return 1.0, statistics.median(map(self._took, whole)), statistics.median(map(self._busy, whole))
+
+    def _took(self, step: StepMarks) -> float:
+        """From the forward pass to the last gradient: what comes after that is the same with every wire."""
+        return max(self._between(step.began, mark) for mark in (*step.done.values(), step.ready[-1]))
+
+    def _between(self, one: Any, other: Any) -> float:
+        return self.clock.seconds(one, other)
+
+    def _busy(self, step: StepMarks) -> float:
+        """Seconds in which a call was under way: buckets wait for each other."""
+        busy, end = 0.0, step.began
+        for number, ready in enumerate(step.ready):
+            start = ready if self._between(end, ready) > 0 else end
+            busy += max(0.0, self._between(start, step.done[number]))
+            end = step.done[number] if self._between(end, step.done[number]) > 0 else end
+        return busy
+
+    def waited(self, step: StepMarks) -> list[float]:
+        """Of each call, from ready to done."""
+        return [self._between(ready, step.done[number]) for number, ready in enumerate(step.ready)]
+
+    def last(self) -> tuple[list[float], StepMarks]:
+        """When the buckets of the last whole step were ready, after its forward pass began."""
+        marks = self._last or StepMarks()
+        if marks.began is None:
+            return [0.0] * len(marks.ready), marks
+        return [self._between(marks.began, ready) for ready in marks.ready], marks
+
+
+def agreed(channel: Channel, mine: Tensor) -> Tensor:
+    """The slowest rank's value of each, the same on all ranks."""
+    return torch.stack(channel.gather(mine)).amax(dim=0)
+
+
+def time_sums(
+    clock: DeviceClock,
+    channel: Channel,
+    roads: Mapping[str, Make],
+    dtype: torch.dtype,
+    values: int,
+) -> dict[str, Fit]:
+    """A fit for each road and wire, on the device of the clock, so that sums take the links that gradients take.
+
+    roads: by name, what makes a call of a tensor. All take turns, and the first round does not count. Collective.
+    """
+    made = {n: torch.linspace(-1, 1, n, dtype=torch.float32, device=clock.device).to(dtype) for n in (SMALL, values)}
+    calls = {(name, n): make(x) for name, make in roads.items() for n, x in made.items()}
+    rounds = [[clock.timed(call) for call in calls.values()] for _ in range(ROUNDS + 1)][1:]
+    best = agreed(channel, torch.tensor(rounds, dtype=torch.float64).amin(dim=0))
+    seconds = dict(zip(calls, best.tolist(), strict=True))
+    return {name: Fit.of(seconds[name, SMALL], seconds[name, values], values) for name in roads}
+
+
+def plain_sum(x: Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
+    """A call of the backend's own sum."""
+    return lambda: dist.all_reduce(x, group=group)
+
+
+def half_sum(x: Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
+    """The same in 16 bits, there and back."""
+
+    def call() -> None:
+        short = x.bfloat16()
+        dist.all_reduce(short, group=group)
+        x.copy_(short)
+
+    return call
+
+
+def wire_sum(x: Tensor, wire: str, channel: Channel, **options: Any) -> Callable[[], object]:
+    """A sum through a wire, or of a matrix by low rank."""
+    codec = codec_named(wire)
+    add = (MatrixSum if codec.rank else WireSum)(x.clone(), codec, seed=SEED, channel=channel, **options)
+    # nobody uses what comes back, but its noise is nobody else's either
+    return lambda: add((made_before("auto"), channel.rank))
