@@ -109,6 +109,8 @@ def _join(rank: int, world: int, port: int, timeout: float) -> None:
     pilot.LEAST = pilot.LARGEST = 1 << 13
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, world, is_master=False, timeout=timedelta(seconds=60))
+    store.set(f"here/{rank}", "")  # a busy machine may start one seconds after another, which no timeout below counts
+    store.wait([f"here/{peer}" for peer in range(world)], timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout))
 
 

@@ -453,3 +453,36 @@ def test_no_rank_can_close_while_another_connects() -> None:
     with Crew(2, opened, timeout=20) as crew:
         times = [crew.outcome(rank).value for rank in range(2)]
     assert min(left for _, left in times) >= max(connected for connected, _ in times)
+
+
+def connected_after(group: dist.ProcessGroup, failures: int) -> tuple[float, int]:
+    """A sum, after rank 1 could not connect so many times, and how often it tried."""
+    tried, connect = 0, dist.ProcessGroupGloo
+
+    def fails(*arguments: object) -> object:
+        nonlocal tried
+        tried += 1
+        backend = connect(*arguments)
+        if dist.get_rank(group) == 1 and tried <= failures:
+            raise RuntimeError("Gloo connectFullMesh failed")
+        return backend
+
+    dist.ProcessGroupGloo = fails  # type: ignore[assignment,misc]
+    try:
+        x = torch.ones(100)
+        nc.all_reduce(x, "int8/64", group=group)
+        return float(x[0]), tried
+    finally:
+        dist.ProcessGroupGloo = connect  # type: ignore[misc]
+
+
+def test_all_ranks_try_again_where_one_cannot_connect() -> None:
+    with Crew(3, connected_after, 1, timeout=20) as crew:
+        found = [crew.outcome(rank) for rank in range(3)]
+    assert [outcome.value for outcome in found] == [(3.0, 2)] * 3, found
+
+
+def test_connecting_ends_with_what_the_rank_said() -> None:
+    with Crew(3, connected_after, 9, timeout=20) as crew:
+        found = [crew.outcome(rank).error for rank in range(3)]
+    assert all("could not connect in 3 tries: rank 1: Gloo connectFullMesh failed" in error for error in found), found

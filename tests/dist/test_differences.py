@@ -322,7 +322,7 @@ def test_differences_are_refused_wherever_nobody_keeps_what_came_before(pool: Po
     again = f"ValueError: attach: parameters of weight have {SPEC}, and the root module is gathered again for backward"
     only = "+diff is for FSDP2's parameters="
     for found in pool.run(2, refused):
-        assert [text.startswith(again) for text in found] == [True, True, False, True, *[False] * 9]
+        assert [text.startswith(again) for text in found] == [True, True, False, True, *[False] * 9], found
         others = [text for text in found if not text.startswith(again)]
         assert all(text.startswith("ValueError") and only in text for text in others), others
 

@@ -69,10 +69,10 @@ class TorchTransport:
     def _connect(self, meeting_store: Any, notes_store: Any, prefix: str, count: int) -> None:
         meeting = dist.PrefixStore(prefix, meeting_store)  # type: ignore[attr-defined]
         agree_on_connections(meeting, self.rank, self.world, count, self._timeout)
-        self._backend: Any = dist.ProcessGroupGloo(meeting, self.rank, self.world, self._timeout)
-        self._others = [self._another(meeting, number) for number in range(1, count)]
+        self._backend: Any
+        self._others: list[Any]
         """More connections to the same ranks, which carry shares of large messages."""
-        _until_all_connected(meeting, self.world, self._timeout)
+        self._backend, *self._others = self._gloo_backends(meeting, count)
         self._meeting: Any = meeting
         self._carrier: Any = None
         self._lines: dict[tuple[int, int], Any] = {}
@@ -80,9 +80,27 @@ class TorchTransport:
         self._store: Any = dist.PrefixStore(prefix, notes_store)  # type: ignore[attr-defined]
         self._shared, self._asked = 0, 0
 
-    def _another(self, meeting: Any, number: int) -> Any:
-        own = dist.PrefixStore(f"connection/{number}", meeting)  # type: ignore[attr-defined]
-        return dist.ProcessGroupGloo(own, self.rank, self.world, self._timeout)
+    def _gloo_backends(self, meeting: Any, count: int) -> list[Any]:
+        """Once all ranks have them. Gloo lets a rank go on whose peers still connect; were it to fail and close, they
+        could not, nor say why. And on a busy machine connecting may fail (connectFullMesh): then all try again.
+        """
+        keys = [f"connected/{peer}" for peer in range(self.world)]
+        faults: list[str] = []
+        for attempt in range(CONNECT_TRIES):
+            store, made, fault = dist.PrefixStore(f"try/{attempt}", meeting), list[Any](), ""  # type: ignore[attr-defined]
+            try:
+                for number in range(count):
+                    own = dist.PrefixStore(f"connection/{number}", store)  # type: ignore[attr-defined]
+                    made.append(dist.ProcessGroupGloo(own, self.rank, self.world, self._timeout))
+            except RuntimeError as error:
+                fault = str(error)
+            store.set(keys[self.rank], fault)
+            store.wait(keys, self._timeout)
+            faults = [text.decode(errors="replace") for text in store.multi_get(keys)]
+            if not any(faults):
+                return made
+        said = "; ".join(f"rank {peer}: {fault}" for peer, fault in enumerate(faults) if fault)
+        raise TransportError(f"ranks could not connect in {CONNECT_TRIES} tries: {said}")
 
     def isend(self, wire: Tensor, peer: int, tag: int) -> Pending:
         return self._begin("send", wire, peer, tag)
@@ -270,6 +288,7 @@ class TorchTransport:
             time.sleep(0.02)
 
 
+CONNECT_TRIES = 3
 GAVE_UP = "gave up"
 PROBE, NEVER = (1 << 30) + 3, (1 << 30) + 7
 """Tags that no message has: those of calls are below 2^30, and `p2p` leaves out every fourth. Nobody sends NEVER."""
@@ -314,13 +333,6 @@ def _connection(group: dist.ProcessGroup, store: Any, use: str) -> Any:
     if use not in known:
         known[use] = store.clone()
     return known[use]
-
-
-def _until_all_connected(store: Any, world: int, timeout: timedelta) -> None:
-    """Gloo lets a rank go on whose peers still connect; were it to fail and close, they could not, nor say why."""
-    if store.add("connected", 1) == world:
-        store.set("all connected", "")
-    store.wait(["all connected"], timeout)
 
 
 _CONNECTIONS: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, Any]] = weakref.WeakKeyDictionary()
