@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from narrowcast.study import equivalence
 from narrowcast_research.wires.convergence import Line, read, tell
@@ -23,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser, seeds: int) -> None:
     parser.add_argument("--out", type=Path, required=True, help="The file that lines are appended to.")
     parser.add_argument("--seeds", type=int, default=seeds, help="Of each training; all have the same ones.")
     parser.add_argument("--limit", type=float, default=math.inf, help="Seconds after which no training begins.")
+    parser.add_argument("--jobs", type=int, default=1, help="Processes at once.")
     parser.add_argument("--table", action="store_true", help="Print the table of what is done, and make nothing.")
 
 
@@ -32,7 +37,7 @@ def is_done(job: Job, lines: Iterable[Line]) -> bool:
     return any(wanted.items() <= line.items() for line in lines)
 
 
-def complete(out: Path, jobs: Sequence[Job], run: Callable[[Any], Line], limit: float) -> int:
+def complete(out: Path, jobs: Sequence[Job], run: Callable[[Any], Line], limit: float, processes: int = 1) -> int:
     """Make what is not done yet; returns how many are left."""
     known, until = read([out]), time.time() + limit
     missing = [job for job in jobs if not is_done(job, known)]
@@ -42,17 +47,33 @@ def complete(out: Path, jobs: Sequence[Job], run: Callable[[Any], Line], limit: 
     with out.open("a") as file:
         if out.stat().st_size and not out.read_text().endswith("\n"):
             file.write("\n")  # after a line that was cut
-        for job in missing:
-            if time.time() >= until:
-                break
-            began = time.time()
-            line = {**asdict(job), **run(job), "seconds": round(time.time() - began, 1)}
+        for line in _lines(missing, run, until, processes):
             file.write(json.dumps(line) + "\n")
             file.flush()
             left -= 1
-            tell(f"{job}: {line['score']} in {line['seconds']} s")
+            tell(f"{ {key: line[key] for key in asdict(missing[0])} }: {line['score']} in {line['seconds']} s")
     tell(f"{left} trainings are left")
     return left
+
+
+def _lines(jobs: Sequence[Job], run: Callable[[Any], Line], until: float, processes: int) -> Iterator[Line]:
+    """As they come. Several processes share a GPU, which one small model does not fill."""
+    make = partial(_line, run=run, until=until)
+    if processes == 1:
+        found: Iterable[Line | None] = map(make, jobs)
+        yield from (line for line in found if line is not None)
+        return
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(processes, torch.set_num_threads, (max(1, torch.get_num_threads() // processes),)) as pool:
+        yield from (line for line in pool.imap_unordered(make, jobs) if line is not None)
+
+
+def _line(job: Job, run: Callable[[Any], Line], until: float) -> Line | None:
+    """None where time is up."""
+    began = time.time()
+    if began >= until:
+        return None
+    return {**asdict(job), **run(job), "seconds": round(time.time() - began, 1)}
 
 
 def scores(lines: Iterable[Line], keys: Sequence[str]) -> dict[tuple[Any, ...], dict[int, Line]]:

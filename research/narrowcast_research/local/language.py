@@ -49,6 +49,7 @@ class TextJob:
     steps: int
     rows: int
     tiny: bool
+    size: str
 
     @property
     def updates(self) -> LocalUpdates:
@@ -92,7 +93,9 @@ class LocalLoop:
 
 def run(job: TextJob, setting: Setting) -> Line:
     """One training; its score is the loss on held-out text."""
-    work = workloads.workload("lm", job.seed, replace(setting, steps=job.steps, rows=job.rows, workers=WORKERS))
+    work = workloads.workload(
+        "lm", job.seed, replace(setting, steps=job.steps, rows=job.rows, workers=WORKERS, size=job.size)
+    )
     if job.way == "ddp":
         loop: WorkerLoop | LocalLoop = WorkerLoop(work, job.wire)
     else:
@@ -108,12 +111,10 @@ def run(job: TextJob, setting: Setting) -> Line:
     return facts | {"bits_a_step": bits / job.every, "parameters": sum(row.numel for row in rows)}
 
 
-def planned(every: Sequence[int], wires: Sequence[str], ways: Sequence[str], seeds: int, **how: int) -> list[TextJob]:
+def planned(every: Sequence[int], wires: Sequence[str], ways: Sequence[str], seeds: int, **how: Any) -> list[TextJob]:
     """Seed by seed, DDP first, so that a short call gives whole tables. how: length and size."""
     kinds = [BASELINE] + [(way, steps, wire) for way in ways for steps in every for wire in wires]
-    return [
-        TextJob(*kind, seed, how["steps"], how["rows"], bool(how["tiny"])) for seed in range(seeds) for kind in kinds
-    ]
+    return [TextJob(*kind, seed, **how) for seed in range(seeds) for kind in kinds]
 
 
 def text(lines: Sequence[Line]) -> str:
@@ -134,6 +135,7 @@ def main(words: Sequence[str] | None = None) -> int:
     jobs.add_arguments(parser, SEEDS)
     parser.add_argument("--text", type=Path, help="A token file of narrowcast_research.text.corpus.")
     parser.add_argument("--tiny", action="store_true", help="A tiny model on the text that every Python has.")
+    parser.add_argument("--size", default="3m", choices=workloads.GPTS, help="Parameters.")
     parser.add_argument("--gpu", action="store_true", help="Train on this machine's GPU.")
     parser.add_argument("--steps", type=int, default=STEPS, help="Inner steps of each worker.")
     parser.add_argument("--rows", type=int, default=ROWS, help="Pieces of 128 tokens that a worker sees at a step.")
@@ -143,14 +145,13 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     if arguments.gpu and not torch.cuda.is_available():
         raise ValueError("--gpu: torch sees no GPU here; leave it out")
+    how = {key: getattr(arguments, key) for key in ("steps", "rows", "tiny", "size")}
     if not arguments.table:
         setting = Setting("cuda" if arguments.gpu else "cpu", text=arguments.text, tiny=arguments.tiny)
-        how = {"steps": arguments.steps, "rows": arguments.rows, "tiny": arguments.tiny}
         every = planned(arguments.every, arguments.wires, arguments.ways, arguments.seeds, **how)
-        left = jobs.complete(arguments.out, every, partial(run, setting=setting), arguments.limit)
+        left = jobs.complete(arguments.out, every, partial(run, setting=setting), arguments.limit, arguments.jobs)
         return int(left > 0)
-    same = {"steps": arguments.steps, "rows": arguments.rows, "tiny": arguments.tiny}.items()
-    sys.stdout.write(text([line for line in read([arguments.out]) if same <= line.items()]) + "\n")
+    sys.stdout.write(text([line for line in read([arguments.out]) if how.items() <= line.items()]) + "\n")
     return 0
 
 

@@ -138,7 +138,7 @@ def main(words: Sequence[str] | None = None) -> int:
         for wire in arguments.wires
         for kind in arguments.kinds
     ]
-    return int(jobs.complete(arguments.out, every, run, arguments.limit) > 0)
+    return int(jobs.complete(arguments.out, every, run, arguments.limit, arguments.jobs) > 0)
 
 
 if __name__ == "__main__":

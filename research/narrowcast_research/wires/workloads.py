@@ -28,6 +28,8 @@ FREQUENT = 4096
 """Tokens that a small language model tells apart: the most frequent ones; all others are one."""
 SMALL_GPT = text_training.Shape(192, 5, 6, 128, 16, 2e-3)
 """3.0 million parameters with 4,096 tokens, embedding and head tied."""
+GPTS = {"3m": SMALL_GPT, "30m": text_training.Shape(576, 7, 9, 128, 16, 1e-3)}
+"""By the number of parameters."""
 PEAK, RISES, DECAY = 0.4, 5 / 24, 5e-4
 """DavidNet's rate at its highest, the part of the steps until then, and its weight decay."""
 PICTURES = {"davidnet": models.davidnet, "resnet18": models.resnet18}
@@ -61,6 +63,8 @@ class Setting:
     workers: int = WORKERS
     rows: int | None = None
     """Pieces of text that a worker sees at a step; by default the model's own number."""
+    size: str = "3m"
+    """Of the language model."""
 
     @property
     def on_gpu(self) -> bool:
@@ -246,7 +250,7 @@ def triangle(step: int, steps: int) -> float:
 
 def language_model(seed: int, setting: Setting) -> Workload:
     """GPT-2's layers in small, AdamW, warm-up and cosine, gradients clipped: as `narrowcast_research.text` trains."""
-    device, shape = torch.device(setting.device), text_training.TINY if setting.tiny else SMALL_GPT
+    device, shape = torch.device(setting.device), text_training.TINY if setting.tiny else GPTS[setting.size]
     shape = replace(shape, batch=setting.rows or shape.batch)
     tokens, held_out, vocabulary = _tokens(setting)
     with torch.random.fork_rng([device] if setting.on_gpu else []):
