@@ -125,6 +125,26 @@ def test_share_grows_with_bandwidth_and_is_95_percent_at_the_one_that_is_needed(
         assert share(FLAT, replace(setup, every=every - 1)) < AIM
 
 
+BETTER: dict[str, list[float]] = {
+    "bandwidth_gbit": [10 ** (k / 5 - 2) for k in range(21)],
+    "window_mb": [0.06, 0.25, 1, 4, 16],
+    "streams": [1, 2, 4, 8],
+    "rtt_ms": [300, 100, 30, 10, 3, 1],
+}
+"""Of a link, the better the further right."""
+
+
+@each("what, mixing, wire", itertools.product(BETTER, ("all", "ring"), ("fp32", "int4/128+ef", WIRES[-1])))
+def test_no_better_link_is_slower(what: str, mixing: str, wire: str) -> None:
+    profile, setup = zoo.of_size(14e6).profile_of(1.0), LocalSetup(8, wire, 10, 2, 1, mixing)
+    others = {key: values for key, values in BETTER.items() if key != what}
+    for number in range(4):
+        rest = {key: values[(number + 1) % len(values)] for key, values in others.items()}
+        links = [replace(LINE, **rest, **{what: value}) for value in BETTER[what]]
+        took = [exactly(replace(FLAT, levels=(link,)), profile).exchanges(setup).seconds_DP.sum() for link in links]
+        assert all(better <= worse * (1 + 1e-9) for worse, better in itertools.pairwise(took)), rest
+
+
 def test_no_bandwidth_makes_up_for_latency() -> None:
     far = replace(FLAT, levels=(replace(LINE, rtt_ms=10_000.0),))
     made = LocalPredictor(MODEL, far, draws=4).predict(LocalSetup(8, "int4/128+ef", 20))

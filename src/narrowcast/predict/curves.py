@@ -109,14 +109,19 @@ class Link:
             return self.gbit_D
         return self.gbit_D.clamp_max(peers * self.level.stream_gbit * self.level.streams)
 
-    def ramp(self, sent_N: Tensor, peers: float) -> Tensor:
-        """How much longer bytes take after a pause, [D, N]: each stream of TCP begins with a few packets, and sends
-        twice as much in each round trip until it has what the link or its window holds."""
+    def ramp(self, sent_N: Tensor, peers: float, took_DN: Tensor) -> Tensor:
+        """How much longer bytes that took `took_DN` by themselves take after a pause, [D, N]: each stream of TCP begins
+        with a few packets, and sends twice as much in each round trip until it has what the link or its window holds.
+        """
         rtt, begun = self.level.rtt_ms / 1e3, FIRST_BYTES * peers * self.level.streams
         if not rtt:
-            return torch.zeros(len(self.gbit_D), len(sent_N), dtype=torch.float64)
-        held_D1 = (self.reached_D(peers) * 1e9 / 8 * rtt)[:, None]
-        return rtt * (torch.log2(1 + sent_N.minimum(held_D1) / begun) - 1).clamp_min(0)
+            return torch.zeros_like(took_DN)
+        trips_DN = took_DN.clamp_min(0) / rtt
+        # under way in a round trip is what leaves in one: all, where they leave at once
+        grown = torch.log2(1 + sent_N / trips_DN.clamp_min(1) / begun) - 1
+        # and no link is slower than another with less bandwidth
+        at_once = torch.log2(1 + sent_N / begun) - trips_DN.clamp_min(1)
+        return rtt * grown.maximum(at_once).clamp_min(0)
 
     def _moving(self, timed: Timed, sent_N: Tensor, peers: float) -> Tensor:
         whole = timed.curve(sent_N) * self.factor_D[:, None]

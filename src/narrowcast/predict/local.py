@@ -230,7 +230,7 @@ class LocalPredictor:
             products_D = low_rank.product_seconds(made, plan.wire, plan.matrices)
             seconds[:, number] += products_D
             coding[:, number] += products_D
-        ramp_DP = made.levels[0].ramp(sent_P, peers)
+        ramp_DP = made.levels[0].ramp(sent_P, peers, seconds - latency)
         outer_P = self._outer_step(setup)
         own_D = made.spread("model", made.known.step, made.known.freedom)
         own_D = own_D * made.spread(f"model {setup.wire}", made.known.wire)
