@@ -10,14 +10,16 @@ import torch.distributed as dist
 from dist.models import bits, error_of, mlp
 from dist.pool import Pool
 from dist.test_local import average
-from dist.test_local_state import Few
+from dist.test_local_state import Few, leaves
 from dist.test_streaming import through_stops
-from torch import Tensor
+from torch import Tensor, nn
 
 import narrowcast as nc
 from narrowcast.collectives import as_seen, noise_of
+from narrowcast.parallel import LocalUpdates
 from narrowcast.parallel.local_sgd import Copies, consensus_of, seat, seen, to_send
 from narrowcast.parallel.local_sgd.graph import KINDS, Neighbourhood, sets
+from narrowcast.parallel.local_sgd.settings import nesterov
 
 GOSSIP = KINDS[1:]
 SIZES = (1, 2, 3, 4, 5, 8, 16, 63)
@@ -166,6 +168,41 @@ def test_a_state_is_the_mean_of_all_workers(pool: Pool) -> None:
     for number, mean in enumerate(found[0][1]):
         assert torch.allclose(torch.stack([own[number] for own, _, _ in found]).mean(0), mean, atol=1e-6)
     assert all("whose factors are a sum over all workers" in error for _, _, error in found)
+
+
+class Odd(nn.Module):
+    """A single value, none at all, and running statistics in 16 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.ones(3, 5)), nn.Parameter(torch.tensor(1.0))
+        self.c = nn.Parameter(torch.empty(0))
+        self.register_buffer("mean", torch.zeros(4, dtype=torch.bfloat16))
+
+
+def states(group: dist.ProcessGroup, kind: str) -> list[str]:
+    """The outer optimizers and delays with which workers save different states."""
+    rank, wrong = dist.get_rank(group), []
+    for outer, delay in ((nesterov, 0), (nesterov, 1), (lambda a: torch.optim.Adam(a, lr=0.1), 1)):
+        model, updates = Odd(), LocalUpdates(2, delay=delay, mixing=kind, outer=outer)
+        local = nc.LocalSGD(model, spec="int4/64", local=updates, group=group, min_values=1)
+        for step in range(6):
+            with torch.no_grad():
+                for x in (*model.parameters(), model.get_buffer("mean")):
+                    x.add_(rank + step / 8)
+            local.step()
+        found = [x.reshape(-1).double() for x in leaves(local.state_dict())]
+        ours = torch.cat(found).view(torch.uint8)
+        everyones = [torch.empty_like(ours) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(everyones, ours, group=group)
+        wrong += [f"{outer} {delay}"] * any(not torch.equal(own, ours) for own in everyones)
+        local.close()
+    return wrong
+
+
+@pytest.mark.parametrize("kind", GOSSIP)
+def test_all_workers_save_the_same_state(pool: Pool, kind: str) -> None:
+    assert pool.run(3, states, kind) == [[]] * 3
 
 
 def test_a_look_at_the_state_changes_no_bit(pool: Pool) -> None:

@@ -228,7 +228,10 @@ class Sender:
 
     def mean_of(self, tensors: list[Tensor]) -> None:
         """In place, over all workers (collective)."""
-        all_reduce(tensors, "fp32", dist.ReduceOp.AVG, channel=self._channel.called("state_dict"))
+        channel = self._channel.called("state_dict")
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+            same = [tensor for tensor in tensors if tensor.dtype == dtype]
+            all_reduce(same, "fp32", dist.ReduceOp.AVG, channel=channel)
 
     def factor_places(self, wires: Mapping[Codec, Collection[str]]) -> Values:
         """Of all matrices that would travel by low rank now."""

@@ -122,11 +122,11 @@ def flights_of(own: Replica, state: State) -> list[Flight]:
 
 
 def tensors_of_workers(state: State) -> list[Tensor]:
-    """What differs between workers that average with neighbours: anchors, momenta, gradients under way."""
+    """What differs between workers that average with neighbours: anchors, momenta, and what is under way."""
     outer = [value for by_key in state["outer"].values() for value in by_key.values()]
     found = [*state["anchors"].values(), *state.get(UNDER_WAY, {}).values(), *outer]
-    floats = (value for value in found if isinstance(value, Tensor) and value.dtype == torch.float32 and value.dim())
-    return [local_part(value) for value in floats]
+    # those of a single value, too; counts of steps among them are the same on all, and so is their mean
+    return [local_part(value) for value in found if isinstance(value, Tensor) and value.is_floating_point()]
 
 
 def _by_key(name: str, parameter: Tensor, anchor: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
