@@ -101,7 +101,7 @@ class PilotedState(DDPState):
     policy: Autopilot | Replay
 
     def __init__(self, model: DistributedDataParallel, gradients: Autopilot | Replay, **options: Any) -> None:
-        self._decision, self._begun = Decided(0), -1
+        self._decision, self._is_begun = Decided(0), False
         if isinstance(gradients, Autopilot):
             gradients.claim()
         super().__init__(model, gradients, **options)
@@ -169,8 +169,8 @@ class PilotedState(DDPState):
         return [*self.policy.notes(), *super().warnings()]
 
     def _begin_step(self) -> None:
-        if self._begun != self.step:
-            self._begun = self.step
+        if not self._is_begun:
+            self._is_begun = True
             super()._begin_step()
             self._follow()
 
@@ -180,6 +180,7 @@ class PilotedState(DDPState):
         if bucket.is_last():
             self._road.times.end()
         if bucket.index() == 0:
+            self._is_begun = False  # whatever it is: a pass that broke off had this step's number
             self._begin_step()
         is_dense = not buffer.is_sparse and buffer.dtype in FLOATS and not any(p.is_complex() for p in parameters)
         if self._decision.road == WIRES or not is_dense:

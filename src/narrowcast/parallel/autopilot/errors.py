@@ -10,7 +10,7 @@ values cut at CUT times their median: a few huge ones do not make up for all oth
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -126,7 +126,9 @@ class TensorErrors:
         return cls(energy, energy * share, tuple(lost / world for lost in sums[HEAD : HEAD + wires]), sums[0] > 0)
 
     def mixed(self, new: TensorErrors, weight: float = 0.5) -> TensorErrors:
-        """With a later look: the mean of the two, since a batch is a sample."""
+        """With a later look: the mean of the two, since a batch is a sample. One that is not finite tells no more."""
+        if new.bad:
+            return replace(self, bad=True)
         lost = tuple((1 - weight) * a + weight * b for a, b in zip(self.lost, new.lost, strict=True))
         energy, noise = ((1 - weight) * a + weight * b for a, b in ((self.energy, new.energy), (self.noise, new.noise)))
         return TensorErrors(energy, noise, lost, new.bad)

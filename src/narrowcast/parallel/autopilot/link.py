@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,9 @@ class DescribedLink:
     """Float32 values that are encoded, or decoded, in a second."""
 
     def __post_init__(self) -> None:
+        numbers = self.gbit, self.latency, self.compute, self.codec_gbyte
+        if not all(isinstance(one, int | float) and math.isfinite(one) for one in numbers):
+            raise ValueError(f"link: got {self}; all of it must be finite numbers")
         if min(self.gbit, self.latency, self.codec_gbyte) <= 0 or self.compute < 0:
             raise ValueError(f"link: got {self}; rate, latency and the codecs' speed must be above 0")
 

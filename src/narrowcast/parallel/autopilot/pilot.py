@@ -156,7 +156,10 @@ class Autopilot(Watching):
                 continue
             new, old = TensorErrors.of(sums, count, world), self.known.errors.get(name)
             bad |= {name} if new.bad else set()
-            self.known.errors[name] = new if old is None or old.bad else old.mixed(new)
+            if old is not None and (new.bad or not old.bad):
+                new = old.mixed(new)
+            if old is not None or not new.bad:  # of Inf alone it says that nothing is lost
+                self.known.errors[name] = new
         return bad
 
     def _earn(self, spent: Mapping[str, float]) -> None:
@@ -213,6 +216,8 @@ class Autopilot(Watching):
         """Time short sums through every wire: as many values as may be had for a part of a step. Collective."""
         assert self._road is not None
         known, wires = self.known, [str(codec) for codec in self.known.codecs]
+        # here and once, since beats go on being odd while nobody listens
+        known.per_bit *= busy / self._expected() if self._fresh and self._expected() > 0 < busy else 1.0
         known.layout = self._road.layout()
         values = max(1, sum(known.layout.values))
         bits = sum(min(32.0, codec.bits_per_value) for codec in known.codecs) + 48
@@ -224,10 +229,13 @@ class Autopilot(Watching):
         self._solved, self._fresh = max(1, step), False
         self._see_calls(busy)
 
+    def _expected(self) -> float:
+        """Seconds that the calls of a step should take."""
+        return self.known.cost(self.plan if not self.dry_run else StepPlan(), list(self._tensors.values())).busy
+
     def _see_calls(self, busy: float) -> bool:
         """Compare the calls of a beat with what was expected of them. Whether the link is another one."""
-        known = self.known
-        expected = known.cost(self.plan if not self.dry_run else StepPlan(), list(self._tensors.values())).busy
+        known, expected = self.known, self._expected()
         if expected <= 0 or busy <= 0:
             return False
         ratio = busy / expected
@@ -242,8 +250,6 @@ class Autopilot(Watching):
             return False
         matters = abs(busy - expected) > GAIN * self._step_seconds
         self._odd = self._odd + 1 if matters and not 1 / CHANGED < ratio < CHANGED else 0
-        if self._odd >= 2:
-            known.per_bit *= ratio
         return self._odd >= 2
 
     def _change(self, step: int, why: str, must: bool = False) -> None:
@@ -252,18 +258,21 @@ class Autopilot(Watching):
         halves = self._road is not None and self._road.halves
         # in what follows the present one is always known: it was chosen from the same wires
         now = known.cost(self.plan, tensors)
-        options = [one for one in known.options(tensors, halves) if self._refused.get(one.plan, 0) <= step]
-        best = min(options, key=lambda one: one.step)
+        options = known.options(tensors, halves)
+        some = [one for one in options if self._refused.get(one.plan, 0) <= step]
+        # each may have been refused: then only what must change does
+        best = min(some or (options if must else [now]), key=lambda one: one.step)
+        times = now.step / best.step if best.step else 1.0
         quicker, calmer = best.step < now.step / (1 + GAIN), best.step <= now.step and best.error < now.error / 2
         must = must and (best.error < now.error or now.error > known.limit())
         if best.plan == self.plan or not (quicker or calmer or must):
             if not self._history:
-                self._note(step, now, f"{why}: {best.plan} would give {now.step / best.step:.2f}x")
+                self._note(step, now, f"{why}: {best.plan} would give {times:.2f}x")
             return
         # while the loss is high or numbers are bad nobody waits for a proof
         allowed = self._step_seconds * (1 - GAIN / 2 if quicker else 1 + GAIN / 2)
         trial = None if must or self.dry_run else Trial(self.plan, allowed)
-        gain = f"{now.step / best.step:.2f}x over {self.plan} predicted" if quicker else f"loses less than {self.plan}"
+        gain = f"{times:.2f}x over {self.plan} predicted" if quicker else f"loses less than {self.plan}"
         self._take(step, best, f"{why}: {gain}", trial)
 
     def _judge(self, step: int) -> None:
@@ -277,8 +286,11 @@ class Autopilot(Watching):
         self._refused[self.plan] = step + self._patience
         self._patience *= 2
         took = f"{1e3 * self._step_seconds:.1f} ms a step, and {1e3 * trial.seconds:.1f} were allowed"
-        tensors = list(self._tensors.values())
-        self._take(step, self.known.cost(trial.before, tensors), f"no gain: {took}", None)
+        before = self.known.cost(trial.before, list(self._tensors.values()))
+        if before.error > self.known.limit():  # some tensor may no longer have what it had
+            self._change(step, f"no gain: {took}", must=True)
+            return
+        self._take(step, before, f"no gain: {took}", None)
 
     def _take(self, step: int, to: Costed, why: str, trial: Trial | None) -> None:
         old, new = dict(self.plan.wires), dict(to.plan.wires)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -21,6 +22,8 @@ PLAIN, HALF, WIRES = "plain", "half", "wires"
 SMALL, LARGEST, LEAST = 1 << 12, 1 << 20, 1 << 17
 """Values of the sums that are timed: the small one tells latency, the large one is cut to what it may cost."""
 ROUNDS = 3
+KEPT = 32
+"""Steps whose marks wait for somebody to ask: of a history that is repeated nobody does."""
 Make = Callable[[Tensor], Callable[[], object]]
 """What makes a call of a tensor."""
 SEED = seed_of("auto")
@@ -90,11 +93,13 @@ class StepTimes:
 
     def __init__(self, clock: DeviceClock) -> None:
         self.clock = clock
-        self._now, self._steps = StepMarks(), list[StepMarks]()
+        self._now, self._steps = StepMarks(), deque[StepMarks](maxlen=KEPT)
         self._last: StepMarks | None = None
 
     def begin(self) -> None:
         """A forward pass begins; of several only the last one's backward communicates."""
+        if self._now.ready:  # of a backward pass that did not get to its end
+            self._now = StepMarks()
         self._now.began = self.clock.mark()
 
     def ready(self, names: tuple[str, ...], values: int) -> Callable[[], None]:
@@ -117,7 +122,8 @@ class StepTimes:
 
     def numbers(self) -> tuple[float, float, float]:
         """Whether there were steps, and the medians of their seconds and of their calls'."""
-        steps, self._steps = self._steps, []
+        steps = list(self._steps)
+        self._steps.clear()
         # where a model is one bucket, the last step has only just begun to travel
         whole = [one for one in steps if one.began is not None and len(one.done) == len(one.ready)]
         for mark in whole[-1].done.values() if whole and self.clock.cuda else ():
@@ -147,7 +153,7 @@ class StepTimes:
 
     def waited(self, step: StepMarks) -> list[float]:
         """Of each call, from ready to done."""
-        return [self._between(ready, step.done[number]) for number, ready in enumerate(step.ready)]
+        return [self._between(ready, step.done.get(number, ready)) for number, ready in enumerate(step.ready)]
 
     def last(self) -> tuple[list[float], StepMarks]:
         """When the buckets of the last whole step were ready, after its forward pass began."""
