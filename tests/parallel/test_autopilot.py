@@ -307,6 +307,7 @@ GOOD = json.loads(lines([Decided(3, WIRES, {"a": "int8/256"}, "why").as_dict()])
         ({"wires": {"a": "int8/256+diff"}}, "the wire of a is 'int8/256.diff': .* leave it out"),
         ({"road": "half"}, "takes all tensors alike, and wires are named"),
         ({"numbers": {"error": "much"}}, "error is 'much'; it must be a number"),
+        ({"numbers": {"error": 10**400}}, "error is 10+; it must be a number"),
     ],
 )
 def test_a_broken_history_is_refused(tmp_path: Path, change: dict[str, object], words: str) -> None:

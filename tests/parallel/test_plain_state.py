@@ -42,7 +42,8 @@ def test_what_was_packed_comes_back() -> None:
 
 
 def test_nothing_of_another_kind_is_packed() -> None:
-    for wrong in (object(), {1.5: 2}, {1}, torch.zeros(2, dtype=torch.complex64), torch.eye(2).to_sparse(), b"x"):
+    csr = torch.sparse_csr_tensor(torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1), (1, 1))
+    for wrong in (object(), {1.5: 2}, {1}, torch.zeros(2, dtype=torch.complex64), torch.eye(2).to_sparse(), csr, b"x"):
         with pytest.raises(TypeError, match=r"state\['a'\]\[1\] is a .*give dense tensors"):
             pack({"a": [0, wrong]})
 

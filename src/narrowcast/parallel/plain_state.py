@@ -64,7 +64,7 @@ def _bytes(tensor: Tensor) -> bytes:
 def _tree(value: Any, tensors: list[Tensor], where: str) -> Any:
     if type(value) in PLAIN:
         return value
-    if type(value) in (Tensor, torch.nn.Parameter) and value.dtype in TYPES.values() and not value.is_sparse:
+    if type(value) in (Tensor, torch.nn.Parameter) and value.dtype in TYPES.values() and value.layout == torch.strided:
         tensors.append(value)
         return ["t", len(tensors) - 1]
     if isinstance(value, dict) and all(type(key) in (str, int) for key in value):

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,7 +98,8 @@ def _decision(where: str, line: str) -> Decided:
     for name, wire in entry["wires"].items():
         _check_wire(f"{where}: the wire of {name}", wire)
     for key, value in entry["numbers"].items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+        if value is not None and not is_number:
             raise ValueError(f"{where}: {key} is {value!r}; it must be a number, or null")
     return Decided.from_dict(entry)
 
