@@ -53,6 +53,18 @@ def test_one_layer_with_heavy_tails_does_not_learn_in_int4_and_does_with_auto() 
     assert wires["head.weight"] < 9
 
 
+def test_a_loss_is_heard_before_the_decision_of_its_step() -> None:
+    """As on ranks, which decide in the next one."""
+    begun: list[int] = []
+
+    def loss(scores: Tensor, wanted: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(scores, wanted) + (1000.0 if begun[-1] == 24 else 0.0)
+
+    done = run("auto", steps=30, model=plain(), loss=loss, before_step=lambda r: begun.append(r.step))
+    history = done.exchange.policy.history()
+    assert [entry["step"] for entry in history if "the loss jumped" in entry["reason"]] == [26], "25 sends what is owed"
+
+
 def test_a_run_that_was_cut_goes_on_with_the_same_wires_and_bits(tmp_path: Path) -> None:
     def link(step: int) -> DescribedLink:
         return LINK if step < 20 else DescribedLink(1000.0)

@@ -178,9 +178,10 @@ class _SimulatedTraining:
         exchange.begin_step(run.step)
         measure = self._error_every > 0 and run.step % self._error_every == 0
         run.loss = self._gradients()
-        errors = exchange.reduce(run.step, measure)
         if isinstance(exchange.policy, Autopilot):
+            # before it decides, as on ranks, which do so in the next step
             exchange.policy.observe(float(run.loss))
+        errors = exchange.reduce(run.step, measure)
         if errors:
             # the log has the order of the steps, however often a run was cut
             self.flush()
