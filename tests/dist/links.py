@@ -16,7 +16,7 @@ SLOW, FAST = DescribedLink(0.0005, compute=0.02), DescribedLink(1000.0, compute=
 
 
 def _layout(road: Any, link: DescribedLink) -> Layout:
-    marks = road.times.last()[1]
+    marks = road.times.last()[-1]
     ready = [link.compute * (number + 1) / len(marks.names) for number in range(len(marks.names))]
     return Layout(tuple(ready), tuple(marks.names), tuple(marks.values))
 

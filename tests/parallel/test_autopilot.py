@@ -376,6 +376,24 @@ def test_steps_and_calls_are_timed_as_they_wait_for_each_other() -> None:
     assert times.numbers() == (0.0, 0.0, 0.0)
 
 
+def test_steps_in_which_somebody_looked_do_not_say_when_buckets_are_ready() -> None:
+    """A first look compiles kernels: seconds, in a step of milliseconds."""
+    clock = Clock()
+    times = StepTimes(clock)  # type: ignore[arg-type]
+    for number, late in enumerate((7.0, 0.0, 0.1, -0.1, 9.0)):
+        clock.now = 100.0 * number
+        times.begin()
+        for at, name in ((1.0, "a"), (2.0, "b" if number else "made anew")):
+            clock.now = 100.0 * number + at + (late if name != "a" else 0.0)
+            times.ready((name,), 5)()
+            if number == 4 and name == "a":
+                times.looks()
+        times.end()
+    assert times.numbers()[0] == 1.0
+    ready, took, marks = times.last()
+    assert (ready, took, marks.names) == ([1.0, pytest.approx(2.0)], [0.0, 0.0], [("a",), ("b",)])
+
+
 def test_a_model_of_one_bucket_is_timed_by_marks_that_the_device_has_passed() -> None:
     class Mark(float):
         passed = False

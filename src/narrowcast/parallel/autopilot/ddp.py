@@ -89,7 +89,7 @@ class DDPRoad:
         return time_sums(self.times.clock, state.channel, roads, self._dtype, values)
 
     def layout(self) -> Layout:
-        ready, marks = self.times.last()
+        ready, _, marks = self.times.last()
         slowest = agreed(self._owner().channel, torch.tensor(ready, dtype=torch.float64))
         return Layout(tuple(slowest.tolist()), tuple(marks.names), tuple(marks.values))
 
@@ -182,6 +182,8 @@ class PilotedState(DDPState):
         if bucket.index() == 0:
             self._is_begun = False  # whatever it is: a pass that broke off had this step's number
             self._begin_step()
+        if self._watch is not None and self.policy.due(self.step) and not bucket.is_last():
+            self._road.times.looks()
         is_dense = not buffer.is_sparse and buffer.dtype in FLOATS and not any(p.is_complex() for p in parameters)
         if self._decision.road == WIRES or not is_dense:
             return super()._start(bucket).then(lambda future: _after(future, done))

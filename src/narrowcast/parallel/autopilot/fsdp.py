@@ -57,9 +57,9 @@ class FSDPRoad:
         return {name: Fit(fit.latency / 2, fit.per_value / 2) for name, fit in whole.items()}
 
     def layout(self) -> Layout:
-        ready, marks = self.times.last()
+        ready, took, marks = self.times.last()
         if self._blocks and ready:
-            ready = [ready[-1] - sum(self.times.waited(marks)[:-1])] * len(ready)
+            ready = [ready[-1] - sum(took[:-1])] * len(ready)
         slowest = agreed(self._owner().channel, torch.tensor(ready, dtype=torch.float64))
         return Layout(tuple(slowest.tolist()), tuple(marks.names), tuple(marks.values))
 
@@ -115,6 +115,8 @@ class UnitPilot:
 
     def unit(self, unit: Unit, names: tuple[str, ...], values: int) -> Callable[[], None]:
         """A unit's gradients are ready; what is returned says that they are done."""
+        if self.looks(self.road._owner().step):
+            self.road.times.looks()
         return self.road.times.ready(names, values)
 
 

@@ -176,9 +176,10 @@ class Autopilot(Watching):
         names, self._turn = list(self._tensors), self._turn + 1
         self._looks |= {name: self._looks.get(name, 0) + 1 for name in self._looked}
         if self.every is not None:
-            self._looked = names if self._turn % max(1, self.every // BEAT) == 0 else []
+            self._looked = names if not self.known.errors or self._turn % max(1, self.every // BEAT) == 0 else []
             return
-        count = min(len(names), int(max(0.0, self._credit["look"]) / max(self._each, 1e-9)))
+        earned = int(max(0.0, self._credit["look"]) / max(self._each, 1e-9))
+        count = min(len(names), earned) if self.known.errors else len(names)
         self._looked = (names + names)[self._first : self._first + count]
         self._first = (self._first + count) % max(1, len(names))
 
@@ -187,8 +188,9 @@ class Autopilot(Watching):
         known, tensors = self.known, list(self._tensors.values())
         known.cooled = self._alarm.cooled(step, bad | (set(self._tensors) if rang else set()))
         if not self._solved:
-            self._time_sums(step, busy)
-            self._change(step, "first look")
+            if known.errors or not tensors:  # Inf so far, as under a young loss scaler: next beat
+                self._time_sums(step, busy)
+                self._change(step, "first look")
             return
         must = known.cost(self.plan, tensors).error > OVER * known.limit() if self.plan.wires else False
         if must or bad or rang:

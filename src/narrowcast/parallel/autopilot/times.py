@@ -84,6 +84,8 @@ class StepMarks:
     done: dict[int, Any] = field(default_factory=dict)
     names: list[tuple[str, ...]] = field(default_factory=list)
     values: list[int] = field(default_factory=list)
+    looked: bool = False
+    """Somebody looked at gradients meanwhile, and what came after that is late."""
 
 
 class StepTimes:
@@ -94,7 +96,8 @@ class StepTimes:
     def __init__(self, clock: DeviceClock) -> None:
         self.clock = clock
         self._now, self._steps = StepMarks(), deque[StepMarks](maxlen=KEPT)
-        self._last: StepMarks | None = None
+        self._last = list[StepMarks]()
+        """Steps with the buckets of the last one, best those that nobody disturbed."""
 
     def begin(self) -> None:
         """A forward pass begins; of several only the last one's backward communicates."""
@@ -114,6 +117,10 @@ class StepTimes:
 
         return done
 
+    def looks(self) -> None:
+        """Gradients of the step under way are looked at."""
+        self._now.looked = True
+
     def end(self) -> None:
         """The last bucket of a step was ready."""
         if self._now.ready:
@@ -130,7 +137,7 @@ class StepTimes:
             mark.synchronize()  # not the device, which is at work on the next step
         # its buckets are those of the other ranks, whatever its times are
         if whole or steps:
-            self._last = (whole or steps)[-1]
+            self._last = self._alike(whole or steps)
         if not whole:
             return 0.0, 0.0, 0.0
         return 1.0, statistics.median(map(self._took, whole)), statistics.median(map(self._busy, whole))
@@ -151,16 +158,31 @@ class StepTimes:
             end = step.done[number] if self._between(end, step.done[number]) > 0 else end
         return busy
 
-    def waited(self, step: StepMarks) -> list[float]:
-        """Of each call, from ready to done."""
-        return [self._between(ready, step.done.get(number, ready)) for number, ready in enumerate(step.ready)]
+    @staticmethod
+    def _alike(steps: Sequence[StepMarks]) -> list[StepMarks]:
+        """Buckets are made anew after the first step; and a look, which may compile, holds up the buckets after it."""
+        same = [one for one in steps if one.names == steps[-1].names]
+        return [one for one in same if not one.looked] or same
 
-    def last(self) -> tuple[list[float], StepMarks]:
-        """When the buckets of the last whole step were ready, after its forward pass began."""
-        marks = self._last or StepMarks()
-        if marks.began is None:
-            return [0.0] * len(marks.ready), marks
-        return [self._between(marks.began, ready) for ready in marks.ready], marks
+    def last(self) -> tuple[list[float], list[float], StepMarks]:
+        """Of each bucket of the last steps: when it was ready, after the forward pass began, and how long its call
+        took from there; medians.
+        """
+        if not self._last:
+            return [], [], StepMarks()
+        marks = self._last[-1]
+        begun = [one for one in self._last if one.began is not None]
+        if not begun:
+            return [0.0] * len(marks.ready), [0.0] * len(marks.ready), marks
+        ready = [[self._between(one.began, mark) for mark in one.ready] for one in begun]
+        took = [
+            [self._between(mark, one.done.get(number, mark)) for number, mark in enumerate(one.ready)] for one in begun
+        ]
+        return _medians(ready), _medians(took), marks
+
+
+def _medians(rows: Sequence[Sequence[float]]) -> list[float]:
+    return [statistics.median(column) for column in zip(*rows, strict=True)]
 
 
 def agreed(channel: Channel, mine: Tensor) -> Tensor:
