@@ -1,0 +1,163 @@
+"""The autopilot on models of every kind: watching changes no bits, ranks stay alike, and a repeat has the same bits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from dist.links import FAST, SLOW, made_up
+from dist.models import bits, mlp, wrapped
+from dist.pool import Pool
+from torch import Tensor, nn
+
+import narrowcast as nc
+from narrowcast.parallel import seeds
+from narrowcast.parallel.autopilot import lines
+from narrowcast.parallel.autopilot.link import DescribedLink
+
+STEPS = 26
+
+
+def changing(step: int) -> DescribedLink:
+    return FAST if step >= 12 else SLOW
+
+
+class Changing(nn.Module):
+    """A layer that every second step does without, on every second rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin, self.some, self.end = nn.Linear(24, 24), nn.Linear(24, 24), nn.Linear(24, 5)
+        self.uses = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.begin(x))
+        return self.end(self.some(x) if self.uses else x)
+
+
+class Empty(nn.Module):
+    """A parameter without values, one of a single value, one that nobody trains, one in double, one in 16 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.none, self.one = nn.Parameter(torch.zeros(0)), nn.Parameter(torch.ones(1))
+        self.layer, self.frozen = nn.Linear(24, 33), nn.Linear(33, 33).requires_grad_(False)
+        self.wide, self.short = nn.Linear(33, 9).double(), nn.Linear(33, 7).bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.frozen(self.one * self.layer(x))
+        return self.wide(x.double()).sum() + self.short(x.bfloat16()).square().sum().float() + self.none.sum()
+
+
+class Picture(nn.Module):
+    """Convolutions whose weights lie in another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 17, 3).to(memory_format=torch.channels_last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x[:, :12].reshape(-1, 3, 4, 6).contiguous(memory_format=torch.channels_last))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A model, how DDP has it, and what its training does."""
+
+    make: Callable[[], nn.Module] = mlp
+    options: dict[str, Any] = field(default_factory=dict)
+    passes: int = 1
+    bad: tuple[int, ...] = ()
+    """Steps whose gradients are not finite on rank 1."""
+    scaler: bool = False
+
+
+KINDS = {
+    "one tensor": Kind(lambda: nn.Linear(24, 5, bias=False)),
+    "unused": Kind(Changing, {"find_unused_parameters": True}),
+    "static": Kind(options={"static_graph": True}),
+    "views": Kind(options={"gradient_as_bucket_view": True}),
+    "all types": Kind(Empty),
+    "channels last": Kind(Picture),
+    "16 bits": Kind(lambda: mlp().bfloat16()),
+    "accumulated": Kind(passes=3),
+    "not finite": Kind(bad=(9, 14)),
+    "scaled": Kind(bad=(3, 4, 5, 12, 13), scaler=True),
+}
+
+
+def trained(kind: Kind, group: dist.ProcessGroup, policy: object) -> tuple[bytes, list[dict[str, Any]]]:
+    seeds._COUNTS.clear()
+    torch.manual_seed(0)
+    rank, model = dist.get_rank(group), wrapped(group, kind.make(), **kind.options)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10) if kind.scaler else None
+    with made_up(changing):
+        handle = None if policy is None else nc.attach(model, policy, min_values=0, scaler=scaler)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(STEPS):
+            step_of(kind, model, optimizer, scaler, rank, step)
+        history = [] if handle is None else handle.history()
+        if handle is not None:
+            handle.check_ranks() if not kind.bad or kind.scaler else None
+            handle.state_dict()
+            assert handle.explain()
+            handle.detach()
+    return bits(model.module), history
+
+
+def step_of(kind: Kind, model: Any, optimizer: Any, scaler: Any, rank: int, step: int) -> None:
+    optimizer.zero_grad()
+    dtype = next(model.parameters()).dtype
+    for number in range(kind.passes):
+        generator = torch.Generator().manual_seed(1000 * step + 10 * number + rank)
+        x = torch.randn(6, 24, generator=generator).to(torch.float32 if kind.make is Empty else dtype)
+        if kind.make is Changing:
+            model.module.uses = (step + rank) % 2 == 0
+        with nullcontext() if number == kind.passes - 1 else model.no_sync():
+            found = model(x).square().mean()
+            if step in kind.bad and rank == 1:
+                found = found * math.inf
+            (found if scaler is None else scaler.scale(found)).backward()
+    if scaler is not None:
+        scaler.step(optimizer)
+        scaler.update()
+    elif step not in kind.bad:
+        optimizer.step()
+
+
+def dry(group: dist.ProcessGroup, name: str) -> tuple[bytes, bytes, int]:
+    kind = KINDS[name]
+    found, history = trained(kind, group, nc.auto(dry_run=True))
+    return trained(kind, group, None)[0], found, len(history)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_dry_run_changes_no_bits(pool: Pool, name: str) -> None:
+    for plain, watched, decisions in pool.run(3, dry, name):
+        assert plain == watched
+        assert decisions
+
+
+def wet(group: dist.ProcessGroup, name: str, path: str) -> tuple[bytes, bytes, list[Any]]:
+    kind, own = KINDS[name], Path(f"{path}.{dist.get_rank(group)}")
+    policy = nc.auto(candidates=["int8/64", "int4/64+sr+ef", "bf16+rank1+ef"], min_bits=0, every=5)
+    found, history = trained(kind, group, policy)
+    own.write_text(lines(history))
+    return found, trained(kind, group, nc.replay(own))[0], history
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_ranks_stay_alike_and_a_repeat_has_the_same_bits(pool: Pool, tmp_path: Path, name: str) -> None:
+    found = pool.run(2, wet, name, str(tmp_path / "run"))
+    for bits_, again, history in found:
+        assert history == found[0][2]
+        assert bits_ == found[0][0]
+        assert again == bits_
+        assert any(entry["road"] != "plain" for entry in history), history
