@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 import narrowcast as nc
 from narrowcast.parallel import LocalUpdates
 from narrowcast.parallel.local_sgd.fragments import Clock, fragments_of, layer_of
+from narrowcast.parallel.local_sgd.times import MOST_MARKS, ExchangeTimes
 
 
 def named(sizes: dict[str, int]) -> dict[str, Tensor]:
@@ -199,6 +201,70 @@ def test_a_stop_with_exchanges_under_way_changes_no_bit(pool: Pool) -> None:
     straight = pool.run(2, through_stops, "straight", "all")
     for way in ("looked", "loaded", "filled"):
         assert pool.run(2, through_stops, way, "all") == straight, way
+
+
+PLANS: list[dict[str, int]] = [
+    {"every": 8, "delay": 7},
+    {"every": 8, "delay": 7, "fragments": 2},
+    {"every": 12, "delay": 11, "fragments": 4},
+    {"every": 1},
+    {"every": 3, "delay": 1},
+    {"every": 4, "fragments": 4},
+]
+
+
+def on_another_plan(group: dist.ProcessGroup) -> list[str]:
+    """Each step moves by 1; what anchors went in all after a stop, more of which was never there."""
+    wrong = []
+    for before, after in itertools.product(PLANS, PLANS):
+        model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
+        nn.utils.vector_to_parameters(torch.zeros(24), model.parameters())
+        how = {"spec": "fp32", "outer": average, "merge": 0.0, "group": group, "min_values": 1}
+        local = nc.LocalSGD(model, **before, **how)
+        for step in range(1, before["every"] + 14):
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.add_(1.0)
+            local.step()
+            if step == before["every"] + 1:
+                state = local.state_dict()
+                local.close()
+                local = nc.LocalSGD(model, **after, **how)
+                local.load_state_dict(state)
+            went = [float(a.max()) for a in local._own.anchors.values()]
+            wrong += [f"{before} {after} {step}"] * (max(went) > step or any(f.due < step for f in local._flights))
+        local.close()
+    return wrong
+
+
+def test_what_is_under_way_counts_once_whatever_the_plan_that_goes_on(pool: Pool) -> None:
+    assert pool.run(2, on_another_plan) == [[], []]
+
+
+class Marks:
+    """A device's clock, as far as it is asked."""
+
+    cuda, waits = True, 0
+
+    def mark(self) -> float:
+        return 0.0
+
+    def wait(self) -> None:
+        self.waits += 1
+
+    def seconds(self, begin: float, end: float) -> float:
+        return 1e-3 + end - begin
+
+
+def test_a_long_training_on_a_device_keeps_few_marks_and_rarely_waits_for_it() -> None:
+    clock = Marks()
+    times = ExchangeTimes(clock)  # type: ignore[arg-type]
+    for _ in range(5 * MOST_MARKS):
+        times.begin()
+        times.end()
+        assert len(times._marks) < MOST_MARKS
+    assert clock.waits == 5
+    assert times.as_dict()["exchange_ms"] == pytest.approx(5 * MOST_MARKS)
 
 
 def failing(group: dist.ProcessGroup) -> str:

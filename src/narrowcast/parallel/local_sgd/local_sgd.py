@@ -162,7 +162,9 @@ class LocalSGD:
         """Start an exchange of these fragments. due: the step after which it lands; None: now."""
         with propagate_errors(self._channel), self._after_flights():
             own, clock = self._own, self._clock
-            moved = own.moved(own.names_in(numbers))
+            names = own.names_in(numbers)
+            self._land_first(names)
+            moved = own.moved(names)
             if self._road is not None:
                 self._road.begin(self.exchanges, moved)
             wires = own.by_codec(moved, clock)
@@ -172,6 +174,12 @@ class LocalSGD:
             flight = Flight(clock.steps if due is None else due, moved, buffers, kind)
             self._sender.start(flight, clock.begin(numbers), wires, round_)
             self._flights.append(flight)
+            self._flights.sort(key=lambda one: one.due)
+
+    def _land_first(self, names: Sequence[str]) -> None:
+        """What is still under way of these: their movement would count twice. Where a checkpoint had a longer delay."""
+        for due in [one.due for one in self._flights if not one.gradients.keys().isdisjoint(names)]:
+            self._land(due)
 
     @contextmanager
     def _after_flights(self) -> Iterator[None]:

@@ -9,6 +9,9 @@ from typing import Any
 
 from narrowcast.measure import DeviceClock
 
+MOST_MARKS = 1 << 12
+"""That wait to be looked at: a device is waited for so rarely, and a long training keeps no more."""
+
 
 class ExchangeTimes:
     """By the clock of the device that computes: marks of a GPU are looked at when somebody asks."""
@@ -37,7 +40,7 @@ class ExchangeTimes:
 
     def _add(self, what: str, begun: Any) -> None:
         self._marks.append((what, begun, self._clock.mark()))
-        if not self._clock.cuda:
+        if not self._clock.cuda or len(self._marks) >= MOST_MARKS:
             self._settle()
 
     def _settle(self) -> None:
