@@ -13,9 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from dist.links import FAST, SLOW, made_up
-from dist.models import bits, mlp, wrapped
+from dist.models import bits, loss, mlp, wrapped
 from dist.pool import Pool
+from dist.shards import mesh_of, sharded
 from torch import Tensor, nn
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 import narrowcast as nc
 from narrowcast.parallel import seeds
@@ -161,3 +163,31 @@ def test_ranks_stay_alike_and_a_repeat_has_the_same_bits(pool: Pool, tmp_path: P
         assert bits_ == found[0][0]
         assert again == bits_
         assert any(entry["road"] != "plain" for entry in history), history
+
+
+def under_scales(group: dist.ProcessGroup, where: str) -> list[dict[str, Any]]:
+    """What is found of the same gradients, by the loss scale."""
+    found = []
+    for scale in (1.0, 2.0**12):
+        model: Any = wrapped(group) if where == "ddp" else sharded(mesh_of(group))
+        scaler: Any = torch.amp.GradScaler("cpu", init_scale=scale)
+        if where == "fsdp":
+            scaler = ShardedGradScaler("cpu", init_scale=scale, process_group=group)
+        handle = nc.attach(model, nc.auto(every=5, dry_run=True), min_values=1, scaler=scaler)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        for step in range(6):
+            optimizer.zero_grad()
+            scaler.scale(loss(model, dist.get_rank(group), step)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        found.append(handle._pilot.known.errors)
+        handle.detach()
+    return found
+
+
+@pytest.mark.parametrize("where", ["ddp", "fsdp"])
+def test_what_is_found_does_not_depend_on_the_loss_scale(pool: Pool, where: str) -> None:
+    """Or tensors that were looked at under a larger one would count for more than others."""
+    for plain, scaled in pool.run(2, under_scales, where):
+        assert plain
+        assert plain == scaled

@@ -101,7 +101,7 @@ class PilotedState(DDPState):
     policy: Autopilot | Replay
 
     def __init__(self, model: DistributedDataParallel, gradients: Autopilot | Replay, **options: Any) -> None:
-        self._decision, self._is_begun = Decided(0), False
+        self._decision, self._is_begun, self._scaler = Decided(0), False, options.get("scaler")
         if isinstance(gradients, Autopilot):
             gradients.claim()
         super().__init__(model, gradients, **options)
@@ -207,7 +207,7 @@ class PilotedState(DDPState):
         """As they lie in memory, which is how they are sent; and only where somebody looks."""
         if self._watch is None or at != "local" or not self.policy.due(step) or not isinstance(self.policy, Autopilot):
             return
-        began = time.perf_counter()
+        began, self.policy.unit = time.perf_counter(), self._scaler.get_scale() if self._scaler is not None else 1.0
         for group, gradients in groups:
             for name, gradient in zip(group.names, gradients, strict=True):
                 shape = buckets.matrix_of(self.reduced[name]) if gradient.dim() > 1 and gradient.numel() else None

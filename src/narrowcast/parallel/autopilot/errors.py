@@ -75,10 +75,10 @@ def width(wires: int) -> int:
     return HEAD + wires + PAIRED
 
 
-def look(gradient: Tensor, codecs: Sequence[Codec], turn: int) -> Tensor:
+def look(gradient: Tensor, codecs: Sequence[Codec], turn: int, unit: float = 1.0) -> Tensor:
     """A few numbers about a rank's gradient, to be summed: non-finite, energy, that of some values, each codec's
     error, and those values. Energies are those of the whole tensor, as its pieces have them. A codec of low rank looks
-    at all of it.
+    at all of it. unit: what gradients are multiplied by, a loss scale, which may be another one at the next look.
     """
     some = pieces(gradient, turn)
     bad = (~some.isfinite()).any()
@@ -92,7 +92,7 @@ def look(gradient: Tensor, codecs: Sequence[Codec], turn: int) -> Tensor:
     numbers = torch.stack([energy, paired.square().sum(), *lost])
     # a sum of squares beyond float32 says no more than a NaN does, and would stay in every mean after it
     bad |= ~numbers.isfinite().all()
-    return torch.cat([bad.float()[None], numbers.nan_to_num(0.0, 0.0, 0.0), paired])
+    return torch.cat([bad.float()[None], numbers.nan_to_num(0.0, 0.0, 0.0) / unit**2, paired / unit])
 
 
 def _lost(gradient: Tensor, some: Tensor, codec: Codec, scale: float) -> Tensor:

@@ -111,6 +111,9 @@ class UnitPilot:
         return self._policy.at(step).road != WIRES
 
     def looks(self, step: int) -> bool:
+        if isinstance(self._policy, Autopilot):
+            scaling = self.road._owner().row_residuals._scaling
+            self._policy.unit = scaling.scale if scaling is not None else 1.0
         return self._policy.due(step)
 
     def unit(self, unit: Unit, names: tuple[str, ...], values: int) -> Callable[[], None]:

@@ -57,6 +57,8 @@ class Autopilot(Watching):
         self.every, self.dry_run = every, dry_run
         self.plan, self._now, self.flush = StepPlan(), Decided(0), Decided(-1)
         """What travels now, in a dry run what would; and for one step, where residuals are sent."""
+        self.unit = 1.0
+        """The loss scale of the gradients that it is shown."""
         self._claimed, self._road = False, cast("Road | None", None)
         self._tensors: dict[str, TensorInfo] = {}
         self._history: list[Decided] = []
@@ -120,7 +122,7 @@ class Autopilot(Watching):
     def look(self, info: TensorInfo, gradient: Tensor) -> Tensor | tuple[float, ...]:
         if info.name not in self._looked or info.name not in self._tensors:
             return ()
-        return rule.look(gradient, self._codecs_for(info), self._looks.get(info.name, 0))
+        return rule.look(gradient, self._codecs_for(info), self._looks.get(info.name, 0), self.unit)
 
     def _codecs_for(self, info: TensorInfo) -> list[Codec]:
         """Those that suit it; the others are as good as nothing."""
@@ -337,11 +339,9 @@ class Autopilot(Watching):
         lines = [f"auto: {word}{said}", f"auto: {rule.words(self.known.bound)}"]
         if limit > 0:
             lines.append(f"auto: counted error {100 * error / limit:.0f} % of what is allowed")
-        how = f"every {BEAT} steps, gradients " + (
-            f"every {self.every}" if self.every else "as often as they cost little"
-        )
+        often = f"every {self.every}" if self.every else "as often as they cost little"
         spent = f"{1e3 * counters['watch_seconds']:.0f} ms so far, {100 * counters['watch_share']:.2f} % of the time"
-        return [*lines, f"auto: looks at steps {how}; watching took {spent}"]
+        return [*lines, f"auto: looks at steps every {BEAT} steps, gradients {often}; watching took {spent}"]
 
     def state_dict(self) -> dict[str, Any]:
         """What was learnt; a run on a described link that goes on from it decides as the one before would have."""
