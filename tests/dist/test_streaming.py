@@ -337,6 +337,12 @@ def test_what_has_no_meaning_is_refused() -> None:
         ({"every": 3, "mixing": "star"}, "mixing='star'; take all, ring, exponential, pairs"),
         ({"every": 3, "mixing": {0: "ring", 5: "all"}}, "'all' comes first or not at all"),
         ({"every": 3, "mixing": {1: "ring"}}, "the first round must be 0"),
+        *(
+            ({"every": 3, "mixing": mixing}, "a mapping from rounds")
+            for mixing in (None, ["ring"], {0: "all", "3": "ring"})
+        ),
+        ({"every": 3, "mixing": {0: "all", 1.5: "ring"}}, "a mapping from rounds"),
+        ({"every": 3, "merge": "half"}, "merge=half; give the part of its own"),
         ({}, "every is missing"),
         ({"local": LocalUpdates(3), "delay": 1}, "local= and delay= say the same thing"),
         ({"every": 3, "delay": 1, "spec": "auto"}, 'spec="auto" weighs the time of whole exchanges'),
@@ -348,6 +354,8 @@ def test_what_has_no_meaning_is_refused() -> None:
     assert LocalUpdates(3).own_part == 0.0
     assert LocalUpdates(3, delay=1).own_part == 0.5
     assert LocalUpdates(3, outer=average).blocks
+    rounds = {4: "ring", 0: "all"}, {0: "all", 4: "ring"}
+    assert len({LocalUpdates(3, mixing=mixing).spelled for mixing in rounds}) == 1
 
 
 def inside_fsdp(group: dist.ProcessGroup, folder: str, mixing: str) -> tuple[bool, bool, float]:

@@ -264,7 +264,7 @@ class Lab:
     # -- the supervisor
 
     def _host(self, host: int) -> int:
-        if not 0 <= host < self.hosts:
+        if not isinstance(host, int) or host not in range(self.hosts):
             raise ValueError(f"host: got {host!r}; hosts are 0 to {self.hosts - 1}")
         return host
 

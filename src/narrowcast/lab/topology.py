@@ -212,7 +212,7 @@ def topology(
         raise ValueError(f"hosts: got {hosts!r}; give a number from 1 to {MOST_HOSTS}")
     if uplink is not None and racks is None:
         raise ValueError(f"uplink: got {uplink!r} without racks; say which hosts share one: racks=[[0, 1], [2, 3]]")
-    if mtu not in range(SMALLEST_MTU, LARGEST_MTU + 1):
+    if not isinstance(mtu, int) or mtu not in range(SMALLEST_MTU, LARGEST_MTU + 1):
         raise ValueError(f"mtu: got {mtu!r}; give a number from {SMALLEST_MTU} to {LARGEST_MTU}, such as 1500 or 9000")
     late = Delay(parse_delay(delay), parse_delay(jitter, "jitter"), _loss(loss))
     if late and mtu > LARGEST_MTU_DELAYED:
@@ -235,12 +235,12 @@ def _loss(share: float) -> float:
 def _host_rates(hosts: int, rate: str | None, rates: Rates) -> tuple[Rate | None, ...]:
     texts: list[str | None] = [rate] * hosts
     if isinstance(rates, Mapping):
-        strangers = sorted(set(rates) - set(range(hosts)))
+        strangers = [host for host in rates if host not in range(hosts)]
         if strangers:
             raise ValueError(f"rates: got host {strangers[0]!r}; hosts are 0 to {hosts - 1}")
         texts = [rates.get(host, rate) for host in range(hosts)]
     elif rates is not None:
-        if isinstance(rates, str) or len(rates) != hosts:
+        if isinstance(rates, str) or not isinstance(rates, Sequence) or len(rates) != hosts:
             raise ValueError(f"rates: got {rates!r}; give one for each of {hosts} hosts, or a dict: {{2: '100mbit'}}")
         texts = list(rates)
     return tuple(None if text is None else parse_rate(text) for text in texts)
@@ -249,6 +249,8 @@ def _host_rates(hosts: int, rate: str | None, rates: Rates) -> tuple[Rate | None
 def _racks(hosts: int, racks: Sequence[Sequence[int]] | None) -> tuple[tuple[int, ...], ...]:
     if racks is None:
         return (tuple(range(hosts)),)
-    if sorted(host for rack in racks for host in rack) != list(range(hosts)) or not all(racks):
+    lists = isinstance(racks, Sequence) and all(isinstance(rack, Sequence) for rack in racks)
+    named = [host for rack in racks for host in rack] if lists else []
+    if len(named) != hosts or set(named) != set(range(hosts)) or not all(racks):
         raise ValueError(f"racks: got {racks!r}; name each host 0 to {hosts - 1} once, in no empty rack")
     return tuple(tuple(rack) for rack in racks)

@@ -59,10 +59,11 @@ class LocalUpdates:
                 f"LocalSGD: delay={self.delay} with every={self.every}; an exchange ends before the next of the same "
                 "parameters begins: take a delay under every"
             )
-        if not 0.0 <= self.own_part <= 1.0:
+        if not _is_number(self.own_part) or not 0.0 <= self.own_part <= 1.0:
             raise ValueError(f"LocalSGD: merge={self.merge}; give the part of its own that a worker keeps, 0 to 1")
-        if self.consensus is not None and not 0.0 < self.consensus <= 1.0:
+        if self.consensus is not None and not (_is_number(self.consensus) and 0.0 < self.consensus <= 1.0):
             raise ValueError(f"LocalSGD: consensus={self.consensus}; give a part of the way, above 0 and at most 1")
+        _check_rounds(self.mixing)
         _check_mixing(self.rounds)
 
     @property
@@ -93,6 +94,8 @@ class LocalUpdates:
     def spelled(self) -> str:
         """What workers compare beside their policies; empty where all is as usual but `every`."""
         plain = {key: value for key, value in vars(self).items() if key != "outer"}
+        # in whatever order it was written
+        plain["mixing"] = self.mixing if isinstance(self.mixing, str) else self.rounds
         usual = {key: value for key, value in vars(LocalUpdates(1)).items() if key != "outer"}
         return "".join(f", {key}={value}" for key, value in plain.items() if value != usual[key])
 
@@ -109,6 +112,18 @@ class LocalUpdates:
 def _at_least(least: int, name: str, value: object, what: str) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"LocalSGD: {name}={value}; give {what}, {least} or more")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
+def _check_rounds(mixing: object) -> None:
+    """No round is 1.5, nor "3", which would be sorted as text."""
+    if isinstance(mixing, str):
+        return
+    if not isinstance(mixing, Mapping) or not all(type(first) is int for first in mixing):
+        raise ValueError(f"LocalSGD: mixing={mixing!r}; take {', '.join(KINDS)}, or a mapping from rounds to these")
 
 
 def _check_mixing(rounds: Mapping[int, str]) -> None:
