@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 
 import narrowcast as nc
 from narrowcast.parallel.autopilot.link import DescribedLink, DescribedRoad
-from narrowcast.parallel.autopilot.pilot import BEAT, FLUSH
+from narrowcast.parallel.autopilot.pilot import BEAT, DOUBTS, FLUSH
 from narrowcast.parallel.autopilot.plan import StepPlan, Trial
 from narrowcast.parallel.autopilot.times import PLAIN, WIRES, Fit, StepTimes
 
@@ -130,6 +131,32 @@ def test_a_link_that_nobody_listens_to_is_counted_once() -> None:
     drive.road._at = lambda _: DescribedLink(SLOW.gbit / 2, compute=0.02)
     drive.run(110)
     assert drive.pilot.known.per_bit == pytest.approx(2 * before, rel=0.05)
+
+
+@pytest.mark.parametrize("doubtful", [1, 2, 7])
+def test_measurements_that_contradict_the_steps_are_made_again(doubtful: int) -> None:
+    """Where buckets seem to be ready long after a step was over, nothing seems to gain. In the end it decides."""
+    drive = Drive(nc.auto(), SLOW)
+    layout, numbers, asked = drive.road.layout, drive.road.numbers, 0
+
+    def late() -> Any:
+        nonlocal asked
+        asked += 1
+        true = layout()
+        return true if asked > doubtful else replace(true, ready=tuple(1e4 + at for at in true.ready))
+
+    def as_seen() -> tuple[float, float, float]:
+        drive.road.layout = layout  # type: ignore[method-assign]
+        seen = numbers()
+        drive.road.layout = late  # type: ignore[method-assign]
+        return seen
+
+    drive.road.numbers = as_seen  # type: ignore[method-assign]
+    drive.run(80)
+    waits = min(doubtful, DOUBTS)
+    assert set(drive.roads[: (1 + waits) * BEAT]) == {PLAIN}
+    # whatever came first, it looks again at buckets that are ready when they are
+    assert drive.wires[-1] == Drive(nc.auto(), SLOW).run(80).wires[-1]
 
 
 def test_steps_that_take_no_time_are_no_reason_to_end() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeGuard, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -16,16 +16,13 @@ from narrowcast.parallel.autopilot import errors as rule
 from narrowcast.parallel.autopilot import state
 from narrowcast.parallel.autopilot.alarm import Alarm
 from narrowcast.parallel.autopilot.errors import TensorErrors
-from narrowcast.parallel.autopilot.history import SIXTEEN, Decided
+from narrowcast.parallel.autopilot.history import Decided
 from narrowcast.parallel.autopilot.plan import Costed, Measurements, StepPlan, Trial
 from narrowcast.parallel.autopilot.times import LARGEST, LEAST, PLAIN, ROUNDS, WIRES, Road
 from narrowcast.parallel.policy import AS_IS, RANK, TensorInfo, Watching
 
 log = logging.getLogger("narrowcast")
 
-CANDIDATES = ("int8/256", "int4/128+ef", "int4/128+rot+ef")
-"""Beside the values as they are and 16 bits. Fewer bits cost accuracy in the trainings of docs/convergence.md."""
-MIN_BITS = 4.0
 BEAT = 5
 """Every so many steps ranks add up a few numbers and decide."""
 GAIN = 0.02
@@ -38,6 +35,10 @@ OVER = 1.25
 """Of the bound: a counted error beyond it is not left until the next decision."""
 SUM_SHARE = 0.5
 """Of a step, that timing sums may take at once."""
+DOUBTS = 3
+"""Beats that the first decision may wait until a step as it is takes what measurements say of it, within CHANGED."""
+REFINED = 4
+"""Beats after the first decision in which it is looked at again: by then calls were seen beside compute."""
 LOOK_STEPS = 10 * BEAT
 """Between looks, where they cost nothing that could be measured."""
 FLUSH = "fp32+ef"
@@ -66,6 +67,7 @@ class Autopilot(Watching):
         self._trial: Trial | None = None
         self._refused: dict[StepPlan, int] = {}
         self._patience = 20 * BEAT
+        self._doubts, self._refine = DOUBTS, REFINED
         self._odd, self._deaf, self._deaf_until, self._retries = 0, 2 * BEAT, 0, 0
         """Beats in a row in which calls took longer or less than they did; when that may count again."""
         self._fresh = False
@@ -191,8 +193,7 @@ class Autopilot(Watching):
         known.cooled = self._alarm.cooled(step, bad | (set(self._tensors) if rang else set()))
         if not self._solved:
             if known.errors or not tensors:  # Inf so far, as under a young loss scaler: next beat
-                self._time_sums(step, busy)
-                self._change(step, "first look")
+                self._first_look(step, busy)
             return
         must = known.cost(self.plan, tensors).error > OVER * known.limit() if self.plan.wires else False
         if must or bad or rang:
@@ -209,12 +210,28 @@ class Autopilot(Watching):
             # whoever is called in vain listens less
             self._deaf = 2 * BEAT if self.plan != before else 2 * self._deaf
             self._deaf_until = step + self._deaf
-        elif self._retries:
-            self._change(step, "looked again")
-            self._retries -= 1
+        elif self._retries or self._refine:
+            self._look_again(step)
+            self._retries, self._refine = max(0, self._retries - 1), max(0, self._refine - 1)
         elif step - self._solved >= (self.every or 40 * BEAT) and self._credit["sums"] >= self._cost["sums"]:
             self._time_sums(step, busy)
             self._change(step, "looked again")
+
+    def _first_look(self, step: int, busy: float) -> None:
+        """Decide, unless measurements do not even say how long a step takes as it is: then measure once more."""
+        self._time_sums(step, busy)
+        ratio = self.known.cost(self.plan, list(self._tensors.values())).step / max(self._step_seconds, 1e-9)
+        if self._doubts and not 1 / CHANGED < ratio < CHANGED:
+            log.info("auto: step %d: measurements say %.2f times the step that was seen; once more", step, ratio)
+            self._doubts, self._solved = self._doubts - 1, 0
+            return
+        self._change(step, "first look")
+
+    def _look_again(self, step: int) -> None:
+        """With buckets as they are ready now; sums are not timed anew. Collective."""
+        assert self._road is not None
+        self.known.layout = self._road.layout()
+        self._change(step, "looked again")
 
     def _time_sums(self, step: int, busy: float) -> None:
         """Time short sums through every wire: as many values as may be had for a part of a step. Collective."""
@@ -354,47 +371,3 @@ class Autopilot(Watching):
         """Go on after these decisions."""
         self._history, self.flush = list(history), flush
         self._now = Decided(0) if self.dry_run or not history else history[-1]
-
-
-def auto(
-    error: float = rule.BOUND,
-    candidates: Sequence[str] = CANDIDATES,
-    min_bits: float = MIN_BITS,
-    every: int | None = None,
-    dry_run: bool = False,
-) -> Autopilot:
-    """The policy of `attach(model, "auto")`: the wire of every tensor by the error it makes and the time it takes here.
-
-    error: what rounding may add to the energy of the gradient, or of the noise between batches. candidates: specs to
-    choose from, beside values as they are and 16 bits; those under min_bits a value are left out. every: steps
-    between looks at all gradients; by default as often as 0.2 % of the time allows. dry_run: say what it would do.
-    """
-    _check(error, candidates, min_bits, every)
-    found = [codec_named(spec) for spec in candidates]
-    for codec in found:
-        if codec.differences or codec.agrees_on_scales:
-            raise ValueError(f"auto: candidates has {codec}, whose error is not that of one rank; leave it out")
-    known = AS_IS, codec_named(SIXTEEN)
-    few = [codec for codec in dict.fromkeys(found) if codec.bits_per_value < min_bits and codec not in known]
-    if few and candidates is not CANDIDATES:
-        spec, bits = few[0], few[0].bits_per_value
-        raise ValueError(
-            f"auto: candidates has {spec}, of {bits:.3g} bits a value; give min_bits={bits:.3g} or less, too"
-        )
-    kept = [codec for codec in dict.fromkeys(found) if codec not in (*known, *few)]
-    return Autopilot([*known, *kept], error, every, dry_run)
-
-
-def _check(error: object, candidates: object, min_bits: object, every: object) -> None:
-    if not _is_number(error) or not 0 < error < 1:
-        raise ValueError(f"auto: error={error!r}; give a share of the gradient's energy, between 0 and 1")
-    if isinstance(candidates, str | Codec) or not isinstance(candidates, Iterable):
-        raise TypeError(f"auto: candidates={candidates!r}; give a list of specs, as ['int8/256', 'int4/128+ef']")
-    if not _is_number(min_bits):
-        raise ValueError(f"auto: min_bits={min_bits!r}; give a number of bits a value, 0 for any")
-    if every is not None and (type(every) is not int or every < BEAT):
-        raise ValueError(f"auto: every={every!r}; give {BEAT} steps or more, or leave it out")
-
-
-def _is_number(x: object) -> TypeGuard[float]:
-    return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)

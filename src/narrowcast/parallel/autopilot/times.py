@@ -19,7 +19,7 @@ from narrowcast.parallel.seeds import made_before, seed_of
 
 PLAIN, HALF, WIRES = "plain", "half", "wires"
 """Roads: the backend's own sum, the same in 16 bits, or the wires of each tensor."""
-SMALL, LARGEST, LEAST = 1 << 12, 1 << 20, 1 << 17
+SMALL, LARGEST, LEAST = 1 << 12, 1 << 22, 1 << 17
 """Values of the sums that are timed: the small one tells latency, the large one is cut to what it may cost."""
 ROUNDS = 3
 KEPT = 32
