@@ -197,3 +197,12 @@ def test_marks_that_nobody_asks_for_do_not_pile_up() -> None:
 def test_a_link_is_described_by_numbers(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be finite numbers"):
         DescribedLink(**{"gbit": 1.0, **wrong})
+
+
+def test_the_state_of_another_model_is_refused() -> None:
+    """Its gradients would count among those of this one."""
+    saved = Drive(nc.auto(), SLOW).run(20).pilot.state_dict()
+    pilot = nc.auto()
+    DescribedRoad(SLOW, WORLD, pilot, TENSORS[1:], lambda: [TENSORS[1:]], lambda: 0)
+    with pytest.raises(ValueError, match="which here is no tensor that may change"):
+        pilot.load_state_dict(saved)

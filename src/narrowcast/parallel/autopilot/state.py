@@ -50,6 +50,12 @@ def load(pilot: Autopilot, state: Mapping[str, Any]) -> None:
             f"auto: the state is of candidates {', '.join(state['candidates'])}, and here they are {', '.join(mine)}; "
             "give the same ones, or start without the state"
         )
+    strange = sorted(set(state["errors"]) - set(pilot._tensors))
+    if strange and pilot._tensors:
+        raise ValueError(
+            f"auto: the state is of a model with {strange[0]!r}, which here is no tensor that may change; give the "
+            "state of this model and min_values, or start without it"
+        )
     for key, value in state["plain"].items():
         setattr(pilot, key, value)
     for key, value in state["known"].items():
