@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from dist.links import FAST, SLOW, made_up
-from dist.models import bits, loss, mlp, wrapped
+from dist.models import bits, error_of, loss, mlp, wrapped
 from dist.pool import Pool
 from dist.shards import mesh_of, sharded
 from torch import Tensor, nn
@@ -266,3 +266,19 @@ def test_nothing_is_lost_or_sent_twice_whatever_wires_follow_each_other(pool: Po
     for off, left in pool.run(3, kept, seed, scaled):
         assert off < 1e-3
         assert scaled or not left
+
+
+def again(group: dist.ProcessGroup) -> tuple[str, str]:
+    """A policy after an attach that failed, and one that has a model."""
+    policy = nc.auto()
+    failed = error_of(lambda: nc.attach(wrapped(group), policy, nodes="none"))
+    handle = nc.attach(wrapped(group), policy)
+    taken = error_of(lambda: nc.attach(wrapped(group), policy))
+    handle.detach()
+    return failed, taken
+
+
+def test_a_policy_is_free_after_an_attach_that_failed(pool: Pool) -> None:
+    for failed, taken in pool.run(2, again):
+        assert "nodes='none'" in failed
+        assert "auto: this policy has a model already" in taken

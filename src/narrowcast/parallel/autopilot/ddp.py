@@ -102,8 +102,6 @@ class PilotedState(DDPState):
 
     def __init__(self, model: DistributedDataParallel, gradients: Autopilot | Replay, **options: Any) -> None:
         self._decision, self._is_begun, self._scaler = Decided(0), False, options.get("scaler")
-        if isinstance(gradients, Autopilot):
-            gradients.claim()
         super().__init__(model, gradients, **options)
         device = next(iter(self.parameters.values())).device
         self._road = DDPRoad(self, DeviceClock(device), self._most_values())
@@ -129,6 +127,8 @@ class PilotedState(DDPState):
         return {"algorithm": self.algorithm, "nodes": self.levels.nodes, "inner": inner}
 
     def _check_algorithm(self) -> None:
+        if isinstance(self.policy, Autopilot):
+            self.policy.claim()  # no sooner: an attach that failed leaves it free, and a rank that fails here is heard
         super()._check_algorithm()
         if isinstance(self.policy, Replay):
             self.policy.check_names(self.reduced)
