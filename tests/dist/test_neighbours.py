@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -203,6 +204,25 @@ def states(group: dist.ProcessGroup, kind: str) -> list[str]:
 @pytest.mark.parametrize("kind", GOSSIP)
 def test_all_workers_save_the_same_state(pool: Pool, kind: str) -> None:
     assert pool.run(3, states, kind) == [[]] * 3
+
+
+def landing_badly(group: dist.ProcessGroup, plan: dict[str, Any]) -> str:
+    """One worker's outer optimizer fails, and it closes nothing until the others have heard of it."""
+    local = nc.LocalSGD(Few(torch.float32), spec="int8/64", group=group, min_values=1, **plan)
+    if dist.get_rank(group) == 1:
+        local._own.outer.register_step_pre_hook(lambda *_: int("boom"))  # type: ignore[arg-type]
+    found = error_of(lambda: [local.step() for _ in range(9)])
+    dist.barrier(group)
+    local.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    "plan", [{"every": 2}, {"every": 4, "fragments": 2, "delay": 1}, {"every": 2, "mixing": "ring"}]
+)
+def test_a_worker_whose_landing_fails_tells_the_others(pool: Pool, plan: dict[str, Any]) -> None:
+    for rank, found in enumerate(pool.run(3, landing_badly, plan)):
+        assert ("ValueError" if rank == 1 else "rank 1 failed with ValueError") in found, found
 
 
 def test_a_look_at_the_state_changes_no_bit(pool: Pool) -> None:

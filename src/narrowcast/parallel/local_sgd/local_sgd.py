@@ -197,15 +197,21 @@ class LocalSGD:
             flight = self._flights[0]
             with self._times.waiting():
                 flight.wait()
-            flight.arrive()
-            if self._road is not None:
-                self._road.end()
-            del self._flights[0]
-            self._own.land(flight.gradients, flight.buffers, self.updates.own_part if kept is None else kept)
-            if flight.kind == ALL and self.updates.with_neighbours:
-                self._sender.copies.meet({name: self._own.anchors[name] for name in flight.gradients})
-            self._clock.exchanges += 1
-            self._stats.steps = self.exchanges
+            # whoever fails here comes to no more calls, for which the others would wait
+            with propagate_errors(self._channel), self._after_flights():
+                self._take(flight, self.updates.own_part if kept is None else kept)
+
+    def _take(self, flight: Flight, kept: float) -> None:
+        """Make an outer step of what has come. kept: the part of its own that a worker merges with the result."""
+        flight.arrive()
+        if self._road is not None:
+            self._road.end()
+        del self._flights[0]
+        self._own.land(flight.gradients, flight.buffers, kept)
+        if flight.kind == ALL and self.updates.with_neighbours:
+            self._sender.copies.meet({name: self._own.anchors[name] for name in flight.gradients})
+        self._clock.exchanges += 1
+        self._stats.steps = self.exchanges
 
     def _meet(self) -> None:
         """All workers at the mean of where they are."""
