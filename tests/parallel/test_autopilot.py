@@ -20,7 +20,7 @@ from narrowcast.parallel.autopilot.alarm import COOL_STEPS, Alarm
 from narrowcast.parallel.autopilot.history import Decided, Replay, read
 from narrowcast.parallel.autopilot.link import DescribedLink, DescribedRoad
 from narrowcast.parallel.autopilot.pilot import BEAT, FLUSH
-from narrowcast.parallel.autopilot.times import HALF, PLAIN, SMALL, WIRES, Fit, StepTimes
+from narrowcast.parallel.autopilot.times import HALF, PLAIN, WIRES, Fit, StepTimes
 from narrowcast.parallel.policy import AS_IS, TensorInfo, Watch
 
 WORLD = 4
@@ -339,8 +339,8 @@ def test_what_is_no_history_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_a_fit_goes_through_both_times_and_never_falls() -> None:
-    fit = Fit.of(0.1, 0.1 + 1e-6 * (10_000 - SMALL), 10_000)
-    assert (fit(SMALL), fit(10_000)) == pytest.approx((0.1, 0.1 + 1e-6 * (10_000 - SMALL)))
+    fit = Fit.of(0.1, 0.1 + 1e-6 * 7_500, 10_000)
+    assert (fit(2_500), fit(10_000)) == pytest.approx((0.1, 0.1 + 1e-6 * 7_500))
     assert Fit.of(0.2, 0.1, 10_000).per_value == 0
 
 

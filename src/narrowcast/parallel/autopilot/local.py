@@ -18,7 +18,7 @@ from narrowcast.parallel.policy import AS_IS, TensorInfo, Watch
 class LocalRoad:
     """Measures with the workers. What travels as it is takes the channel, too."""
 
-    is_real, halves, together = True, False, False
+    is_real, halves, together, shares = True, False, False, True
 
     def __init__(self, channel: Channel, pilot: Autopilot, tensors: Sequence[TensorInfo], min_values: int) -> None:
         self._channel, self._pilot = channel, pilot
@@ -43,6 +43,7 @@ class LocalRoad:
         """An exchange: decide with what the last ones showed, look at this one. Collective."""
         if self.times is None:
             self.times = StepTimes(DeviceClock(next(iter(moved.values())).device))
+            self.shares = self._pilot.known.shares = not self.times.clock.cuda
         self._watch.decide(exchange - 1, self._add, self._channel.world)
         for name, tensor in moved.items() if self._pilot.due(exchange) else ():
             self._watch.look(self._all[name], tensor, exchange, "local")

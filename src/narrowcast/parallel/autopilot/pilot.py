@@ -33,7 +33,7 @@ CHANGED = 1.3
 """Calls that take this many times longer or less, twice in a row: the link has changed."""
 OVER = 1.25
 """Of the bound: a counted error beyond it is not left until the next decision."""
-SUM_SHARE = 0.5
+SUM_SHARE = 1.0
 """Of a step, that timing sums may take at once."""
 DOUBTS = 3
 """Beats that the first decision may wait until a step as it is takes what measurements say of it, within CHANGED."""
@@ -97,7 +97,7 @@ class Autopilot(Watching):
     def start(self, road: Road, tensors: Sequence[TensorInfo]) -> None:
         """Before the first step: how to measure, and what may be compressed."""
         self._road, self._tensors = road, {info.name: info for info in tensors}
-        self.known.together = road.together
+        self.known.together, self.known.shares = road.together, road.shares
         values = sum(info.numel for info in tensors)
         if values:
             self.known.width = 8.0 * sum(info.numel * info.dtype.itemsize for info in tensors) / values

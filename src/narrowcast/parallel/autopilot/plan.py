@@ -75,6 +75,8 @@ class Measurements:
     width: float = 32.0
     """Bits of a value as it is."""
     together: bool = False
+    shares: bool = True
+    """As of the road."""
     cooled: frozenset[str] = frozenset()
     """Tensors that may not have fewer than 16 bits now."""
 
@@ -94,13 +96,20 @@ class Measurements:
         return error if error <= rule.CAP * rule.allowed(known.energy, known.noise, self.bound) else math.inf
 
     def wire_fit(self, codec: Codec) -> Fit:
-        """Of a codec beside compute; no quicker than its bits are on this link."""
-        fit, slower = self.fits.get(str(codec), Fit(0.0, 0.0)), self.slower(str(codec))
-        floor = 0.0 if str(codec) in self.factors else self.per_bit * min(self.width, codec.bits_per_value)
-        return Fit(fit.latency * slower, max(fit.per_value * slower, floor))
+        """Of a codec in training. One that was not seen there yet: its bits take what bits took there, and what a short
+        sum took beyond its bits, the codec, is as much slower as calls were where they share the processors.
+        """
+        key, fit = str(codec), self.fits.get(str(codec), Fit(0.0, 0.0))
+        if key in self.factors or PLAIN not in self.fits or not self.per_bit:
+            slower = self.slower(key)
+            return Fit(fit.latency * slower, fit.per_value * slower)
+        bits, slower = min(self.width, codec.bits_per_value), self.common if self.shares else 1.0
+        own = max(0.0, fit.per_value - self.fits[PLAIN].per_value * bits / self.width)
+        return Fit(fit.latency * slower, bits * self.per_bit + own * slower)
 
     def slower(self, key: str) -> float:
-        return self.factors.get(key, self.common)
+        unseen = self.factors.get(PLAIN, self.common) if key == HALF else self.common
+        return self.factors.get(key, unseen)
 
     def seconds(self, road: str) -> Costed:
         """Of a road that takes all alike."""

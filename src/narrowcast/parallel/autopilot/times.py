@@ -19,8 +19,10 @@ from narrowcast.parallel.seeds import made_before, seed_of
 
 PLAIN, HALF, WIRES = "plain", "half", "wires"
 """Roads: the backend's own sum, the same in 16 bits, or the wires of each tensor."""
-SMALL, LARGEST, LEAST = 1 << 12, 1 << 22, 1 << 17
-"""Values of the sums that are timed: the small one tells latency, the large one is cut to what it may cost."""
+LARGEST, LEAST, FEWER = 1 << 22, 1 << 17, 4
+"""Values of the sums that are timed, cut to what they may cost; and how many times fewer those have that tell latency:
+with far fewer a sum takes another way, and tells another one's.
+"""
 ROUNDS = 3
 KEPT = 32
 """Steps whose marks wait for somebody to ask: of a history that is repeated nobody does."""
@@ -41,9 +43,10 @@ class Fit:
 
     @classmethod
     def of(cls, small: float, large: float, values: int) -> Fit:
-        """Through the times of SMALL values and of more; more are never quicker."""
-        per_value = max(0.0, large - small) / max(1, values - SMALL)
-        return cls(max(0.0, small - SMALL * per_value), per_value)
+        """Through the times of `values` values and of FEWER times fewer; more are never quicker."""
+        few = values // FEWER
+        per_value = max(0.0, large - small) / max(1, values - few)
+        return cls(max(0.0, small - few * per_value), per_value)
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ class Road(Protocol):
     """Whether the backend adds 16 bits."""
     is_real: bool
     """Whether seconds are measured, those of watching too."""
+    shares: bool
+    """Whether calls and training share processors, so that codecs are slower beside compute."""
 
     def numbers(self) -> tuple[float, float, float]:
         """Of this rank since the last time: 1 where it saw steps, then seconds of a step and of its calls."""
@@ -201,12 +206,14 @@ def time_sums(
 
     roads: by name, what makes a call of a tensor. All take turns, and the first round does not count. Collective.
     """
-    made = {n: torch.linspace(-1, 1, n, dtype=torch.float32, device=clock.device).to(dtype) for n in (SMALL, values)}
+    sizes = (values // FEWER, values)
+    made = {n: torch.linspace(-1, 1, n, dtype=torch.float32, device=clock.device).to(dtype) for n in sizes}
     calls = {(name, n): make(x) for name, make in roads.items() for n, x in made.items()}
     rounds = [[clock.timed(call) for call in calls.values()] for _ in range(ROUNDS + 1)][1:]
     best = agreed(channel, torch.tensor(rounds, dtype=torch.float64).amin(dim=0))
     seconds = dict(zip(calls, best.tolist(), strict=True))
-    return {name: Fit.of(seconds[name, SMALL], seconds[name, values], values) for name in roads}
+    few = values // FEWER
+    return {name: Fit.of(seconds[name, few], seconds[name, values], values) for name in roads}
 
 
 def plain_sum(x: Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
