@@ -33,8 +33,9 @@ from narrowcast.parallel.autopilot.times import (
     wire_sum,
 )
 from narrowcast.parallel.ddp import buckets
+from narrowcast.parallel.ddp.backend import Finish, backend_sum, finish_bucket
 from narrowcast.parallel.ddp.bucket_calls import CALL, Done, Grouped
-from narrowcast.parallel.ddp.hook import Bucket, DDPState, Finish, backend_sum
+from narrowcast.parallel.ddp.hook import Bucket, DDPState
 from narrowcast.parallel.levels import inside_of
 from narrowcast.parallel.policy import CodecChoice
 from narrowcast.parallel.stats import TensorRow
@@ -175,7 +176,7 @@ class PilotedState(DDPState):
             super()._begin_step()
             self._follow()
 
-    def _start(self, bucket: Bucket) -> Done:
+    def _start(self, bucket: Bucket, done: Callable[[], None] = lambda: None) -> Done:
         parameters, buffer = bucket.parameters(), bucket.buffer()
         done = self._road.times.ready(tuple(self.names[id(p)] for p in parameters), buffer.numel())
         if bucket.is_last():
@@ -187,12 +188,12 @@ class PilotedState(DDPState):
             self._road.times.looks()
         is_dense = not buffer.is_sparse and buffer.dtype in FLOATS and not any(p.is_complex() for p in parameters)
         if self._decision.road == WIRES or not is_dense:
-            return super()._start(bucket).then(lambda future: _after(future, done))
+            return super()._start(bucket, done)
         if self._unused is not None:
             self._unused.see(parameters)
         if self._watch is not None and self.policy.due(self.step):
             self.show(self._group_gradients(parameters, bucket.gradients(), buffer.dtype), self.step, "local")
-        finish = partial(_finish, self._share.rescale, done)
+        finish = partial(finish_bucket, self._share.rescale, done)
         if self._decision.road == HALF and buffer.dtype.itemsize > 2:
             return self._start_half(buffer, finish)
         return self._start_plain(buffer, finish)
@@ -220,15 +221,3 @@ class PilotedState(DDPState):
         if hasattr(self, "_before_forward"):
             self._before_forward.remove()
         super().close()
-
-
-def _finish(rescale: Finish, done: Callable[[], None], mean: Tensor) -> Tensor:
-    value = rescale(mean)
-    done()
-    return value
-
-
-def _after(future: Any, done: Any) -> Tensor:
-    value: Tensor = future.value()
-    done()
-    return value

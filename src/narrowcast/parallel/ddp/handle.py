@@ -16,7 +16,8 @@ from narrowcast.collectives import all_reduce
 from narrowcast.parallel import policy
 from narrowcast.parallel.autopilot import Autopilot, Replay
 from narrowcast.parallel.ddp import buckets, mixed_precision, torch_parts
-from narrowcast.parallel.ddp.hook import Bucket, DDPState, plain_all_reduce
+from narrowcast.parallel.ddp.backend import plain_all_reduce
+from narrowcast.parallel.ddp.hook import Bucket, DDPState
 from narrowcast.parallel.fsdp import optimizer_check
 from narrowcast.parallel.handle import GONE, Handle, StateReference, announced, check_strict
 from narrowcast.parallel.ranks import FACTORS, check_same

@@ -29,6 +29,7 @@ from narrowcast.collectives import (
 from narrowcast.kernels import FLOATS
 from narrowcast.parallel import policy, scaling
 from narrowcast.parallel.ddp import buckets, torch_parts
+from narrowcast.parallel.ddp.backend import Finish, finish_bucket, plain_all_reduce
 from narrowcast.parallel.ddp.bucket_calls import (
     CALL,
     BucketGroup,
@@ -51,7 +52,6 @@ from narrowcast.parallel.residuals import ModelResiduals
 from narrowcast.parallel.seeds import model_seed
 from narrowcast.parallel.stats import Stats, TensorRow, is_compressed
 
-Finish = Callable[[Tensor], Tensor]
 Bucket = Any
 """torch.distributed.GradBucket, which has no type."""
 ASIDE_VALUES = 1 << 18
@@ -226,7 +226,8 @@ class DDPState:
             self.stats.steps += 1
         return started
 
-    def _start(self, bucket: Bucket) -> Done:
+    def _start(self, bucket: Bucket, done: Callable[[], None] = lambda: None) -> Done:
+        """done: called when the buffer has what DDP expects, with the stream that it was made on."""
         buffer, parameters = bucket.buffer(), bucket.parameters()
         if bucket.index() == 0:
             self._begin_step()
@@ -234,14 +235,13 @@ class DDPState:
             self._unused.see(parameters)
         # complex gradients lie in a real buffer, of which bucket.gradients() shows but half
         if buffer.is_sparse or buffer.dtype not in FLOATS or any(p.is_complex() for p in parameters):
-            return self._start_plain(buffer, self._share.rescale)
+            return self._start_plain(buffer, partial(finish_bucket, self._share.rescale, done))
         groups = self._group_gradients(parameters, bucket.gradients(), buffer.dtype)
         self.show(groups, self.step, "local")
         if self.sample_every and self.step % self.sample_every == 0:
             self._sample(groups)
-        reduction = BucketReduction(
-            buffer, len(groups), self._share.rescale, partial(self.show, groups, self.step, "mean")
-        )
+        finish, see = partial(finish_bucket, self._share.rescale, done), partial(self.show, groups, self.step, "mean")
+        reduction = BucketReduction(buffer, len(groups), finish, see)
         for number, (group, gradients) in enumerate(groups):
             residuals = self.residuals.residuals(group.names, gradients) if group.codec.feedback else None
             step = self.step, bucket.index(), number
@@ -371,18 +371,6 @@ class _LiveShare:
             return buffer.mul_(world / count.item())
 
         return rescale
-
-
-def plain_all_reduce(buffer: Tensor, group: dist.ProcessGroup | None, finish: Finish = lambda mean: mean) -> Done:
-    """What DDP does without a hook, with the same bits: times a third is not divided by three. finish: of the mean."""
-    world = dist.get_world_size(group)
-    return backend_sum(buffer.div_(world) if buffer.is_sparse else buffer.mul_(1 / world), group, finish)
-
-
-def backend_sum(buffer: Tensor, group: dist.ProcessGroup | None, finish: Finish) -> Done:
-    """One step to the end: each costs its thread a turn of Python's lock."""
-    future: Any = dist.all_reduce(buffer, group=group, async_op=True).get_future()
-    return future.then(lambda done: finish(done.value()[0]))
 
 
 def ddp_hook(state: DDPState, bucket: Bucket) -> Done:
