@@ -39,6 +39,6 @@ def made_up(link: Callable[[int], DescribedLink]) -> Iterator[None]:
         return (1.0, cost.step, cost.busy) if valid else (0.0, 0.0, 0.0)
 
     real = DDPRoad.numbers
-    own = {"fits": fits, "numbers": numbers, "layout": lambda road: _layout(road, link(road._owner().step))}
+    own = {"fits": fits, "numbers": numbers, "layout": lambda road, stalls: _layout(road, link(road._owner().step))}
     with mock.patch.multiple(DDPRoad, is_real=False, **own):
         yield

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 import narrowcast as nc
 from narrowcast.parallel import seeds
 from narrowcast.parallel.autopilot import Decided, Replay
-from narrowcast.parallel.autopilot.pilot import BEAT
+from narrowcast.parallel.autopilot.pilot import BEAT, DOUBTS
 
 
 def trained(model: Any, rank: int, steps: int) -> list[bytes]:
@@ -76,7 +76,7 @@ def local(group: dist.ProcessGroup) -> dict[str, Any]:
     rank, model = dist.get_rank(group), mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     outer = nc.LocalSGD(model, optimizer, every=2, spec="auto", group=group, min_values=1)
-    for step in range(4 * BEAT + 2):
+    for step in range(2 * (1 + DOUBTS) * BEAT + 2):
         optimizer.zero_grad()
         loss(model, rank, step).backward()
         optimizer.step()
@@ -89,7 +89,8 @@ def local(group: dist.ProcessGroup) -> dict[str, Any]:
 def test_workers_of_local_sgd_decide_alike(pool: Pool) -> None:
     one, two = pool.run(2, local)
     assert one["history"] == two["history"]
-    assert one["history"][0]["step"] == BEAT
+    # later where exchanges of a busy machine contradict what was measured
+    assert one["history"][0]["step"] in range(BEAT, (1 + DOUBTS) * BEAT + 1, BEAT)
     assert "auto: rounding may add 1 %" in one["explain"]
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 import narrowcast as nc
 from narrowcast.parallel.autopilot.link import DescribedLink, DescribedRoad
 from narrowcast.parallel.autopilot.pilot import BEAT, DOUBTS, FLUSH
-from narrowcast.parallel.autopilot.plan import StepPlan, Trial
-from narrowcast.parallel.autopilot.times import PLAIN, WIRES, Fit, StepTimes
+from narrowcast.parallel.autopilot.plan import Measurements, StepPlan, Trial
+from narrowcast.parallel.autopilot.times import PLAIN, WIRES, Fit, Layout, StepTimes, without_calls
 
 SIXTEEN = StepPlan(WIRES, tuple((info.name, "bf16") for info in TENSORS))
 
@@ -139,7 +139,7 @@ def test_measurements_that_contradict_the_steps_are_made_again(doubtful: int) ->
     drive = Drive(nc.auto(), SLOW)
     layout, numbers, asked = drive.road.layout, drive.road.numbers, 0
 
-    def late() -> Any:
+    def late(stalls: bool) -> Any:
         nonlocal asked
         asked += 1
         true = layout()
@@ -157,6 +157,48 @@ def test_measurements_that_contradict_the_steps_are_made_again(doubtful: int) ->
     assert set(drive.roads[: (1 + waits) * BEAT]) == {PLAIN}
     # whatever came first, it looks again at buckets that are ready when they are
     assert drive.wires[-1] == Drive(nc.auto(), SLOW).run(80).wires[-1]
+
+
+class HeldRoad(DescribedRoad):
+    """A device on which backward goes on only when a call is done: buckets are ready the later, the more travels."""
+
+    def layout(self, stalls: bool = False) -> Layout:
+        free = super().layout()
+        real = Measurements(self._pilot.known.codecs, layout=free)
+        real.fits = self.fits([str(codec) for codec in real.codecs], 0)
+        plan = self._pilot.plan
+        if plan.road == WIRES:
+            problem, wires = real._problem(self._tensors), dict(plan.wires)
+            names = [str(codec) for codec in real.codecs]
+            choice = [names.index(wires.get(info.name, "as-is")) for info in self._tensors]
+            calls = [problem.service(bucket, choice) for bucket in range(len(free.buckets))]
+        else:
+            calls = [real.fits[plan.road](values) for values in free.values]
+        ready, at, before = list[float](), 0.0, 0.0
+        for own, call in zip(free.ready, calls, strict=True):
+            at += own - before
+            ready.append(at)
+            at, before = at + call, own
+        self.took = at
+        return replace(free, ready=tuple(without_calls(ready, calls) if stalls else ready))
+
+    def numbers(self) -> tuple[float, float, float]:
+        seen = self.layout()
+        return 1.0, self.took, self.took - DescribedRoad.layout(self).ready[-1] if seen.ready else 0.0
+
+
+@pytest.mark.parametrize("gbit", [0.003, 0.03, 0.3])
+def test_few_bits_are_found_where_calls_hold_up_backward(gbit: float) -> None:
+    """As NCCL's do on several ranks of one GPU: nothing is hidden, and buckets that are late are no reason to wait."""
+    drive = Drive(nc.auto(), DescribedLink(gbit, compute=0.02))
+    buckets = [TENSORS[:2], TENSORS[2:4], TENSORS[4:]]
+    pilot = nc.auto()
+    drive.pilot = pilot
+    drive.road = HeldRoad(DescribedLink(gbit, compute=0.02), WORLD, pilot, TENSORS, lambda: buckets, lambda: drive.step)
+    drive.run(60)
+    took = drive.road.numbers()[1]
+    fewest = 0.02 + sum(drive.road.link.fit("int4/128+ef", WORLD)(sum(info.numel for info in part)) for part in buckets)
+    assert took <= 1.03 * fewest, pilot.history()
 
 
 def test_steps_that_take_no_time_are_no_reason_to_end() -> None:

@@ -20,7 +20,7 @@ from narrowcast.parallel.autopilot.alarm import COOL_STEPS, Alarm
 from narrowcast.parallel.autopilot.history import Decided, Replay, read
 from narrowcast.parallel.autopilot.link import DescribedLink, DescribedRoad
 from narrowcast.parallel.autopilot.pilot import BEAT, FLUSH
-from narrowcast.parallel.autopilot.times import HALF, PLAIN, WIRES, Fit, StepTimes
+from narrowcast.parallel.autopilot.times import HALF, PLAIN, WIRES, Fit, StepTimes, without_calls
 from narrowcast.parallel.policy import AS_IS, TensorInfo, Watch
 
 WORLD = 4
@@ -392,6 +392,31 @@ def test_steps_in_which_somebody_looked_do_not_say_when_buckets_are_ready() -> N
     assert times.numbers()[0] == 1.0
     ready, took, marks = times.last()
     assert (ready, took, marks.names) == ([1.0, pytest.approx(2.0)], [0.0, 0.0], [("a",), ("b",)])
+
+
+def queued(ready: list[float], calls: list[float]) -> list[float]:
+    """From ready to done, where calls wait for each other."""
+    took, end = [], 0.0
+    for at, call in zip(ready, calls, strict=True):
+        end = max(end, at) + call
+        took.append(end - at)
+    return took
+
+
+@pytest.mark.parametrize("calls", [[34.0] * 6, [11.0, 34.0, 9.0, 60.0, 2.0, 200.0], [0.5] * 6])
+def test_calls_that_hold_up_backward_are_told_from_those_that_run_beside_it(calls: list[float]) -> None:
+    compute = [50.0, 3.0, 2.0, 3.0, 2.5, 3.0]
+    beside = [sum(compute[: number + 1]) for number in range(len(compute))]
+    assert without_calls(beside, queued(beside, calls)) == beside or max(calls) < min(compute)
+    held, at = [], 0.0
+    for gap, call in zip(compute, calls, strict=True):
+        held.append(at + gap)
+        at += gap + call
+    own = without_calls(held, calls)
+    assert own == [pytest.approx(sum(compute))] * len(calls)
+    assert own[-1] + sum(calls) == pytest.approx(at)
+    assert without_calls([4.0], [9.0]) == [4.0]
+    assert without_calls([], []) == []
 
 
 def test_a_model_of_one_bucket_is_timed_by_marks_that_the_device_has_passed() -> None:

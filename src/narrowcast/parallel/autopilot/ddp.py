@@ -31,6 +31,7 @@ from narrowcast.parallel.autopilot.times import (
     plain_sum,
     time_sums,
     wire_sum,
+    without_calls,
 )
 from narrowcast.parallel.ddp import buckets
 from narrowcast.parallel.ddp.backend import Finish, backend_sum, finish_bucket
@@ -90,8 +91,9 @@ class DDPRoad:
         roads |= {wire: partial(wire_sum, wire=wire, channel=state.channel, **state.how(wire)) for wire in wires}
         return time_sums(self.times.clock, state.channel, roads, self._dtype, values)
 
-    def layout(self) -> Layout:
-        ready, _, marks = self.times.last()
+    def layout(self, stalls: bool) -> Layout:
+        ready, took, marks = self.times.last()
+        ready = without_calls(ready, took) if stalls else ready
         slowest = agreed(self._owner().channel, torch.tensor(ready, dtype=torch.float64))
         return Layout(tuple(slowest.tolist()), tuple(marks.names), tuple(marks.values))
 

@@ -25,6 +25,7 @@ from narrowcast.parallel.autopilot.times import (
     plain_sum,
     time_sums,
     wire_sum,
+    without_calls,
 )
 from narrowcast.parallel.policy import TensorInfo
 
@@ -57,10 +58,12 @@ class FSDPRoad:
         whole = time_sums(self.times.clock, channel, roads, self._dtype(), values)
         return {name: Fit(fit.latency / 2, fit.per_value / 2) for name, fit in whole.items()}
 
-    def layout(self) -> Layout:
+    def layout(self, stalls: bool) -> Layout:
         ready, took, marks = self.times.last()
         if self._blocks and ready:
             ready = [ready[-1] - sum(took[:-1])] * len(ready)
+        elif stalls:
+            ready = without_calls(ready, took)
         slowest = agreed(self._owner().channel, torch.tensor(ready, dtype=torch.float64))
         return Layout(tuple(slowest.tolist()), tuple(marks.names), tuple(marks.values))
 

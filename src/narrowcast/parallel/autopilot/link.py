@@ -70,7 +70,7 @@ class DescribedRoad:
     def link(self) -> DescribedLink:
         return self._at(self._step())
 
-    def layout(self) -> Layout:
+    def layout(self, stalls: bool = False) -> Layout:
         buckets = self._buckets()
         values = [sum(info.numel for info in members) for members in buckets]
         total, ready, seen = max(1, sum(values)), list[float](), 0

@@ -36,7 +36,7 @@ class LocalRoad:
         found = time_sums(self.times.clock, self._channel, roads, torch.float32, values)
         return {PLAIN: found[AS_IS.spec], **found}
 
-    def layout(self) -> Layout:
+    def layout(self, stalls: bool = False) -> Layout:
         return Layout((0.0,), (tuple(self._all),), (sum(info.numel for info in self._all.values()),))
 
     def begin(self, exchange: int, moved: Mapping[str, Tensor]) -> None:

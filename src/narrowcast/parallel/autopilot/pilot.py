@@ -67,7 +67,7 @@ class Autopilot(Watching):
         self._trial: Trial | None = None
         self._refused: dict[StepPlan, int] = {}
         self._patience = 20 * BEAT
-        self._doubts, self._refine = DOUBTS, REFINED
+        self._doubts, self._refine, self._stalls = DOUBTS, REFINED, True
         self._odd, self._deaf, self._deaf_until, self._retries = 0, 2 * BEAT, 0, 0
         """Beats in a row in which calls took longer or less than they did; when that may count again."""
         self._fresh = False
@@ -204,7 +204,7 @@ class Autopilot(Watching):
         if self._trial is not None:
             self._judge(step)
         elif odd and step >= self._deaf_until:
-            before = self.plan
+            before, self._stalls = self.plan, True
             self._time_sums(step, busy)
             self._change(step, "the link has changed")
             # whoever is called in vain listens less
@@ -230,7 +230,7 @@ class Autopilot(Watching):
     def _look_again(self, step: int) -> None:
         """With buckets as they are ready now; sums are not timed anew. Collective."""
         assert self._road is not None
-        self.known.layout = self._road.layout()
+        self.known.layout = self._road.layout(self._stalls)
         self._change(step, "looked again")
 
     def _time_sums(self, step: int, busy: float) -> None:
@@ -239,7 +239,7 @@ class Autopilot(Watching):
         known, wires = self.known, [str(codec) for codec in self.known.codecs]
         # here and once, since beats go on being odd while nobody listens
         known.per_bit *= busy / self._expected() if self._fresh and self._expected() > 0 < busy else 1.0
-        known.layout = self._road.layout()
+        known.layout = self._road.layout(self._stalls)
         values = max(1, sum(known.layout.values))
         bits = sum(min(32.0, codec.bits_per_value) for codec in known.codecs) + 48
         a_value = (ROUNDS + 1) * bits / 32 * busy / values
@@ -304,6 +304,7 @@ class Autopilot(Watching):
             self._patience, self._retries = 20 * BEAT, 0
             return
         self._retries = 2 if self._retries == 0 else 0
+        self._stalls = False  # if it was thought so: calls that were to hold up backward were not what did
         self._refused[self.plan] = step + self._patience
         self._patience *= 2
         took = f"{1e3 * self._step_seconds:.1f} ms a step, and {1e3 * trial.seconds:.1f} were allowed"

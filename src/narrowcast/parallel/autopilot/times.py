@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,8 @@ LARGEST, LEAST, FEWER = 1 << 22, 1 << 17, 4
 with far fewer a sum takes another way, and tells another one's.
 """
 ROUNDS = 3
+NEAR = 0.15
+"""Of a call: a bucket that is ready in this last part of it may have waited for it."""
 KEPT = 32
 """Steps whose marks wait for somebody to ask: of a history that is repeated nobody does."""
 Make = Callable[[Tensor], Callable[[], object]]
@@ -76,8 +79,8 @@ class Road(Protocol):
     def fits(self, wires: Sequence[str], values: int) -> dict[str, Fit]:
         """Time the roads and wires with sums of so many values. Collective, and the same on all ranks."""
 
-    def layout(self) -> Layout:
-        """Collective: the slowest rank's times."""
+    def layout(self, stalls: bool) -> Layout:
+        """Collective: the slowest rank's times. stalls: whether calls may be what holds up backward."""
 
 
 @dataclass
@@ -184,6 +187,25 @@ class StepTimes:
             [self._between(mark, one.done.get(number, mark)) for number, mark in enumerate(one.ready)] for one in begun
         ]
         return _medians(ready), _medians(took), marks
+
+
+def without_calls(ready: Sequence[float], took: Sequence[float]) -> list[float]:
+    """When buckets would be ready if nothing travelled, where calls may hold up backward: for most of their time no
+    bucket was ready before the call of the last one was done. Then nothing is hidden, and as far as a timeline goes all
+    calls come after backward. Elsewhere the same. Where calls are short nobody can tell; a change that was to gain by
+    it has to show that it does.
+
+    Seen with NCCL on several ranks of one GPU: no bucket was ready while the sum of another was under way.
+    """
+    done = [at + seconds for at, seconds in zip(ready, took, strict=True)]
+    calls = [end - max(at, before) for at, end, before in zip(ready, done, [-math.inf, *done], strict=False)][:-1]
+    held = [at >= end - NEAR * call for at, end, call in zip(ready[1:], done, calls, strict=False)]
+    stalled = sum(call for call, is_held in zip(calls, held, strict=True) if is_held)
+    if not calls or stalled < sum(calls) / 2:
+        return list(ready)
+    begins = [end if is_held else at for at, end, is_held in zip(ready, done, held, strict=False)]
+    gaps = [max(0.0, at - begin) for at, begin in zip(ready[1:], begins, strict=True)]
+    return [ready[0] + sum(gaps)] * len(ready)
 
 
 def _medians(rows: Sequence[Sequence[float]]) -> list[float]:
