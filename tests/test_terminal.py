@@ -130,6 +130,22 @@ def test_texts_stand_on_the_left_and_numbers_on_the_right() -> None:
     assert first.index("1.5") + len("1.5") == second.index("10.25") + len("10.25")
 
 
+def test_a_table_that_is_too_wide_goes_on_below_with_what_tells_rows_apart() -> None:
+    rows = [("1", "fp32", *range(100000, 100009)), ("1", "bf16", *range(200000, 200009))]
+    columns = ("ranks", "wire", *(f"column {number}" for number in range(9)))
+    table = new_table("T [mpi]", *columns, rows=rows)
+    table.caption = "see [cli]"
+    out = io.StringIO()
+    Console(file=out, width=60).print(table)
+    text = out.getvalue()
+    assert max(map(len, text.splitlines())) <= 60
+    assert "T [mpi]" in text
+    assert "see [cli]" in text
+    keyed = [line for line in text.splitlines() if re.match(r" +1 +(fp32|bf16)", line)]
+    assert len(keyed) == 2 * text.count("ranks") > 2
+    assert all(str(number) in text for row in rows for number in row[2:])
+
+
 def test_a_growing_table_goes_on_below_where_it_does_not_fit(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -34,7 +35,7 @@ JsonPath = Annotated[
 
 PLAIN_WIDTH = 200
 LEAST_WIDTH, INDENTED = 7, 4
-WRAPPED_FROM, BETWEEN_COLUMNS = 24, 3
+WRAPPED_FROM, BETWEEN_COLUMNS, MOST_KEYS = 24, 3, 3
 """Characters: from here on a text may be wrapped; what a column takes beside its cells."""
 WORD = re.compile(r"[A-Za-z]{3}")
 """What tells a text from a number and its unit."""
@@ -104,26 +105,59 @@ def progress(items: Iterable[T], total: int, what: str) -> Iterator[T]:
 
 
 class FittingTable(Table):
-    """A table that breaks no number: long texts are wrapped, and where that is not enough, rows are stacked."""
+    """A table that breaks no number: long texts are wrapped, and where that is not enough, it goes on below with its
+    next columns, beside those that tell rows apart; where not even that fits, each row is a list.
+    """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        # as Text here, too: brackets are no markup
+        self.title, self.caption = (Text(str(text)) if text else None for text in (self.title, self.caption))
         cells = [[str(cell) for cell in column.cells] for column in self.columns]
-        least = 0
         for position, (column, texts) in enumerate(zip(self.columns, cells, strict=True)):
             longest = max([len(str(column.header)), *map(len, texts)])
             is_text = any(WORD.search(text) for text in texts)
             wraps = is_text and longest > WRAPPED_FROM
             column.justify = "left" if position == 0 or is_text else column.justify
             column.no_wrap, column.min_width = not wraps, WRAPPED_FROM if wraps else longest
-            least += column.min_width + BETWEEN_COLUMNS
-        if least + 1 <= options.max_width:
+        parts = self._parts(cells, options.max_width)
+        if parts == [list(range(len(cells)))]:
             yield from super().__rich_console__(console, options)
-        else:
-            yield Text(
-                "\n".join([str(self.title or ""), "", *self._stacked(cells), str(self.caption or "")]).strip("\n")
-            )
+            return
+        if not parts:
+            texts = [str(self.title or ""), "", *self._listed(cells), str(self.caption or "")]
+            yield Text("\n".join(texts).strip("\n"))
+            return
+        for number, part in enumerate(parts):
+            table = Table(box=self.box, title=self.title if number == 0 else None, title_justify=self.title_justify)
+            table.columns = [replace(self.columns[position], _index=at) for at, position in enumerate(part)]
+            table.rows = self.rows
+            yield table
+        if self.caption:
+            yield self.caption
 
-    def _stacked(self, cells: list[list[str]]) -> Iterator[str]:
+    def _parts(self, cells: list[list[str]], width: int) -> list[list[int]]:
+        """The columns of each part; none where a column does not fit beside those that tell rows apart."""
+        room = [column.min_width or 0 for column in self.columns]
+        spare = width - 1 - sum(size + BETWEEN_COLUMNS for size in room)
+        if spare >= 0:
+            return [list(range(len(cells)))]
+        alike = (len(set(zip(*cells[:count], strict=True))) == len(cells[0]) for count in range(1, len(cells)))
+        keys = list(range(next((n for n, is_key in enumerate(alike, 1) if is_key and n <= MOST_KEYS), 1)))
+        left = width - 1 - sum(room[key] + BETWEEN_COLUMNS for key in keys)
+        parts: list[list[int]] = []
+        free = -1
+        for position in range(len(keys), len(cells)):
+            need = room[position] + BETWEEN_COLUMNS
+            if need > left:
+                return []
+            if need > free:
+                parts.append([*keys])
+                free = left
+            parts[-1].append(position)
+            free -= need
+        return parts
+
+    def _listed(self, cells: list[list[str]]) -> Iterator[str]:
         """Each row as its first cell, and below it the others by name."""
         names = [str(column.header) for column in self.columns]
         for first, *rest in zip(*cells, strict=True):
@@ -137,7 +171,8 @@ def new_table(title: str, *columns: str, rows: Iterable[Iterable[object]] = ()) 
     for position, column in enumerate(columns):
         table.add_column(column, justify="left" if position == 0 else "right", overflow="fold")
     for row in rows:
-        table.add_row(*map(str, row))
+        # as Text: rich would take [mpi] for markup, and drop it
+        table.add_row(*(Text(str(cell)) for cell in row))
     return table
 
 

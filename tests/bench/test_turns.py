@@ -11,7 +11,7 @@ import torch.distributed as dist
 from dist.pool import Crew
 
 import narrowcast as nc
-from narrowcast.bench import collectives, ddp, fsdp, training
+from narrowcast.bench import auto, collectives, ddp, fsdp, training
 from narrowcast.bench.collectives import FLOAT, HALF
 from narrowcast.bench.ranks import Ranks
 from narrowcast.measure import Timing
@@ -174,3 +174,18 @@ def test_gpt2_is_the_one_of_124_million_parameters() -> None:
     (tokens,) = training.GPT2.batch(1)
     assert tokens.shape == (8, 1025)
     assert not torch.equal(tokens, training.GPT2.batch(0)[0])
+
+
+def test_the_autopilot_is_judged_round_by_round() -> None:
+    """A machine that gets slower does so for all: medians over all rounds would compare other rounds with others."""
+    drift = [1.0, 1.1, 1.3, 1.6, 2.0]
+    own = {"plain": 1.0, "plain again": 1.01, "half": 0.7, "int8/256": 0.5, "int4/128": 0.4, "auto": 0.51}
+    rows = [
+        {"wire": wire, "step": s, "seconds": [s * d for d in drift], "allowed": wire != "int4/128"}
+        for wire, s in own.items()
+    ]
+    rows[-1]["seconds"][2] *= 9  # one round in which it timed sums
+    verdict = auto.judged(rows)
+    assert (verdict["best"], verdict["counted"]) == ("int8/256", True)
+    numbers = [verdict[key] for key in ("noise", "behind_best", "behind_plain_or_half")]
+    assert numbers == pytest.approx([0.01, 0.02, 0.51 / 0.7 - 1])

@@ -33,6 +33,7 @@ VALIDATIONS: dict[str, Make] = {
     "grace": lambda: [grace.validate()],
     "lab": lambda: [lab.validate()] if lab.read(lab.SHIPPED) else [],
     "nccl": lambda: [lab.validate_nccl()],
+    "edbt18-nccl": lambda: [lab.validate_edbt18()],
     "intervals": lambda: [calibrate.validate()],
 }
 

@@ -84,14 +84,19 @@ def _is_allowed(pilot: WireTrainer, wire: str) -> bool | None:
 
 
 def judged(rows: Sequence[Row]) -> Row:
-    """How far the autopilot is behind the best wire that loses as little, and behind doing nothing or 16 bits."""
-    steps = {row["wire"]: row["step"] for row in rows}
-    noise = abs(steps[AGAIN] / steps[ddp.PLAIN] - 1)
+    """How far the autopilot is behind the best wire that loses as little, and behind doing nothing or 16 bits: medians
+    over the rounds, each of which has a turn of every wire, so that a machine that drifts does so for all.
+    """
+    seconds = {row["wire"]: row["seconds"] for row in rows}
+
+    def behind(wire: str, other: str) -> float:
+        return median(mine / its for mine, its in zip(seconds[wire], seconds[other], strict=True)) - 1
+
+    noise = abs(behind(AGAIN, ddp.PLAIN))
     allowed = {row["wire"]: row["step"] for row in rows if row["allowed"] and row["wire"] not in (ddp.AUTO, AGAIN)}
     best = min(allowed, key=lambda wire: allowed[wire])
-    over_best = steps[ddp.AUTO] / allowed[best] - 1
-    over_plain = steps[ddp.AUTO] / min(steps[ddp.PLAIN], steps[ddp.HALF]) - 1
-    verdict = {"noise": noise, "counted": noise <= NOISE, "best": best, "behind_best": over_best}
+    verdict = {"noise": noise, "counted": noise <= NOISE, "best": best, "behind_best": behind(ddp.AUTO, best)}
+    over_plain = max(behind(ddp.AUTO, ddp.PLAIN), behind(ddp.AUTO, ddp.HALF))
     return {"wire": "", **verdict, "behind_plain_or_half": over_plain}
 
 

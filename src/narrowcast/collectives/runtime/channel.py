@@ -136,6 +136,8 @@ class Channel:
         threads = [threading.Thread(name="narrowcast-channel", **task) for _ in range(count)]
         for thread in threads:
             thread.start()
+        with _LISTING:
+            _THREADS.update(threads)
         _WATCHDOG.start()
         self._threads = threads  # not before all run: nobody would read the queue
 
@@ -316,6 +318,8 @@ def _join_threads(threads: Sequence[threading.Thread], until: float) -> bool:
 
 
 _OPEN: weakref.WeakSet[Channel] = weakref.WeakSet()
+_THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""Of channels that are gone, too: theirs end by themselves, but a process may end first."""
 _LISTING = threading.Lock()
 
 
@@ -334,7 +338,12 @@ EXIT_GRACE = 2.0
 def _at_exit() -> None:
     """A thread that comes back from a backend while the interpreter is taken down would end the process by SIGABRT."""
     _WATCHDOG.stop()
-    _end_threads(_open_channels(), EXIT_GRACE)
+    channels = _open_channels()
+    theirs = {thread for channel in channels for thread in channel._threads}
+    _end_threads(channels, EXIT_GRACE)
+    with _LISTING:
+        others = set(_THREADS) - theirs
+    _join_threads([*others], time.monotonic() + EXIT_GRACE)
 
 
 _CHANNELS: weakref.WeakKeyDictionary[dist.ProcessGroup, Channel] = weakref.WeakKeyDictionary()

@@ -72,7 +72,8 @@ class Autopilot(Watching):
         """Beats in a row in which calls took longer or less than they did; when that may count again."""
         self._fresh = False
         """Whether the calls of the plan were seen since it changed."""
-        self._step_seconds = 0.0
+        self._step_seconds, self._recent, self._plain_seconds = 0.0, list[float](), 0.0
+        """Of a step: at the last beat, at the last three with this plan, and at best as it is, 0 where that is old."""
         self._credit = {"look": 0.0, "sums": 0.0}
         self._cost = {"look": 0.0, "sums": 0.0}
         self._turn, self._first, self._each, self._looks = 0, 0, 0.0, dict[str, int]()
@@ -201,10 +202,11 @@ class Autopilot(Watching):
             self._change(step, why, must=True)
             return
         odd = self._see_calls(busy)
+        self._note_step()
         if self._trial is not None:
             self._judge(step)
         elif odd and step >= self._deaf_until:
-            before, self._stalls = self.plan, True
+            before, self._stalls, self._recent, self._plain_seconds = self.plan, True, [], 0.0
             self._time_sums(step, busy)
             self._change(step, "the link has changed")
             # whoever is called in vain listens less
@@ -217,8 +219,15 @@ class Autopilot(Watching):
             self._time_sums(step, busy)
             self._change(step, "looked again")
 
+    def _note_step(self) -> None:
+        """One beat may be slow by itself, as the one after a change is, and would let everything pass for a gain."""
+        self._recent = [*self._recent[-2:], self._step_seconds]
+        if self.plan == StepPlan():
+            self._plain_seconds = min(self._recent)
+
     def _first_look(self, step: int, busy: float) -> None:
         """Decide, unless measurements do not even say how long a step takes as it is: then measure once more."""
+        self._note_step()
         self._time_sums(step, busy)
         ratio = self.known.cost(self.plan, list(self._tensors.values())).step / max(self._step_seconds, 1e-9)
         if self._doubts and not 1 / CHANGED < ratio < CHANGED:
@@ -291,7 +300,10 @@ class Autopilot(Watching):
                 self._note(step, now, f"{why}: {best.plan} would give {times:.2f}x")
             return
         # while the loss is high or numbers are bad nobody waits for a proof
-        allowed = self._step_seconds * (1 - GAIN / 2 if quicker else 1 + GAIN / 2)
+        took = min([*self._recent, self._step_seconds])
+        if self._plain_seconds and not self._odd:
+            took = min(took, self._plain_seconds)
+        allowed = took * (1 - GAIN / 2 if quicker else 1 + GAIN / 2)
         trial = None if must or self.dry_run else Trial(self.plan, allowed)
         gain = f"{times:.2f}x over {self.plan} predicted" if quicker else f"loses less than {self.plan}"
         self._take(step, best, f"{why}: {gain}", trial)
@@ -318,7 +330,7 @@ class Autopilot(Watching):
         old, new = dict(self.plan.wires), dict(to.plan.wires)
         kept = {name for name, wire in old.items() if codec_named(wire).feedback}
         kept -= {name for name, wire in new.items() if codec_named(wire).feedback}
-        self.plan, self._trial, self._fresh = to.plan, trial, False
+        self.plan, self._trial, self._fresh, self._recent = to.plan, trial, False, []
         if kept and not self.dry_run:
             self.flush = Decided(step, WIRES, {**new, **dict.fromkeys(sorted(kept), FLUSH)}, "residuals are sent")
             self._history.append(self.flush)

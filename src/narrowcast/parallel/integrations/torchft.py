@@ -25,6 +25,7 @@ from narrowcast.kernels import FLOATS
 from narrowcast.parallel import policy
 from narrowcast.parallel.local_sgd.settings import Outer, nesterov
 from narrowcast.parallel.plain_state import pack, unpack
+from narrowcast.parallel.ranks import digest
 from narrowcast.parallel.residuals import ModelResiduals
 
 ROLE = "outer gradient"
@@ -271,7 +272,7 @@ class Elastic:
         share = float(contributes)
         sums = {name: (self._start_of(name) - p.float()) * share for name, p in self._parameters.items()}
         sums |= {f"buffer {name}": b * share for name, b in self._buffers.items()}
-        count = int(sum(each.item() for each in channel.gather(torch.tensor([int(contributes)]), "members")))
+        count = self._agree(channel, contributes)
         if not count:
             return 0, {}
         works = [
@@ -287,6 +288,22 @@ class Elastic:
             for mean in sums.values():
                 mean *= channel.world / count
         return count, sums
+
+    def _agree(self, channel: Channel, contributes: bool) -> int:
+        """How many contribute; an error where members hold other anchors: one that was alone for a while, as a
+        lighthouse lets it that hears it first, would add to the others' what does not belong there. Those who made
+        fewer exchanges, or have a higher rank, get the state of the others before the exchange is made again.
+        """
+        mine = torch.cat([torch.tensor([int(contributes), self.exchanges]), digest(self._anchors.values()).view(-1)])
+        rows = channel.gather(mine, "members")
+        leader = max(range(len(rows)), key=lambda rank: (int(rows[rank][1]), -rank))
+        alike = [torch.equal(row[1:], rows[leader][1:]) for row in rows]
+        if all(alike):
+            return int(sum(row[0] for row in rows))
+        if not alike[channel.rank]:
+            self._manager.load_state_dict({"step": 0, "batches_committed": 0})
+        others = [rank for rank, is_alike in enumerate(alike) if not is_alike]
+        raise RuntimeError(f"members {others} hold other parameters than member {leader}, and get those")
 
     def _start(
         self, channel: Channel, number: int, codec: Codec, names: tuple[str, ...], tensors: list[Tensor]
