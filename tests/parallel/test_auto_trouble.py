@@ -119,7 +119,7 @@ def test_what_does_not_gain_is_not_taken_back_to_bits_that_are_too_few_by_now() 
     few = pilot.plan
     pilot._take(20, pilot.known.cost(SIXTEEN, TENSORS), "a test", Trial(few, 1e-9))
     pilot.known.cooled = frozenset([TENSORS[0].name])
-    pilot._judge(25)
+    pilot._judge(25, 0.0)
     assert nc.codec(dict(pilot.plan.wires)[TENSORS[0].name]).bits_per_value >= 16
     assert pilot.known.cost(pilot.plan, TENSORS).error <= pilot.known.limit()
 
@@ -177,6 +177,22 @@ def test_one_slow_beat_does_not_let_a_loss_pass_for_a_gain() -> None:
     pilot.known.common = 1.0
     drive.run(60)
     assert set(drive.roads[-5:]) == {PLAIN}, pilot.history()
+
+
+def test_codecs_that_take_processors_from_computing_are_tried_once_not_in_every_mixture() -> None:
+    """Calls are as quick as they were said to be, and steps are slower all the same."""
+    drive = Drive(nc.auto(), DescribedLink(0.03, compute=0.02))
+    real = drive.road.numbers
+
+    def seen() -> tuple[float, float, float]:
+        one, step, busy = real()
+        return one, step * (3.0 if drive.pilot.plan.wires else 1.0), busy
+
+    drive.road.numbers = seen  # type: ignore[method-assign]
+    drive.run(150)
+    tried = [entry for entry in drive.pilot.history() if entry["road"] == WIRES and entry["numbers"]]
+    assert len(tried) == 1, tried
+    assert WIRES not in drive.roads[-5:]
 
 
 class HeldRoad(DescribedRoad):

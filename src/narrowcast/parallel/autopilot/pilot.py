@@ -31,6 +31,7 @@ SHARE = 0.002
 """Of the time: for looking at gradients, and once more for timing sums."""
 CHANGED = 1.3
 """Calls that take this many times longer or less, twice in a row: the link has changed."""
+MOST_DRAG = 4.0
 OVER = 1.25
 """Of the bound: a counted error beyond it is not left until the next decision."""
 SUM_SHARE = 1.0
@@ -204,9 +205,10 @@ class Autopilot(Watching):
         odd = self._see_calls(busy)
         self._note_step()
         if self._trial is not None:
-            self._judge(step)
+            self._judge(step, busy)
         elif odd and step >= self._deaf_until:
             before, self._stalls, self._recent, self._plain_seconds = self.plan, True, [], 0.0
+            known.drag = 1.0
             self._time_sums(step, busy)
             self._change(step, "the link has changed")
             # whoever is called in vain listens less
@@ -216,6 +218,7 @@ class Autopilot(Watching):
             self._look_again(step)
             self._retries, self._refine = max(0, self._retries - 1), max(0, self._refine - 1)
         elif step - self._solved >= (self.every or 40 * BEAT) and self._credit["sums"] >= self._cost["sums"]:
+            known.drag = (1 + known.drag) / 2
             self._time_sums(step, busy)
             self._change(step, "looked again")
 
@@ -308,10 +311,18 @@ class Autopilot(Watching):
         gain = f"{times:.2f}x over {self.plan} predicted" if quicker else f"loses less than {self.plan}"
         self._take(step, best, f"{why}: {gain}", trial)
 
-    def _judge(self, step: int) -> None:
+    def _see_drag(self, busy: float) -> None:
+        """What steps with wires take beyond their calls, which were just seen: so of other wires no more is hoped."""
+        known, expected = self.known, self._expected()
+        if self.plan.wires and expected / CHANGED < busy < expected * CHANGED:
+            by_calls = known.cost(self.plan, list(self._tensors.values())).step / known.drag
+            known.drag = min(MOST_DRAG, max(1.0, self._step_seconds / max(by_calls, 1e-9)))
+
+    def _judge(self, step: int, busy: float) -> None:
         """Whether the change of the last beat was worth it; back where not."""
         trial, self._trial = self._trial, None
         assert trial is not None
+        self._see_drag(busy)
         if self._step_seconds <= trial.seconds:
             self._patience, self._retries = 20 * BEAT, 0
             return

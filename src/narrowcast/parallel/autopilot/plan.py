@@ -72,6 +72,8 @@ class Measurements:
     per_bit: float = 0.0
     """Seconds of a value and bit in the backend's own sum, as it was last seen in training: short sums fit into the
     buffers on the way, and would make few bits look quicker than the link is."""
+    drag: float = 1.0
+    """How much longer steps with wires took than their calls explain: codecs take processors from computing."""
     width: float = 32.0
     """Bits of a value as it is."""
     together: bool = False
@@ -158,7 +160,8 @@ class Measurements:
     def _costed(self, problem: Problem, tensors: Sequence[TensorInfo], choice: Sequence[int]) -> Costed:
         services = [problem.service(bucket, choice) for bucket in range(len(problem.buckets))]
         wires = [(info.name, str(self.codecs[wire])) for info, wire in zip(tensors, choice, strict=True) if wire]
-        return Costed(StepPlan(WIRES, tuple(wires)), problem.finish(services), sum(services), problem.error(choice))
+        step = problem.finish(services) * (self.drag if wires else 1.0)
+        return Costed(StepPlan(WIRES, tuple(wires)), step, sum(services), problem.error(choice))
 
     def options(self, tensors: Sequence[TensorInfo], halves: bool) -> list[Costed]:
         """Everything that there is to choose from, all of it allowed."""

@@ -19,7 +19,7 @@ PLAIN = (
     *("_patience", "_odd", "_deaf", "_deaf_until", "_retries", "_fresh", "_step_seconds", "_credit", "_cost", "_turn"),
     *("_first", "_each", "_looked", "_looks", "_solved", "_doubts", "_refine", "_stalls", "_recent", "_plain_seconds"),
 )
-MEASURED = ("factors", "common", "per_bit", "cooled")
+MEASURED = ("factors", "common", "per_bit", "drag", "cooled")
 
 
 def saved(pilot: Autopilot) -> dict[str, Any]:
