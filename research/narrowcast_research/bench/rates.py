@@ -103,6 +103,21 @@ def figures(found: Mapping[str, Any]) -> tuple[Markup, Markup]:
     return first, charts.lines("Bits by tensor", said, series, "step", "bits a value", log_x=False)
 
 
+STYLE = (
+    "svg{background:#fff;font-family:sans-serif;font-size:12px}.grid{stroke:#e7e7e1}text{fill:#1c1d1f}"
+    "@media(prefers-color-scheme:dark){svg{background:#15171a}.grid{stroke:#2a2e33}text{fill:#e8e8e4}}"
+)
+
+
+def alone(figure: Markup) -> str:
+    """A figure that is a file by itself: with its name space and its own style."""
+    return (
+        str(figure)
+        .replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+        .replace("</title>", f"</title><style>{STYLE}</style>", 1)
+    )
+
+
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rank", help=argparse.SUPPRESS)
@@ -126,7 +141,7 @@ def main(words: Sequence[str] | None = None) -> None:
         chosen.history.write_text(history_lines(found["history"]))
     for figure, name in zip(figures(found), ("steps", "bits"), strict=True):
         if chosen.svg:
-            chosen.svg.with_name(f"{chosen.svg.stem}-{name}.svg").write_text(str(figure))
+            chosen.svg.with_name(f"{chosen.svg.stem}-{name}.svg").write_text(alone(figure))
     sys.stdout.write(f"settled after {found['settled']} steps\n")
 
 
