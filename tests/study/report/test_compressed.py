@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from study.report import made_up
@@ -116,8 +115,7 @@ def test_the_tables_of_the_command_say_so_too(tmp_path: Path) -> None:
     made_up.write(tmp_path, with_share(0.0))
     times, accuracies = tables(usable_lines(tmp_path))
     for table, column in ((times, 10), (accuracies, 7)):
-        cells: list[Any] = list(table.columns[column].cells)
-        wires = list(table.columns[6 if table is times else 3].cells)
+        cells, wires = (list(map(str, table.columns[at].cells)) for at in (column, 6 if table is times else 3))
         assert {cell == "nothing compressed" for wire, cell in zip(wires, cells, strict=True) if wire != "fp32"} == {
             True
         }
