@@ -57,7 +57,7 @@ def dropped(group: dist.ProcessGroup, kind: str, by_policy: bool) -> tuple[weakr
 def alone(group: dist.ProcessGroup, kind: str, by_policy: bool) -> dict[str, object]:
     """Only the handle is kept, as in `handle = nc.attach(fully_shard(...), ...)`."""
     weak, handle = dropped(group, kind, by_policy)
-    for _ in range(100):
+    for _ in range(500):
         gc.collect()  # again: a channel's thread may have been in the last lines of a call
         if weak() is None:
             break
