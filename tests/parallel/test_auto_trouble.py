@@ -159,24 +159,16 @@ def test_measurements_that_contradict_the_steps_are_made_again(doubtful: int) ->
     assert drive.wires[-1] == Drive(nc.auto(), SLOW).run(80).wires[-1]
 
 
-def test_one_slow_beat_does_not_let_a_loss_pass_for_a_gain() -> None:
+@pytest.mark.parametrize("kept", ["_recent", "_plain_seconds"])
+def test_one_slow_beat_does_not_let_a_loss_pass_for_a_gain(kept: str) -> None:
     """As the beat after a change is on a busy machine: what comes next is compared with steps as they are."""
-    drive = Drive(nc.auto(), FAST)
-    road, pilot = drive.road, drive.pilot
-    real, fits = road.numbers, road.fits
-
-    def rosy(wires: Any, values: int) -> dict[str, Fit]:
-        return {name: fit if name == PLAIN else Fit(0.0, 0.0) for name, fit in fits(wires, values).items()}
-
-    def seen() -> tuple[float, float, float]:
-        one, step, busy = real()
-        slow = {9: 3.0, 14: 2.0, 19: 2.0}.get(drive.step, 1.2 if pilot.plan.wires else 1.0)
-        return one, slow * step, busy
-
-    road.fits, road.numbers = rosy, seen  # type: ignore[method-assign]
-    pilot.known.common = 1.0
-    drive.run(60)
-    assert set(drive.roads[-5:]) == {PLAIN}, pilot.history()
+    pilot = Drive(nc.auto(), SLOW).run(5).pilot
+    usual, pilot.plan, pilot._trial = pilot._step_seconds, StepPlan(), None
+    pilot._step_seconds, pilot._recent, pilot._plain_seconds = 5 * usual, [5 * usual], 0.0
+    setattr(pilot, kept, [usual, 5 * usual] if kept == "_recent" else usual)
+    pilot._change(10, "looked again")
+    assert pilot._trial is not None
+    assert pilot._trial.seconds < usual
 
 
 def test_codecs_that_take_processors_from_computing_are_tried_once_not_in_every_mixture() -> None:
