@@ -129,7 +129,8 @@ def test_two_labs_at_once_do_not_see_one_another() -> None:
 
 def test_a_packet_takes_its_time_and_not_much_more() -> None:
     late = check_rate(hosts=2, text="200mbit", nbytes=MB, rounds=1, delay="40ms")
-    assert 0.080 <= late.round_trip < 0.160, late
+    # the forwarder looks for packets every 0.8 ms: the quickest of several may be that much early at each end
+    assert 0.078 <= late.round_trip < 0.160, late
 
 
 def test_links_with_a_delay_hold_their_rate_and_can_be_cut_healed_and_changed() -> None:
