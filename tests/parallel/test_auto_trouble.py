@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +17,9 @@ from torch import Tensor
 import narrowcast as nc
 from narrowcast.parallel.autopilot.link import DescribedLink, DescribedRoad
 from narrowcast.parallel.autopilot.pilot import BEAT, DOUBTS, FLUSH
-from narrowcast.parallel.autopilot.plan import Measurements, StepPlan, Trial
+from narrowcast.parallel.autopilot.plan import Measurements, StepPlan
 from narrowcast.parallel.autopilot.times import PLAIN, WIRES, Fit, Layout, StepTimes, without_calls
+from narrowcast.parallel.autopilot.trial import CLEAR, TURNS, Trial
 
 SIXTEEN = StepPlan(WIRES, tuple((info.name, "bf16") for info in TENSORS))
 
@@ -24,6 +27,7 @@ SIXTEEN = StepPlan(WIRES, tuple((info.name, "bf16") for info in TENSORS))
 class Unsteady(DescribedRoad):
     """Steps that take longer or less than the link says, whatever travels."""
 
+    is_real = True
     noise: random.Random
 
     def numbers(self) -> tuple[float, float, float]:
@@ -117,7 +121,7 @@ def test_what_does_not_gain_is_not_taken_back_to_bits_that_are_too_few_by_now() 
     drive = Drive(nc.auto(candidates=["int4/128+ef"]), SLOW).run(20)
     pilot = drive.pilot
     few = pilot.plan
-    pilot._take(20, pilot.known.cost(SIXTEEN, TENSORS), "a test", Trial(few, 1e-9))
+    pilot._take(20, pilot.known.cost(SIXTEEN, TENSORS), "a test", Trial(few, SIXTEEN, 1e-9, 1.0))
     pilot.known.cooled = frozenset([TENSORS[0].name])
     pilot._judge(25, 0.0)
     assert nc.codec(dict(pilot.plan.wires)[TENSORS[0].name]).bits_per_value >= 16
@@ -168,7 +172,7 @@ def test_one_slow_beat_does_not_let_a_loss_pass_for_a_gain(kept: str) -> None:
     setattr(pilot, kept, [usual, 5 * usual] if kept == "_recent" else usual)
     pilot._change(10, "looked again")
     assert pilot._trial is not None
-    assert pilot._trial.seconds < usual
+    assert pilot._trial.took <= usual
 
 
 def test_codecs_that_take_processors_from_computing_are_tried_once_not_in_every_mixture() -> None:
@@ -185,6 +189,60 @@ def test_codecs_that_take_processors_from_computing_are_tried_once_not_in_every_
     tried = [entry for entry in drive.pilot.history() if entry["road"] == WIRES and entry["numbers"]]
     assert len(tried) == 1, tried
     assert WIRES not in drive.roads[-5:]
+
+
+class Measured(DescribedRoad):
+    """Sums promise much. Steps take what a test says, by what travels and when, as a part of those at the start."""
+
+    is_real, usual = True, 0.0
+    share: Callable[[bool, int], float]
+
+    def numbers(self) -> tuple[float, float, float]:
+        _, took, busy = super().numbers()
+        self.usual = self.usual or took
+        return 1.0, self.usual * self.share(bool(self._pilot.plan.wires), self._step()), busy
+
+
+def measured(share: Callable[[bool, int], float]) -> Drive:
+    drive, pilot = Drive(nc.auto(), SLOW), nc.auto(candidates=["int4/128+ef"], every=BEAT)
+    drive.pilot = pilot
+    drive.road = Measured(SLOW, WORLD, pilot, TENSORS, lambda: [TENSORS], lambda: drive.step)
+    drive.road.halves, drive.road.share = False, share
+    return drive
+
+
+@pytest.mark.parametrize("with_wires, stays", [(1.05, False), (1.0, False), (0.95, True)])
+def test_a_small_gain_has_to_show_in_turns(with_wires: float, stays: bool) -> None:
+    """The first beat is slow, as a training's is; then each is up to 1 % quicker or slower by chance."""
+    for seed in range(3):
+        chance = random.Random(seed)
+
+        def share(wires: bool, step: int, chance: random.Random = chance) -> float:
+            return (1.15 if step <= BEAT else chance.uniform(0.99, 1.01)) * (with_wires if wires else 1.0)
+
+        drive = measured(share).run(60)
+        taken = [step for step, road in enumerate(drive.roads) if road == WIRES]
+        assert taken[0] == BEAT
+        assert drive.roads[-1] == (WIRES if stays else PLAIN), drive.pilot.history()
+        turns = [entry for entry in drive.pilot.history() if "in turns, since" in entry["reason"]]
+        assert len(turns) == 2 * TURNS, "and then it is settled"
+
+
+def test_a_great_gain_needs_no_turns() -> None:
+    drive = measured(lambda wires, step: 0.98 / CLEAR if wires else 1.0).run(60)
+    assert set(drive.roads[BEAT:]) == {WIRES}
+
+
+def test_what_may_no_longer_be_sent_ends_the_turns() -> None:
+    drive = measured(lambda wires, step: 0.95 if wires else 1.0).run(4 * BEAT)
+    assert drive.pilot._trial is not None
+    later = nc.auto(candidates=["int4/128+ef"], every=BEAT)
+    later.load_state_dict(json.loads(json.dumps(drive.pilot.state_dict())))
+    assert later._trial == drive.pilot._trial
+    drive.pilot.known.bound = 0.0
+    drive.run(10 * BEAT)
+    assert drive.pilot._trial is None
+    assert drive.roads[-1] == PLAIN
 
 
 class HeldRoad(DescribedRoad):

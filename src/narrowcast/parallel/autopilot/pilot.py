@@ -15,10 +15,12 @@ from narrowcast.codecs import codec as codec_named
 from narrowcast.parallel.autopilot import errors as rule
 from narrowcast.parallel.autopilot import state
 from narrowcast.parallel.autopilot.alarm import Alarm
+from narrowcast.parallel.autopilot.budget import Budget
 from narrowcast.parallel.autopilot.errors import TensorErrors
 from narrowcast.parallel.autopilot.history import Decided
-from narrowcast.parallel.autopilot.plan import Costed, Measurements, StepPlan, Trial
+from narrowcast.parallel.autopilot.plan import Costed, Measurements, StepPlan
 from narrowcast.parallel.autopilot.times import LARGEST, LEAST, PLAIN, ROUNDS, WIRES, Road
+from narrowcast.parallel.autopilot.trial import Trial
 from narrowcast.parallel.policy import AS_IS, RANK, TensorInfo, Watching
 
 log = logging.getLogger("narrowcast")
@@ -27,8 +29,6 @@ BEAT = 5
 """Every so many steps ranks add up a few numbers and decide."""
 GAIN = 0.02
 """A change must promise, and then show, at least so much (half of it): less is noise."""
-SHARE = 0.002
-"""Of the time: for looking at gradients, and once more for timing sums."""
 CHANGED = 1.3
 """Calls that take this many times longer or less, twice in a row: the link has changed."""
 MOST_DRAG = 4.0
@@ -75,10 +75,7 @@ class Autopilot(Watching):
         """Whether the calls of the plan were seen since it changed."""
         self._step_seconds, self._recent, self._plain_seconds = 0.0, list[float](), 0.0
         """Of a step: at the last beat, at the last three with this plan, and at best as it is, 0 where that is old."""
-        self._credit = {"look": 0.0, "sums": 0.0}
-        self._cost = {"look": 0.0, "sums": 0.0}
-        self._turn, self._first, self._each, self._looks = 0, 0, 0.0, dict[str, int]()
-        self._looked = list[str]()
+        self.budget = Budget()
         self._solved = 0
         self.spent = {"look": 0.0, "sums": 0.0}
         """Seconds of this rank since the last beat."""
@@ -103,7 +100,7 @@ class Autopilot(Watching):
         values = sum(info.numel for info in tensors)
         if values:
             self.known.width = 8.0 * sum(info.numel * info.dtype.itemsize for info in tensors) / values
-        self._looked = list(self._tensors)
+        self.budget.looked = list(self._tensors)
         if self.every is None and not road.is_real:
             self.every = LOOK_STEPS
 
@@ -124,9 +121,9 @@ class Autopilot(Watching):
         return step >= BEAT - 1 and (step + 1) % BEAT == 0
 
     def look(self, info: TensorInfo, gradient: Tensor) -> Tensor | tuple[float, ...]:
-        if info.name not in self._looked or info.name not in self._tensors:
+        if info.name not in self.budget.looked or info.name not in self._tensors:
             return ()
-        return rule.look(gradient, self._codecs_for(info), self._looks.get(info.name, 0), self.unit)
+        return rule.look(gradient, self._codecs_for(info), self.budget.looks.get(info.name, 0), self.unit)
 
     def _codecs_for(self, info: TensorInfo) -> list[Codec]:
         """Those that suit it; the others are as good as nothing."""
@@ -149,9 +146,10 @@ class Autopilot(Watching):
         bad = self._learn(seen, world)
         if ranks:
             self._step_seconds = took / ranks
-            self._earn({"look": looks / world, "sums": sums / world})
+            self.budget.earn({"look": looks / world, "sums": sums / world}, BEAT * self._step_seconds)
             self._beat(step + 1, busy / ranks, bad, rang > 0)
-        self._next_look()
+        beats = None if self.every is None else self.every // BEAT
+        self.budget.next_look(list(self._tensors), beats, not self.known.errors)
         self.spent["sums"] += time.perf_counter() - began
 
     def _learn(self, seen: Mapping[str, tuple[float, ...]], world: int) -> set[str]:
@@ -167,27 +165,6 @@ class Autopilot(Watching):
             if old is not None or not new.bad:  # of Inf alone it says that nothing is lost
                 self.known.errors[name] = new
         return bad
-
-    def _earn(self, spent: Mapping[str, float]) -> None:
-        """What watching may cost is earned by steps."""
-        for kind, seconds in spent.items():
-            self._credit[kind] += SHARE * BEAT * self._step_seconds - seconds
-            # what a beat costs at the least, without looks or sums, is not what these cost
-            self._cost[kind] = max(seconds, self._cost[kind])
-        if self._looked:
-            self._each = spent["look"] / len(self._looked)
-
-    def _next_look(self) -> None:
-        """Whose turn it is at the next beat: as many tensors as were earned, or all of them every so many steps."""
-        names, self._turn = list(self._tensors), self._turn + 1
-        self._looks |= {name: self._looks.get(name, 0) + 1 for name in self._looked}
-        if self.every is not None:
-            self._looked = names if not self.known.errors or self._turn % max(1, self.every // BEAT) == 0 else []
-            return
-        earned = int(max(0.0, self._credit["look"]) / max(self._each, 1e-9))
-        count = min(len(names), earned) if self.known.errors else len(names)
-        self._looked = (names + names)[self._first : self._first + count]
-        self._first = (self._first + count) % max(1, len(names))
 
     def _beat(self, step: int, busy: float, bad: set[str], rang: bool) -> None:
         """Decide what travels from `step` on."""
@@ -217,7 +194,7 @@ class Autopilot(Watching):
         elif self._retries or self._refine:
             self._look_again(step)
             self._retries, self._refine = max(0, self._retries - 1), max(0, self._refine - 1)
-        elif step - self._solved >= (self.every or 40 * BEAT) and self._credit["sums"] >= self._cost["sums"]:
+        elif step - self._solved >= (self.every or 40 * BEAT) and self.budget.may_time_sums():
             known.drag = (1 + known.drag) / 2
             self._time_sums(step, busy)
             self._change(step, "looked again")
@@ -306,8 +283,8 @@ class Autopilot(Watching):
         took = min([*self._recent, self._step_seconds])
         if self._plain_seconds and not self._odd:
             took = min(took, self._plain_seconds)
-        allowed = took * (1 - GAIN / 2 if quicker else 1 + GAIN / 2)
-        trial = None if must or self.dry_run else Trial(self.plan, allowed)
+        share = 1 - GAIN / 2 if quicker else 1 + GAIN / 2
+        trial = None if must or self.dry_run else Trial(self.plan, best.plan, took, share)
         gain = f"{times:.2f}x over {self.plan} predicted" if quicker else f"loses less than {self.plan}"
         self._take(step, best, f"{why}: {gain}", trial)
 
@@ -320,22 +297,31 @@ class Autopilot(Watching):
 
     def _judge(self, step: int, busy: float) -> None:
         """Whether the change of the last beat was worth it; back where not."""
-        trial, self._trial = self._trial, None
+        trial, known, tensors = self._trial, self.known, list(self._tensors.values())
         assert trial is not None
+        assert self._road is not None
         self._see_drag(busy)
-        if self._step_seconds <= trial.seconds:
+        stays = trial.verdict(self.plan, self._step_seconds, not self._road.is_real)
+        if stays is None:
+            other = known.cost(trial.before if self.plan == trial.after else trial.after, tensors)
+            if other.error <= known.limit():
+                self._take(step, other, "in turns, since little was gained", trial)
+                return
+            stays = self.plan == trial.after  # the other may no longer have what it had
+        self._trial = None
+        if stays:
             self._patience, self._retries = 20 * BEAT, 0
             return
         self._retries = 2 if self._retries == 0 else 0
         self._stalls = False  # if it was thought so: calls that were to hold up backward were not what did
-        self._refused[self.plan] = step + self._patience
+        self._refused[trial.after] = step + self._patience
         self._patience *= 2
-        took = f"{1e3 * self._step_seconds:.1f} ms a step, and {1e3 * trial.seconds:.1f} were allowed"
-        before = self.known.cost(trial.before, list(self._tensors.values()))
-        if before.error > self.known.limit():  # some tensor may no longer have what it had
-            self._change(step, f"no gain: {took}", must=True)
-            return
-        self._take(step, before, f"no gain: {took}", None)
+        why = f"no gain: {trial.words(self._step_seconds)}"
+        before = known.cost(trial.before, tensors)
+        if before.error > known.limit():  # some tensor may no longer have what it had
+            self._change(step, why, must=True)
+        elif self.plan != trial.before:
+            self._take(step, before, why, None)
 
     def _take(self, step: int, to: Costed, why: str, trial: Trial | None) -> None:
         old, new = dict(self.plan.wires), dict(to.plan.wires)

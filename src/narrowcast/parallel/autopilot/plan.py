@@ -47,15 +47,6 @@ class Costed:
 
 
 @dataclass
-class Trial:
-    """A change that has to show that it is quicker, or no slower where it loses less."""
-
-    before: StepPlan
-    seconds: float
-    """A step may take."""
-
-
-@dataclass
 class Measurements:
     """All that a decision is made from, the same on every rank."""
 

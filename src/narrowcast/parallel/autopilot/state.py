@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from narrowcast.parallel.autopilot.errors import TensorErrors
 from narrowcast.parallel.autopilot.history import Decided
-from narrowcast.parallel.autopilot.plan import StepPlan, Trial
+from narrowcast.parallel.autopilot.plan import StepPlan
 from narrowcast.parallel.autopilot.times import Fit, Layout
+from narrowcast.parallel.autopilot.trial import Trial
 
 if TYPE_CHECKING:
     from narrowcast.parallel.autopilot.pilot import Autopilot
 
 PLAIN = (
-    *("_patience", "_odd", "_deaf", "_deaf_until", "_retries", "_fresh", "_step_seconds", "_credit", "_cost", "_turn"),
-    *("_first", "_each", "_looked", "_looks", "_solved", "_doubts", "_refine", "_stalls", "_recent", "_plain_seconds"),
+    *("_patience", "_odd", "_deaf", "_deaf_until", "_retries", "_fresh", "_step_seconds"),
+    *("_solved", "_doubts", "_refine", "_stalls", "_recent", "_plain_seconds"),
 )
 MEASURED = ("factors", "common", "per_bit", "drag", "cooled")
 
@@ -26,12 +27,13 @@ def saved(pilot: Autopilot) -> dict[str, Any]:
     known, trial = pilot.known, pilot._trial
     state: dict[str, Any] = {
         "plain": {key: getattr(pilot, key) for key in PLAIN},
+        "budget": vars(pilot.budget),
         "known": {key: getattr(known, key) for key in MEASURED[:-1]} | {"cooled": sorted(known.cooled)},
         "candidates": [str(codec) for codec in known.codecs],
         "errors": {name: [e.energy, e.noise, list(e.lost), e.bad] for name, e in known.errors.items()},
         "fits": {name: [fit.latency, fit.per_value] for name, fit in known.fits.items()},
         "layout": list(astuple(known.layout)),
-        "trial": None if trial is None else [_pair(trial.before), trial.seconds],
+        "trial": None if trial is None else vars(trial) | {k: _pair(getattr(trial, k)) for k in ("before", "after")},
         "history": pilot.history(),
         "flush": pilot.flush.as_dict(),
         "plan": _pair(pilot.plan),
@@ -58,6 +60,7 @@ def load(pilot: Autopilot, state: Mapping[str, Any]) -> None:
         )
     for key, value in state["plain"].items():
         setattr(pilot, key, value)
+    vars(pilot.budget).update(state["budget"])
     for key, value in state["known"].items():
         setattr(known, key, frozenset(value) if key == "cooled" else value)
     known.errors = {n: TensorErrors(e, m, tuple(lost), b) for n, (e, m, lost, b) in state["errors"].items()}
@@ -65,7 +68,9 @@ def load(pilot: Autopilot, state: Mapping[str, Any]) -> None:
     ready, buckets, values = state["layout"]
     known.layout = Layout(tuple(ready), tuple(map(tuple, buckets)), tuple(values))
     trial = state["trial"]
-    pilot._trial = None if trial is None else Trial(_plan(trial[0]), trial[1])
+    if trial is not None:
+        trial = Trial(**trial | {key: _plan(trial[key]) for key in ("before", "after")})
+    pilot._trial = trial
     pilot._refused = {_plan(pair): until for pair, until in state["refused"]}
     pilot.take_up([Decided.from_dict(one) for one in state["history"]], Decided.from_dict(state["flush"]))
     pilot.plan = _plan(state["plan"])
