@@ -39,6 +39,23 @@ def rate_seen(lab: Lab, source: int, destination: int, size: int) -> float:
     return size * 8 / 1e6 / seconds_taken(lab, source, destination, size)
 
 
+TRIES = 8
+
+
+def best_rate(lab: Lab, source: int, destination: int, size: int, enough: float) -> float:
+    """Mbit/s of the quickest of several transfers, of which one that is quick enough is the last.
+
+    A busy machine keeps a transfer from filling its link, and never makes one quicker: what the link holds shows in the
+    quickest, and one that is too quick is too quick in any of them.
+    """
+    best = 0.0
+    for _ in range(TRIES):
+        best = max(best, rate_seen(lab, source, destination, size))
+        if best >= enough:
+            break
+    return best
+
+
 def running(lab: Lab, begins: str) -> int:
     """How many processes of a lab have a command line that begins so."""
     script = r"""for file in /proc/[0-9]*/cmdline; do tr '\0' ' ' <$file; echo; done 2>/dev/null | grep -c "$1" """
@@ -46,7 +63,7 @@ def running(lab: Lab, begins: str) -> int:
     return int(result.text(0))
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 10.0) -> bool:
+def wait_until(true: Callable[[], bool], seconds: float = 60.0) -> bool:
     until = time.monotonic() + seconds
     while not true():
         if time.monotonic() > until:

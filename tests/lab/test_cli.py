@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from lab.helpers import TRIES
 from typer.testing import CliRunner
 
 from narrowcast.cli.lab import app
@@ -18,7 +19,7 @@ RUNNER = CliRunner()
 def test_run_passes_output_and_the_first_failing_code_on() -> None:
     links = ["--hosts", "3", "--rate", "200mbit", "--slow", "2=100mbit", "--racks", "0,1/2", "--uplink", "50mbit"]
     script = "echo rank $RANK of $WORLD_SIZE says $1; exit $((RANK == 1 ? 5 : 0))"
-    done = RUNNER.invoke(app, ["run", *links, "--grace", "5", "--", "sh", "-c", script, "sh", "--help"])
+    done = RUNNER.invoke(app, ["run", *links, "--grace", "30", "--", "sh", "-c", script, "sh", "--help"])
     assert done.exit_code == 5
     assert "[host 2 rank 2] rank 2 of 3 says --help" in done.output
     assert "failed: rank 1 with 5; made to end: none" in done.output
@@ -27,11 +28,15 @@ def test_run_passes_output_and_the_first_failing_code_on() -> None:
 @pytest.mark.usefixtures("needs_lab")
 def test_check_shows_that_the_rate_is_held(tmp_path: Path) -> None:
     file = tmp_path / "check.json"
-    done = RUNNER.invoke(
-        app, ["check", "--hosts", "2", "--rate", "200mbit", "--mb", "5", "--rounds", "3", "--json", str(file)]
-    )
+    for _ in range(TRIES // 2):
+        done = RUNNER.invoke(
+            app, ["check", "--hosts", "2", "--rate", "200mbit", "--mb", "5", "--rounds", "3", "--json", str(file)]
+        )
+        (row,) = json.loads(file.read_text())
+        assert done.exit_code == (0 if row["held"] else 1), done.output
+        if row["held"] or row["ratio"] < 1:  # a busy machine may keep Gloo from it, now and then
+            break
     assert done.exit_code == 0, done.output
-    (row,) = json.loads(file.read_text())
     assert (row["rate"], row["nbytes"], row["expected"], row["held"]) == ("200mbit", 5_000_000, 0.2, True)
     assert f"{row['ratio']:.3f}" in done.output
 

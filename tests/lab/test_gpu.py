@@ -232,7 +232,7 @@ def test_after_kill_9_nothing_of_mps_is_left(machine: Machine, victim: str, stub
         assert process.stdout is not None
         guard = int(process.stdout.readline())
         footprint = Footprint.of(guard)
-        assert len(machine.sleeping()) == 1, machine.asked
+        assert wait_until(lambda: len(machine.sleeping()) == 1), machine.asked
         # guard, PID 1, two ranks with two children each, MPS
         assert (len(footprint.processes), len(footprint.namespaces)) == (10, 3)
         process.stdin.write("go\n")

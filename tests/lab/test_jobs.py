@@ -79,7 +79,7 @@ def test_output_is_shown_line_by_line_behind_its_host_and_rank(lab: Lab, capfd: 
 
 def test_output_comes_while_the_rank_runs(lab: Lab) -> None:
     lines: list[Line] = []
-    job = lab.start([sys.executable, "-c", "print('now'); import time; time.sleep(60)"], output=lines.append)
+    job = lab.start([sys.executable, "-c", "print('now'); import time; time.sleep(600)"], output=lines.append)
     assert wait_until(lambda: len(lines) == 2)
     assert job.running
     assert {(line.host, line.rank, line.stream, line.text) for line in lines} == {
@@ -87,7 +87,7 @@ def test_output_comes_while_the_rank_runs(lab: Lab) -> None:
         (1, 1, "stdout", "now"),
     }
     job.kill()
-    assert job.wait(10).codes == (-9, -9)
+    assert job.wait(60).codes == (-9, -9)
 
 
 def test_an_output_function_that_raises_ends_the_job(lab: Lab) -> None:
@@ -98,8 +98,13 @@ def test_an_output_function_that_raises_ends_the_job(lab: Lab) -> None:
         lab.run(sh("echo hello; sleep 60"), output=refuse)
 
 
-def test_every_rank_has_its_exit_code_and_the_first_failure_names_the_jobs(lab: Lab) -> None:
-    result = lab.run(sh("sleep 0.$((3 - RANK)); exit $((RANK * 10))"), ranks_per_host=2, grace=30, capture=True)
+def test_every_rank_has_its_exit_code_and_the_first_failure_names_the_jobs(lab: Lab, tmp_path: Path) -> None:
+    script = "until [ -e $RANK ]; do sleep 0.01; done; exit $((RANK * 10))"
+    job = lab.start(sh(script), ranks_per_host=2, grace=60, capture=True, cwd=tmp_path)
+    for process in reversed(job.processes):
+        (tmp_path / str(process.rank)).touch()
+        assert wait_until(lambda process=process: process.code is not None)
+    result = job.wait(60)
     assert result.codes == (0, 10, 20, 30)
     assert (result.failed, result.ended, result.ok, result.code) == ((3, 2, 1), (), False, 30)
     with pytest.raises(LabError, match=r"failed: rank 3 with 30, rank 2 with 20"):
@@ -108,13 +113,15 @@ def test_every_rank_has_its_exit_code_and_the_first_failure_names_the_jobs(lab: 
 
 def test_when_a_rank_fails_the_others_are_ended_after_the_grace(lab: Lab) -> None:
     began = time.monotonic()
-    result = lab.run(sh("[ $RANK = 1 ] && exit 3; sleep 60"), grace=0.5, capture=True)
-    assert 0.5 < time.monotonic() - began < 10
+    result = lab.run(sh("[ $RANK = 1 ] && exit 3; sleep 600"), grace=0.5, capture=True)
+    assert 0.5 < time.monotonic() - began < 60
     assert (result.codes, result.failed, result.ended, result.code) == ((-signal.SIGTERM, 3), (1,), (0,), 3)
 
 
-def test_a_rank_that_ignores_sigterm_is_killed(lab: Lab) -> None:
-    result = lab.run(sh("[ $RANK = 1 ] && exit 3; trap '' TERM; while :; do sleep 1; done"), grace=0.1, capture=True)
+def test_a_rank_that_ignores_sigterm_is_killed(lab: Lab, tmp_path: Path) -> None:
+    fails = "until [ -e deaf ]; do sleep 0.01; done; exit 3"
+    script = f"[ $RANK = 0 ] || {{ {fails}; }}; trap '' TERM; touch deaf; while :; do sleep 1; done"
+    result = lab.run(sh(script), grace=0.1, capture=True, cwd=tmp_path)
     assert (result.codes, result.ended) == ((-signal.SIGKILL, 3), (0,))
 
 
@@ -124,19 +131,19 @@ def test_the_others_can_be_kept(lab: Lab) -> None:
 
 
 def test_when_time_is_up_all_ranks_are_ended(lab: Lab) -> None:
-    result = lab.run(sh("[ $RANK = 0 ] && exit 0; sleep 60"), timeout=0.5, capture=True)
+    result = lab.run(sh("[ $RANK = 0 ] && exit 0; sleep 60"), timeout=1.5, capture=True)
     assert (result.codes, result.timed_out, result.ended, result.code) == ((0, -signal.SIGTERM), True, (1,), 124)
 
 
 def test_a_killed_host_loses_all_its_processes_and_no_other_does(lab: Lab) -> None:
     up: list[Line] = []
-    job = lab.start(sh("setsid sleep 60 & echo up; wait"), ranks_per_host=2, keep=True, output=up.append)
-    assert wait_until(lambda: len(up) == 4)
+    job = lab.start(sh("setsid sleep 600 & echo up; wait"), ranks_per_host=2, keep=True, output=up.append)
+    assert wait_until(lambda: len(up) == 4 and running(lab, "sleep 600") == 4)
     lab.kill(1)
     assert wait_until(lambda: [process.code for process in job.processes] == [None, None, -9, -9])
-    assert running(lab, "sleep 60") == 2
+    assert running(lab, "sleep 600") == 2
     job.kill()
-    result = job.wait(10)
+    result = job.wait(60)
     assert (result.codes, set(result.failed)) == ((-9,) * 4, {0, 1, 2, 3})
 
 
@@ -147,9 +154,9 @@ def test_a_rank_killed_from_outside_is_seen(lab: Lab) -> None:
 
 def test_what_a_rank_leaves_running_ends_with_the_job(lab: Lab) -> None:
     began = time.monotonic()
-    assert lab.run(sh("setsid sleep 60 & echo bye"), capture=True).text(0) == "bye"
-    assert time.monotonic() - began < 10
-    assert running(lab, "sleep 60") == 0
+    assert lab.run(sh("setsid sleep 600 & echo bye"), capture=True).text(0) == "bye"
+    assert time.monotonic() - began < 60
+    assert running(lab, "sleep 600") == 0
 
 
 def test_what_is_still_starting_when_a_job_ends_ends_too(lab: Lab) -> None:
