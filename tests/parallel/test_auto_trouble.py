@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -135,6 +135,25 @@ def test_a_link_that_nobody_listens_to_is_counted_once() -> None:
     drive.road._at = lambda _: DescribedLink(SLOW.gbit / 2, compute=0.02)
     drive.run(110)
     assert drive.pilot.known.per_bit == pytest.approx(2 * before, rel=0.05)
+
+
+@pytest.mark.parametrize("later, times", [(1.1, 1), (0.15, 2)])
+def test_sums_of_the_backend_that_take_longer_are_timed_anew_where_wires_may_gain(later: float, times: int) -> None:
+    """Beside compute they take longer or less without a change of the link; each timing costs a step."""
+    pilot = nc.auto(candidates=["int8/256"], every=1000)
+    drive = Drive(pilot, lambda step: DescribedLink(2.0 if step < 40 else later, compute=0.02))
+    drive.road.halves, timed, fits = False, list[int](), drive.road.fits
+
+    def counted(wires: Sequence[str], values: int) -> dict[str, Fit]:
+        timed.extend([drive.step] if values else [])
+        return fits(wires, values)
+
+    drive.road.fits = counted  # type: ignore[method-assign]
+    drive.run(100)
+    assert len(timed) == times, timed
+    assert set(drive.roads[:40]) == {PLAIN}
+    assert drive.roads[-1] == (WIRES if times > 1 else PLAIN)
+    assert (pilot.known.slower(PLAIN) > 1.3) == (times == 1), "and does not ring again"
 
 
 @pytest.mark.parametrize("doubtful", [1, 2, 7])

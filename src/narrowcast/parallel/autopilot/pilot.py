@@ -61,7 +61,7 @@ class Autopilot(Watching):
         """What travels now, in a dry run what would; and for one step, where residuals are sent."""
         self.unit = 1.0
         """The loss scale of the gradients that it is shown."""
-        self._claimed, self._road = False, cast("Road | None", None)
+        self._claimed, self._road = False, cast("Road", None)
         self._tensors: dict[str, TensorInfo] = {}
         self._history: list[Decided] = []
         self._alarm = Alarm()
@@ -130,7 +130,6 @@ class Autopilot(Watching):
         return [codec if codec.for_shape(info.sent_shape)[0] == codec else AS_IS for codec in self.known.codecs]
 
     def about_rank(self) -> tuple[float, ...]:
-        assert self._road is not None, "whoever claims it starts it"
         spent = self.spent if self._road.is_real else dict.fromkeys(self.spent, 0.0)
         self._total, self.spent = self._total + sum(spent.values()), dict.fromkeys(self.spent, 0.0)
         return (*self._road.numbers(), *spent.values(), float(self._alarm.rang()))
@@ -184,10 +183,12 @@ class Autopilot(Watching):
         if self._trial is not None:
             self._judge(step, busy)
         elif odd and step >= self._deaf_until:
-            before, self._stalls, self._recent, self._plain_seconds = self.plan, True, [], 0.0
-            known.drag = 1.0
-            self._time_sums(step, busy)
-            self._change(step, "the link has changed")
+            before = self.plan
+            if not self._is_best_at(busy):
+                self._stalls, self._recent, self._plain_seconds = True, [], 0.0
+                known.drag = 1.0
+                self._time_sums(step, busy)
+                self._change(step, "the link has changed")
             # whoever is called in vain listens less
             self._deaf = 2 * BEAT if self.plan != before else 2 * self._deaf
             self._deaf_until = step + self._deaf
@@ -218,13 +219,11 @@ class Autopilot(Watching):
 
     def _look_again(self, step: int) -> None:
         """With buckets as they are ready now; sums are not timed anew. Collective."""
-        assert self._road is not None
         self.known.layout = self._road.layout(self._stalls)
         self._change(step, "looked again")
 
     def _time_sums(self, step: int, busy: float) -> None:
         """Time short sums through every wire: as many values as may be had for a part of a step. Collective."""
-        assert self._road is not None
         known, wires = self.known, [str(codec) for codec in self.known.codecs]
         # here and once, since beats go on being odd while nobody listens
         known.per_bit *= busy / self._expected() if self._fresh and self._expected() > 0 < busy else 1.0
@@ -262,13 +261,27 @@ class Autopilot(Watching):
         self._odd = self._odd + 1 if matters and not 1 / CHANGED < ratio < CHANGED else 0
         return self._odd >= 2
 
+    def _is_best_at(self, busy: float) -> bool:
+        """Whether the backend's sums that take so long by now are still best, though wires may be as quick as before:
+        then there is nothing to time. Beside compute they take longer or less without a change of the link.
+        """
+        known, expected = self.known, self._expected()
+        if self.plan.wires or self.dry_run or expected <= 0:
+            return False
+        factors, per_bit, road = dict(known.factors), known.per_bit, self.plan.road
+        known.factors[road], known.per_bit = known.slower(road) * busy / expected, per_bit * busy / expected
+        now, options = known.cost(self.plan, []), known.options(list(self._tensors.values()), self._road.halves)
+        if now.step <= min(one.step for one in options) * (1 + GAIN):
+            return True
+        known.factors, known.per_bit = factors, per_bit
+        return False
+
     def _change(self, step: int, why: str, must: bool = False) -> None:
         """Find the best plan, and take it where it is worth it, or where it must be."""
         known, tensors = self.known, list(self._tensors.values())
-        halves = self._road is not None and self._road.halves
         # in what follows the present one is always known: it was chosen from the same wires
         now = known.cost(self.plan, tensors)
-        options = known.options(tensors, halves)
+        options = known.options(tensors, self._road.halves)
         some = [one for one in options if self._refused.get(one.plan, 0) <= step]
         # each may have been refused: then only what must change does
         best = min(some or (options if must else [now]), key=lambda one: one.step)
@@ -299,7 +312,6 @@ class Autopilot(Watching):
         """Whether the change of the last beat was worth it; back where not."""
         trial, known, tensors = self._trial, self.known, list(self._tensors.values())
         assert trial is not None
-        assert self._road is not None
         self._see_drag(busy)
         stays = trial.verdict(self.plan, self._step_seconds, not self._road.is_real)
         if stays is None:
