@@ -138,6 +138,16 @@ def _run_once(rank: int, world: int, port: int, timeout: float, pipe: Connection
     _send(pipe, time.monotonic() - began)
 
 
+def soon(true: Callable[[], bool], seconds: float = 30.0) -> bool:
+    """Whether something becomes true. What is over may not be gone yet: a thread may be in the last lines of a call."""
+    until = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
 def _host(pipe: Connection) -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     _send(pipe, store.port)
@@ -152,7 +162,7 @@ class _Server:
         self._process = _context.Process(target=_host, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
-        self.port = _received(self._pipe, time.monotonic() + 60)
+        self.port = _received(self._pipe, time.monotonic() + 100)  # the first one imports torch
 
     def close(self) -> None:
         self._process.kill()
@@ -185,11 +195,11 @@ class Pool:
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
-        until = time.monotonic() + 60
+        until = time.monotonic() + 100
         assert [_received(pipe, until) for pipe in self._pipes] == ["ready"] * LARGEST
         self.usable = True
 
-    def outcomes(self, world: int, function: Callable[..., Any], *args: Any, timeout: float = 60.0) -> list[Outcome]:
+    def outcomes(self, world: int, function: Callable[..., Any], *args: Any, timeout: float = 100.0) -> list[Outcome]:
         """Run `function(group, *args)` on the first `world` ranks; what became of it on each."""
         self.usable, until = False, time.monotonic() + timeout
         for pipe in self._pipes[:world]:
@@ -199,7 +209,7 @@ class Pool:
         self.usable = True
         return found
 
-    def run(self, world: int, function: Callable[..., Any], *args: Any, timeout: float = 60.0) -> list[Any]:
+    def run(self, world: int, function: Callable[..., Any], *args: Any, timeout: float = 100.0) -> list[Any]:
         """What each rank returned; raises where one raised, and the workers are then not used again."""
         found = self.outcomes(world, function, *args, timeout=timeout)
         failed = [(rank, outcome) for rank, outcome in enumerate(found) if outcome.error]
@@ -228,7 +238,7 @@ class Pool:
 class Crew:
     """Short-lived processes that run one function each; the test may do to them what it likes."""
 
-    def __init__(self, world: int, function: Callable[..., Any], *args: Any, timeout: float = 5.0) -> None:
+    def __init__(self, world: int, function: Callable[..., Any], *args: Any, timeout: float = 20.0) -> None:
         self._server = _Server()
         self._pipes, self.processes = [], []
         for rank in range(world):
@@ -243,11 +253,11 @@ class Crew:
     def signal(self, rank: int, number: int) -> None:
         os.kill(self.processes[rank].pid, number)
 
-    def outcome(self, rank: int, within: float = 60.0) -> Outcome | None:
+    def outcome(self, rank: int, within: float = 100.0) -> Outcome | None:
         """What became of the function on a rank; None where the process died first."""
         return _received(self._pipes[rank], time.monotonic() + within)
 
-    def shut_down(self, rank: int, within: float = 20.0) -> tuple[float, int | None]:
+    def shut_down(self, rank: int, within: float = 60.0) -> tuple[float, int | None]:
         """How long destroy_process_group took on a rank, and the process's exit code."""
         took = _received(self._pipes[rank], time.monotonic() + within)
         self.processes[rank].join(within)

@@ -24,7 +24,7 @@ from narrowcast.collectives.runtime.channel import channel_of
 from narrowcast.collectives.runtime.watchdog import PATIENCE, StartedCall
 from narrowcast.collectives.transports.base import TransportError
 
-TIMEOUT = 3.0
+TIMEOUT = 4.0
 
 
 def bytes_moved(group: dist.ProcessGroup) -> list[int]:
@@ -201,20 +201,19 @@ def known_in_another_order(group: dist.ProcessGroup, kind: str) -> None:
 
 
 def outcomes(kind: str, world: int = 3, timeout: float = TIMEOUT) -> list[Outcome]:
-    began = time.monotonic()
     with Crew(world, known_in_another_order, kind, timeout=timeout) as crew:
         found = [crew.outcome(rank) for rank in range(world)]
-    assert time.monotonic() - began < timeout + 15
     assert None not in found, "a rank died"
+    assert max(outcome.seconds for outcome in found) < timeout + 15
     return found
 
 
 @pytest.mark.parametrize("kind", ["sizes", "exponents", "native", "new"])
 def test_known_calls_in_different_orders_end_in_an_error_that_names_who_differs(kind: str) -> None:
-    for outcome in outcomes(kind, timeout=10 * PATIENCE):
+    for outcome in outcomes(kind, timeout=30 * PATIENCE):
         assert outcome.error.startswith("DisagreementError: ranks were in different calls; rank 1: "), outcome.error
         assert "Make all ranks call the same, in the same order" in outcome.error
-        assert outcome.seconds < 4 * PATIENCE, "it took the timeout to find out"
+        assert outcome.seconds < 10 * PATIENCE, "it took the timeout to find out"
 
 
 @pytest.mark.parametrize("kind", ["nothing", "nothing, known"])
@@ -223,7 +222,7 @@ def test_a_rank_that_does_not_call_is_missed_within_the_timeout(kind: str) -> No
     assert not idle.error
     for outcome in (first, last):
         assert outcome.raised in ("TimeoutError", "TransportError")
-        assert outcome.seconds < TIMEOUT + 4
+        assert outcome.seconds < TIMEOUT + 6
     if kind == "nothing":
         assert "ranks [1]" in first.error
 
@@ -246,14 +245,14 @@ def lone(group: dist.ProcessGroup, call: str, then: str) -> tuple[str, float]:
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("call", ["state_dict", "check_ranks"])
 def test_a_collective_call_on_one_rank_alone_fails_everywhere_in_seconds_and_is_named(call: str, world: int) -> None:
-    with Crew(world, lone, call, "train", timeout=20 * PATIENCE) as crew:
+    with Crew(world, lone, call, "train", timeout=30 * PATIENCE) as crew:
         for rank in range(world):
             outcome = crew.outcome(rank)
             assert not outcome.error, outcome.traceback
             told, seconds = outcome.value
             assert "DisagreementError: ranks were in different calls; " in told
             assert f"Collective: all_reduce and {call}; every rank has to call each" in told
-            assert seconds < 4 * PATIENCE, "it took the timeout to find out"
+            assert seconds < 10 * PATIENCE, "it took the timeout to find out"
 
 
 def test_where_the_others_are_done_the_lone_call_is_named_too() -> None:
@@ -274,7 +273,7 @@ def late(group: dist.ProcessGroup) -> float:
 
 
 def test_a_rank_that_is_late_is_waited_for() -> None:
-    with Crew(2, late, timeout=20) as crew:
+    with Crew(2, late, timeout=40) as crew:
         for rank in range(2):
             outcome = crew.outcome(rank)
             assert not outcome.error, outcome.traceback

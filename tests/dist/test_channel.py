@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from dist.pool import Crew
+from dist.pool import Crew, soon
 from torch import Tensor
 
 import narrowcast as nc
@@ -27,7 +27,7 @@ from narrowcast.collectives.transports.base import TransportError
 from narrowcast.collectives.transports.torch import TorchTransport
 from narrowcast.collectives.work import Work
 
-SOON, LONG = 0.2, timedelta(seconds=20)
+SOON, LONG = 0.2, timedelta(seconds=60)
 
 
 class Alone:
@@ -154,13 +154,6 @@ def test_closing_ends_every_thread() -> None:
     assert threads_of_channels() == before + channels.THREADS
     channel.close()
     assert threads_of_channels() == before
-
-
-def soon(true: Callable[[], bool]) -> bool:
-    until = time.monotonic() + 10
-    while not true() and time.monotonic() < until:
-        time.sleep(0.01)
-    return true()
 
 
 @pytest.mark.parametrize("calls", [0, 1, 5])
@@ -312,6 +305,8 @@ def stuck(group: dist.ProcessGroup) -> tuple[list[str], list[str], float]:
         irecv(torch.ones(10), "fp32", group_src=1, group=group, tag=1),
         irecv(torch.ones(10), "fp32", group_src=1, group=group, tag=1),
     ]
+    channel = channel_of(group)
+    assert soon(lambda: len(channel.started) == 3), "the sum before, and both of these"
     channels.EXIT_GRACE, began = 0.5, time.monotonic()
     channels._at_exit()
     took = time.monotonic() - began
@@ -357,7 +352,7 @@ else:
 def test_a_process_that_ends_with_a_call_under_way_ends_well(tmp_path: Path) -> None:
     """Rank 0 comes to its end in a call that rank 1 makes later."""
     command = [sys.executable, "-c", ENDING, str(tmp_path / "store")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -64,7 +65,11 @@ def until_it_raises(group: dist.ProcessGroup, *_: Any) -> str:
     use_connections(4, group)
     x = torch.ones(8 * COUNT)
     nc.all_reduce(x, "int8/256", group=group)
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"summed/{dist.get_rank(group)}", "")
     if dist.get_rank(group) == 1:
+        # the others have all that this rank sent: in the first sum nothing fails
+        store.wait([f"summed/{rank}" for rank in range(dist.get_world_size(group))], timedelta(seconds=60))
         os.kill(os.getpid(), signal.SIGKILL)
     began = time.monotonic()
     try:
@@ -75,9 +80,9 @@ def until_it_raises(group: dist.ProcessGroup, *_: Any) -> str:
 
 
 def test_a_dead_peer_ends_every_wait() -> None:
-    with Crew(3, until_it_raises) as crew:
+    with Crew(3, until_it_raises, timeout=120) as crew:
         for rank in (0, 2):
-            outcome = crew.outcome(rank, within=20)
+            outcome = crew.outcome(rank, within=60)
             assert outcome is not None, f"rank {rank} hangs"
             assert " after " in outcome.value, outcome
 

@@ -228,14 +228,14 @@ class MeetsInTheStore:
 
 
 def _send_to_each_other(group: dist.ProcessGroup) -> None:
-    transport, rank = TorchTransport(group, timedelta(seconds=10)), dist.get_rank(group)
+    transport, rank = TorchTransport(group, timedelta(seconds=60)), dist.get_rank(group)
     wire, lines = torch.zeros(1, dtype=torch.uint8), [(1 - rank, rank), (rank, 1 - rank)]
     with mock.patch.object(dist, "ProcessGroupNCCL", MeetsInTheStore, create=True):
         both = [threading.Thread(target=transport.carry, args=(wire, *line), daemon=True) for line in lines]
         for thread in both:
             thread.start()
         for thread in both:
-            thread.join(5)
+            thread.join(30)  # far from the timeout, at which neither would wait any more
     assert not any(thread.is_alive() for thread in both)
 
 

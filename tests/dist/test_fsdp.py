@@ -380,7 +380,7 @@ def overlapped(group: dist.ProcessGroup) -> list[bool]:
 
     def held_up(*args: object) -> None:
         # the first has nothing to overlap with
-        found.append(not found or computing[len(found) - 1].wait(5))
+        found.append(not found or computing[len(found) - 1].wait(15))
         original(*args)
 
     messages.all_gather = held_up

@@ -7,7 +7,6 @@ import gc
 import io
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 import torch.distributed as dist
 from dist.links import FAST, SLOW, made_up
 from dist.models import error_of, gradients, loss, mlp, wrapped
-from dist.pool import Crew
+from dist.pool import Crew, soon
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -27,7 +26,7 @@ from narrowcast.parallel.integrations.hooks import HookState
 
 
 def values_of(crew: Crew, world: int = 2) -> list[Any]:
-    found = [crew.outcome(rank, within=90) for rank in range(world)]
+    found = [crew.outcome(rank, within=100) for rank in range(world)]
     for outcome in found:
         assert outcome is not None, "a rank died"
         assert not outcome.error, outcome.traceback
@@ -96,7 +95,7 @@ def _train_copy(made: nn.Module, rank: int, stage: str) -> None:
 
 
 def test_copies_of_a_model_at_every_stage_are_plain_models_that_can_be_attached_to() -> None:
-    with Crew(2, copied, timeout=20) as crew:
+    with Crew(2, copied, timeout=60) as crew:
         for found in values_of(crew):
             assert set(found) == {(stage, name) for stage in STAGES for name in COPIES}
             assert {case: error for case, error in found.items() if error} == {}
@@ -175,22 +174,21 @@ def dropped(group: dist.ProcessGroup) -> dict[str, tuple[int, bool, list[object]
     drop_some(group, "detached", 1)  # connections to the store stay, one of each kind
     found = {}
     for way in WAYS:
-        until, before = time.monotonic() + 5, counted()
+        before = counted()
         models, handles = drop_some(group, way, 3)
 
         def left(before: tuple[int, int] = before, models: list[Any] = models) -> bool:
             gc.collect()  # again: a channel's thread may have been in the last lines of a call
             return any(model() for model in models) or any(b > a for a, b in zip(before, counted(), strict=True))
 
-        while left() and time.monotonic() < until:
-            time.sleep(0.02)
+        gone = soon(lambda left=left: not left())
         told = [error_of(one.state_dict) for one in handles] + [one.stats().get("steps") for one in handles]
-        found[way] = sum(model() is not None for model in models), time.monotonic() < until, told
+        found[way] = sum(model() is not None for model in models), gone, told
     return found
 
 
 def test_a_model_that_is_dropped_goes_with_its_threads_and_files() -> None:
-    with Crew(2, dropped, timeout=20) as crew:
+    with Crew(2, dropped, timeout=60) as crew:
         for found in values_of(crew):
             assert {way: alive for way, (alive, _, _) in found.items() if alive} == {}
             assert [way for way, (_, gone, _) in found.items() if not gone] == []
@@ -217,7 +215,7 @@ def dropped_elsewhere(group: dist.ProcessGroup) -> list[str]:
 
 
 def test_a_channel_may_go_in_its_own_thread() -> None:
-    with Crew(2, dropped_elsewhere, timeout=10) as crew:
+    with Crew(2, dropped_elsewhere, timeout=60) as crew:
         for name, value in values_of(crew):
             assert name in ("narrowcast-channel", "MainThread")
             assert value == "2.0"
@@ -235,7 +233,7 @@ def compiled(group: dist.ProcessGroup) -> tuple[float, str]:
 
 
 def test_a_compiled_ddp_model_is_the_model_that_was_compiled() -> None:
-    with Crew(2, compiled, timeout=40) as crew:
+    with Crew(2, compiled, timeout=60) as crew:
         for ratio, told in values_of(crew):
             assert ratio > 2
             assert "attached already" in told
@@ -269,7 +267,7 @@ def joined(group: dist.ProcessGroup) -> dict[tuple[tuple[int, int], bool], tuple
 
 
 def test_auto_decides_alike_on_ranks_that_have_run_out_of_inputs() -> None:
-    with Crew(2, joined, timeout=15) as crew:
+    with Crew(2, joined, timeout=60) as crew:
         one, two = values_of(crew)
     assert one == two
     for (counts, slow), (told, steps) in one.items():

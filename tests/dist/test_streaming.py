@@ -300,7 +300,7 @@ def closed(group: dist.ProcessGroup) -> float:
     local = nc.LocalSGD(model, every=2, delay=1, spec="int8/64", group=group, min_values=1)
     local.step()
     if rank:
-        time.sleep(0.3)
+        time.sleep(1.0)
     local.step()
     local.step()
     stats = local.stats()
