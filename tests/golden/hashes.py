@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
-import socket
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -96,7 +95,7 @@ class GivenGradients(nn.Module):
 
 def _rank(rank: int, port: int, answer: Any) -> None:
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, WORKERS, rank == 0)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", rank=rank, world_size=WORKERS, store=store)
     for algorithm in ALGORITHMS:
         for spec in SUMMED:
@@ -126,16 +125,15 @@ def _rank(rank: int, port: int, answer: Any) -> None:
 
 def ranks(_: object = None) -> Iterator[tuple[str, str]]:
     """Four processes: all ranks end with the same bits, so one of them answers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    # the tests' forkserver has imported torch already; one by itself does as spawn would
+    context = multiprocessing.get_context("forkserver")
     answer: Any = context.Queue()
-    processes = [context.Process(target=_rank, args=(r, port, answer), daemon=True) for r in range(WORKERS)]
+    processes = [context.Process(target=_rank, args=(r, store.port, answer), daemon=True) for r in range(WORKERS)]
     for process in processes:
         process.start()
     try:
-        while (one := answer.get(timeout=60)) is not None:
+        while (one := answer.get(timeout=100)) is not None:
             yield one
     finally:
         for process in processes:

@@ -39,7 +39,7 @@ x.clone().mul_(2)  # torch's own workers are running now
 mine = coded()
 child = os.fork()
 if child == 0:
-    signal.alarm(20)  # a child that hangs is ended, and its status shows it
+    signal.alarm(60)  # a child that hangs is ended, and its status shows it
     theirs = coded()
     torch.set_num_threads(1)  # torch itself would hang in a forked child
     os._exit(0 if all(torch.equal(a, b) for a, b in zip(theirs, mine)) else 1)
@@ -92,7 +92,7 @@ def test_a_small_stack_is_enough() -> None:
 
 
 def test_a_forked_child_starts_threads_of_its_own() -> None:
-    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -101,7 +101,7 @@ class Meeting:
 
     def __init__(self, library: Any, tables: list[weakref.ref[Tensor]]) -> None:
         self.library, self.tables = library, tables
-        self.barrier = threading.Barrier(2, timeout=20)
+        self.barrier = threading.Barrier(2, timeout=60)
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         def call(*arguments: object) -> int:
@@ -119,7 +119,7 @@ def test_two_threads_may_use_a_format_first(what: str, monkeypatch: pytest.Monke
     fmt = TableFormat("once", tuple(torch.randn(200, generator=torch.Generator().manual_seed(3)).tolist()))
     plan, x = Plan(fmt, block=64), torch.randn(4096, generator=torch.Generator().manual_seed(4))
     tables: list[weakref.ref[Tensor]] = []
-    meeting, both_build = Meeting(native.library.require(), tables), threading.Barrier(2, timeout=20)
+    meeting, both_build = Meeting(native.library.require(), tables), threading.Barrier(2, timeout=60)
     build, pointer = search_table.build, native.library._pointer
 
     def build_together(fmt: nc.Format) -> search_table.SearchTable:

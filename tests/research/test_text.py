@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 from array import array
@@ -15,6 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+import torch.distributed as dist
 from narrowcast_research.text import corpus, figure, plan, train
 from narrowcast_research.text.runs import TextRun, files_in, read
 
@@ -23,10 +23,10 @@ WIRES = ("plain", "int8/256", "int4/128+ef")
 
 def on_two_ranks(*commands: list[str]) -> None:
     """Trainings one after another, in one group of two processes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
+    # as torchrun says that the store is there already: a port that is free now may be another's by then
+    common |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     words = [sys.executable, str(Path(__file__).with_name("text_ranks.py")), json.dumps(commands)]
     ranks = [subprocess.Popen(words, env={**common, "RANK": str(rank)}) for rank in range(2)]
     try:
