@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import time
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 import narrowcast as nc
 from narrowcast.parallel import LocalUpdates
 from narrowcast.parallel.local_sgd.fragments import Clock, fragments_of, layer_of
+from narrowcast.parallel.local_sgd.replica import Replica, WirePlan
 from narrowcast.parallel.local_sgd.times import MOST_MARKS, ExchangeTimes
 
 
@@ -91,6 +93,24 @@ def by_formula(group: dist.ProcessGroup) -> None:
     same = bits(model)
     local.close()
     assert same == bits(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kept", [0.0, 0.3, 0.5, 1.0])
+def test_a_merge_has_the_bits_of_its_formula(kept: float, dtype: torch.dtype) -> None:
+    """In place too, for whatever values."""
+    model = nn.Linear(97, 101, bias=False, dtype=dtype)
+    hard = torch.tensor([math.inf, -math.inf, math.nan, -0.0, 0.0, 1e-45, 3e38])
+    own = torch.cat([hard, torch.randn(97 * 101 - 7) * torch.logspace(-40, 37, 97 * 101 - 7)]).to(dtype)
+    updates = LocalUpdates(10)
+    replica = Replica(model, updates, WirePlan("fp32", 1, updates))
+    with torch.no_grad():
+        model.weight.copy_(own.view_as(model.weight))
+        anchor = replica.anchors["weight"].copy_(own.roll(5).view_as(model.weight).float() * 1.7)
+        expected = own.view_as(model.weight).clone()
+        expected.copy_(anchor if kept == 0.0 else anchor + kept * (expected.float() - anchor))
+        replica.merge(["weight"], {}, kept)
+    assert torch.equal(model.weight.detach().view(torch.uint8), expected.view(torch.uint8))
 
 
 def test_a_streamed_training_is_that_of_the_formula(pool: Pool) -> None:

@@ -145,7 +145,7 @@ class Replica:
         """Parameters of what the anchors are now and of what they are themselves; running statistics likewise."""
         for name in names:
             _merge(local_part(self.parameters[name]), self.anchors[name], kept)
-        ours = float_buffers(self.model)
+        ours = float_buffers(self.model) if buffers else {}
         for name, mean in buffers.items():
             _merge(ours[name], mean, kept)
 
@@ -167,7 +167,12 @@ def start_of(parameter: Tensor, anchor: Tensor) -> Tensor:
 
 
 def _merge(own: Tensor, new: Tensor, kept: float) -> None:
-    own.copy_(new if kept == 0.0 else new + kept * (own.float() - new.float()))
+    if kept == 0.0:
+        own.copy_(new)
+    elif own.dtype == new.dtype == torch.float32:  # the same sum, in place: it is in every step's way
+        own.sub_(new).mul_(kept).add_(new)
+    else:
+        own.copy_(new + kept * (own.float() - new.float()))
 
 
 def _spread(values: Tensor, count: int) -> Tensor:
@@ -201,6 +206,11 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def check_complete(model: nn.Module, ours: Mapping[str, nn.Parameter]) -> None:
     """Whatever is trained and not exchanged drifts apart."""
+    known = {id(p) for p in ours.values()}
+    if all(
+        id(p) in known or not p.requires_grad for m in model.modules() for p in m._parameters.values() if p is not None
+    ):
+        return  # without names, which take longer
     more = sorted(name for name, p in model.named_parameters() if p.requires_grad and name not in ours)
     if more:
         raise RuntimeError(
