@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections import deque
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from narrowcast.collectives.runtime.agreement import DisagreementError, Failure
 from narrowcast.collectives.runtime.channel import channel_of
 from narrowcast.collectives.runtime.watchdog import PATIENCE, StartedCall
 from narrowcast.collectives.transports.base import TransportError
+from narrowcast.collectives.transports.torch import GAVE_UP, TorchTransport
 
 TIMEOUT = 4.0
 
@@ -278,6 +280,29 @@ def test_a_rank_that_is_late_is_waited_for() -> None:
             outcome = crew.outcome(rank)
             assert not outcome.error, outcome.traceback
             assert outcome.value == 4.0
+
+
+class Meanwhile:
+    """A store in which rank 1 comes to a call, differs and gives up, after so many looks of rank 0."""
+
+    def __init__(self, looks: int) -> None:
+        self._store, self._left = dist.HashStore(), looks
+        self.set, self.get = self._store.set, self._store.get
+
+    def check(self, keys: list[str]) -> bool:
+        found, self._left = self._store.check(keys), self._left - 1
+        if not self._left:
+            self.set("call/0/1", "other")
+            self.set(GAVE_UP, "1")
+        return found
+
+
+@pytest.mark.parametrize("looks", range(1, 8))
+def test_a_rank_that_came_and_then_gave_up_is_heard_not_missed(looks: int) -> None:
+    transport = TorchTransport.__new__(TorchTransport)
+    transport._store, transport._backend, transport._shared = Meanwhile(looks), None, 0
+    transport.rank, transport.world, transport._timeout = 0, 2, timedelta(seconds=60)
+    assert transport.share("mine") == ["mine", "other"]
 
 
 class Told:

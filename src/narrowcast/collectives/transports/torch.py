@@ -192,8 +192,12 @@ class TorchTransport:
         until, probe_at = began + self._timeout.total_seconds(), began + PROBE_EVERY
         # no store.wait: a rank that gives up must be heard while we wait
         while not self._store.check(keys):
+            # before the keys: who gives up over this very call, since ranks differ in it, saw all of them come to it
+            gave_up = self._store.check([GAVE_UP])
             missing = [peer for peer, key in enumerate(keys) if not self._store.check([key])]
-            if self._store.check([GAVE_UP]):
+            if not missing:
+                break
+            if gave_up:
                 if self._backend is not None:
                     self._probe(missing)  # who is gone says more than who noticed it first
                 raise TransportError(f"ranks {missing} did not come to this call, and one gave up")
