@@ -695,7 +695,7 @@ def broken_policy(group: dist.ProcessGroup) -> tuple[str, str]:
 def test_a_hook_that_fails_on_one_rank_raises_in_every_backward_and_the_model_lives(pool: Pool) -> None:
     for rank, outcome in enumerate(pool.outcomes(2, broken_policy)):
         assert not outcome.error, outcome.traceback
-        assert outcome.seconds < 10
+        assert outcome.seconds < 15
         first, second = outcome.value
         assert "ZeroDivisionError: no codec today" in first, rank
         assert "earlier collective failed" in second
@@ -717,7 +717,7 @@ def broken_from_the_start(group: dist.ProcessGroup) -> str:
 def test_a_policy_that_fails_on_one_rank_at_attach_is_an_error_on_all_of_them(pool: Pool) -> None:
     for outcome in pool.outcomes(2, broken_from_the_start):
         assert "no codec at all" in outcome.value, outcome
-        assert outcome.seconds < 10
+        assert outcome.seconds < 15
 
 
 def different_parameters(group: dist.ProcessGroup) -> None:

@@ -305,17 +305,17 @@ def test_a_call_that_does_not_come_back_from_posting_holds_up_no_end() -> None:
 
     def run(_: object) -> None:
         begun.set()
-        end.wait(10)
+        end.wait(100)
 
     posting = threading.Thread(target=lambda: channel.submit({"call": "a"}, run, [torch.ones(3)], waits=False))
     posting.start()
-    begun.wait(10)
+    assert begun.wait(LONG.total_seconds())
     interrupted: list[bool] = []
     transport.interrupt = lambda: interrupted.append(True)
     start = time.monotonic()
     channel.close(timedelta(seconds=0.1))
     assert interrupted
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < 50
     end.set()
     posting.join()
 

@@ -15,7 +15,7 @@ import torch
 from narrowcast_research import models, reproductions
 from narrowcast_research.policies import Assignment, AutoScale, GradientDiversity
 from narrowcast_research.reproductions import __main__ as plain
-from narrowcast_research.reproductions import mogami
+from narrowcast_research.reproductions import base, mogami
 from narrowcast_research.reproductions.base import Options, spread
 from narrowcast_research.reproductions.engine import Store, reproduce
 from narrowcast_research.reproductions.figure import line_chart
@@ -23,6 +23,7 @@ from narrowcast_research.reproductions.pictures import crop_flip, crop_flip_cut
 from typer.testing import CliRunner
 
 from narrowcast.cli import assemble
+from narrowcast.simulate import training
 from narrowcast.simulate.precision.casts import LayerScale
 from narrowcast.simulate.precision.loss_scale import LossScale
 from narrowcast.study.models import linear_layers, parameters_of
@@ -92,13 +93,28 @@ def forget(store: Path, row: str) -> None:
     store.write_text("".join(line + "\n" for line in left))
 
 
-def test_a_run_that_is_cut_by_its_budget_goes_on_to_the_same_end(tmp_path: Path) -> None:
+class Ticking:
+    """A clock on which each look takes a second: a budget is then a number of steps, however fast the machine is."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def monotonic(self) -> float:
+        self._now += 1
+        return self._now
+
+
+def test_a_run_that_is_cut_by_its_budget_goes_on_to_the_same_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Cells, and the training inside a cell: the budget ends it in the middle."""
+    for module in (base, training):
+        monkeypatch.setattr(module, "time", Ticking())
     whole = reproduce(reproductions.named("lee-assignment"), Options(quick=True, out=tmp_path / "whole"))
     calls, report = 0, None
     while report is None or report.missing:
         report = reproduce(
-            reproductions.named("lee-assignment"), Options(quick=True, out=tmp_path / "cut", budget=0.15)
+            reproductions.named("lee-assignment"), Options(quick=True, out=tmp_path / "cut", budget=25.0)
         )
         calls += 1
         assert calls < 200

@@ -114,13 +114,14 @@ def test_a_training_that_fails_is_recorded_with_its_error(tmp_path: Path) -> Non
     assert "this network cannot be made" in errors.pop()
 
 
+@pytest.mark.timeout(300)
 def test_a_killed_study_goes_on_where_it_was_and_has_every_case_once(tmp_path: Path) -> None:
     file, folder = tmp_path / "own.toml", tmp_path / "out"
     file.write_text(OWN.replace(":net", ":slow").replace("seeds = 2", "seeds = 6") + 'kinds = "accuracy"\n')
     command = [*COMMAND, str(file), "--out", str(folder), "--launcher", "local"]
     first = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
-        assert wait_until(lambda: (folder / "results.jsonl").exists() and len(cases(folder)) >= 3, 60)
+        assert wait_until(lambda: (folder / "results.jsonl").exists() and len(cases(folder)) >= 3, 120)
         started = family(first.pid)
     finally:
         first.send_signal(signal.SIGKILL)
@@ -128,7 +129,7 @@ def test_a_killed_study_goes_on_where_it_was_and_has_every_case_once(tmp_path: P
     assert wait_until(lambda: not any(_alive(pid) for pid in started)), "a process outlived the study"
     before = set(cases(folder))
     assert 3 <= len(before) < 12
-    done = subprocess.run([*command, "--json", "-"], capture_output=True, text=True, check=True, timeout=100)
+    done = subprocess.run([*command, "--json", "-"], capture_output=True, text=True, check=True, timeout=150)
     assert each_once(folder)
     assert len(cases(folder)) == 12
     assert before < set(cases(folder))
@@ -159,7 +160,7 @@ def test_a_study_over_mpi_that_is_ended_leaves_neither_process_nor_file(tmp_path
     with said.open("w") as log:
         study = subprocess.Popen(command, stderr=log, stdout=log, env=env, preexec_fn=_heed_hangups)  # noqa: PLW1509
     try:
-        assert wait_until(lambda: ":net on " in said.read_text(), 60), said.read_text()
+        assert wait_until(lambda: ":net on " in said.read_text(), 80), said.read_text()
         started = family(study.pid)
         assert len(started) == 4, "the study, mpirun and two ranks"
     finally:
