@@ -170,7 +170,7 @@ def test_a_channel_that_nobody_holds_makes_its_calls_and_closes_by_itself(calls:
     weak, channel = weakref.ref(channel), None
     assert (weak() is not None) == bool(calls), "a cycle holds it, or its calls do not"
     go.set()
-    assert soon(lambda: weak() is None and threads_of_channels() == before)
+    assert soon(lambda: weak() is None and threads_of_channels() <= before)
     assert made == list(range(calls))
     assert transport.closed == 1
 
@@ -226,7 +226,7 @@ def test_whatever_fails_at_whatever_stage_every_work_ends_in_an_error(
         if where in at:
             monkeypatch.setattr(module, name, lambda *_, where=where: transport.act(where))
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
-    channel, go, x = Channel(transport), threading.Event(), torch.ones(3)
+    before, channel, go, x = threads_of_channels(), Channel(transport), threading.Event(), torch.ones(3)
 
     def call(exchange: Exchange) -> None:
         assert go.wait(LONG.total_seconds())
@@ -243,7 +243,7 @@ def test_whatever_fails_at_whatever_stage_every_work_ends_in_an_error(
             work.wait(LONG)
         assert not isinstance(raised.value, TimeoutError), "it never came to its end"
     channel.close()
-    assert threads_of_channels() == 0
+    assert threads_of_channels() <= before
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)

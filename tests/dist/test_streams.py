@@ -15,6 +15,7 @@ from unittest import mock
 
 import pytest
 import torch
+from dist.pool import soon
 from dist.test_channel import LONG, Alone, Faulty, threads_of_channels
 from gpu import late_cases as cases
 from gpu.late_ranks import Job, LateTransport, run
@@ -361,7 +362,7 @@ def test_behind_a_call_of_the_threads_a_call_keeps_its_place() -> None:
 
 
 def test_a_callback_comes_from_the_caller_who_posted_and_may_close_the_channel() -> None:
-    channel, threads = channel_with(Way.ROUNDS), list[str]()
+    before, channel, threads = threads_of_channels(), channel_with(Way.ROUNDS), list[str]()
     runner_of(channel, "a")
     work = channel.submit({"call": "a"}, lambda _: None, [torch.ones(3)], waits=False)
     assert work.is_completed()
@@ -370,7 +371,7 @@ def test_a_callback_comes_from_the_caller_who_posted_and_may_close_the_channel()
     assert threads == [threading.current_thread().name]
     with pytest.raises(BrokenChannelError, match="closed"):
         channel.submit({"call": "a"}, lambda _: None, [torch.ones(3)], waits=False).wait(LONG)
-    assert threads_of_channels() == 0
+    assert soon(lambda: threads_of_channels() <= before)
 
 
 @pytest.mark.parametrize("giving_up", [False, True])
