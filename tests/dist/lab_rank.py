@@ -6,21 +6,22 @@ import hashlib
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 import narrowcast as nc
 
-CUT_AFTER, PAUSE = 3, 2.0
-"""After this step there is time to cut the link, so that the next one begins on a cut one."""
+CUT_AFTER = 3
+"""After this step ranks wait for a file: by then the link is cut, so that the next one begins on a cut one."""
 
 
 def values(rank: int, step: int) -> torch.Tensor:
     return torch.randn(200_000, generator=torch.Generator().manual_seed(rank)) + step
 
 
-def main(timeout: float, steps: int) -> None:
+def main(timeout: float, steps: int, go: Path) -> None:
     torch.set_num_threads(1)
     # on a busy machine one rank may start much later than another: the short timeout is for the sums alone
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
@@ -32,11 +33,13 @@ def main(timeout: float, steps: int) -> None:
     try:
         for step in range(steps):
             began = time.monotonic()
+            print(f"begin {step}", flush=True)
             y = values(rank, step)
             nc.all_reduce(y, "int8/256", group=group)
             digest.update(y.numpy().tobytes())
             print(f"step {step}", flush=True)
-            time.sleep(PAUSE if step == CUT_AFTER else 0.0)
+            while step == CUT_AFTER and not go.exists():
+                time.sleep(0.01)
     except RuntimeError as error:
         print(
             f"raised after {time.monotonic() - began:.2f} {type(error).__name__}: {error}".replace("\n", " "),
@@ -50,4 +53,4 @@ def main(timeout: float, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), int(sys.argv[2]))
+    main(float(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

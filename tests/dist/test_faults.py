@@ -326,52 +326,54 @@ def needs_lab() -> None:
 
 
 class Cutting:
-    """Collects the output and cuts a host off when it has made some steps."""
+    """Collects the output of the ranks."""
 
     def __init__(self) -> None:
         self.lines: dict[int, list[str]] = {0: [], 1: []}
-        self.ready = threading.Event()
 
     def __call__(self, line: Line) -> None:
         if line.rank is not None and line.stream == "stdout":
             self.lines[line.rank].append(line.text)
-            if line.text == f"step {lab_rank.CUT_AFTER}":
-                self.ready.set()
+
+    def said(self, text: str) -> bool:
+        return all(text in lines for lines in self.lines.values())
 
     def last(self, rank: int, start: str) -> str:
         return next((text for text in reversed(self.lines[rank]) if text.startswith(start)), "")
 
 
-def run_in_lab(timeout: float, cut_for: float | None) -> Cutting:
+def run_in_lab(go: Path, timeout: float, cut_for: float | None) -> Cutting:
     """Two hosts; one is cut off before a step begins, and heals in the middle of it, or not at all."""
     source, watch = str(Path(nc.__file__).parents[1]), Cutting()
     with Lab(2, "1gbit") as lab:
-        command = [sys.executable, SCRIPT, str(timeout), str(LAB_STEPS)]
+        command = [sys.executable, SCRIPT, str(timeout), str(LAB_STEPS), str(go)]
         job = lab.start(command, output=watch, env={"PYTHONPATH": source}, timeout=100, keep=True)
-        assert watch.ready.wait(60), watch.lines
+        assert soon(lambda: watch.said(f"step {lab_rank.CUT_AFTER}"), 60), watch.lines
         lab.cut(1)
+        go.touch()
         if cut_for is not None:
+            assert soon(lambda: watch.said(f"begin {lab_rank.CUT_AFTER + 1}"), 60), watch.lines
             time.sleep(cut_for)
-            assert f"step {lab_rank.CUT_AFTER + 1}" not in watch.lines[0], "the step was over before the cut"
+            assert f"step {lab_rank.CUT_AFTER + 1}" not in watch.lines[0], "the link was not cut"
             lab.heal(1)
         job.wait(100)
     return watch
 
 
 @pytest.mark.usefixtures("needs_lab")
-def test_a_host_that_is_cut_off_and_healed_in_time_completes_the_step_bit_equal() -> None:
+def test_a_host_that_is_cut_off_and_healed_in_time_completes_the_step_bit_equal(tmp_path: Path) -> None:
     digest = hashlib.sha256()
     for step in range(LAB_STEPS):
         xs = [lab_rank.values(rank, step) for rank in range(2)]
         total = emulation.all_reduce("two_shot", emulation.Setting(nc.codec("int8/256"), [xs[0].numel()]), xs)
         digest.update(total.numpy().tobytes())
-    watch = run_in_lab(30, cut_for=lab_rank.PAUSE + 1.0)
+    watch = run_in_lab(tmp_path / "go", 60, cut_for=1.0)
     assert [watch.last(rank, "hash") for rank in range(2)] == [f"hash {digest.hexdigest()}"] * 2
 
 
 @pytest.mark.usefixtures("needs_lab")
-def test_a_host_that_stays_cut_off_makes_every_rank_raise_within_the_timeout() -> None:
-    watch = run_in_lab(TIMEOUT, cut_for=None)
+def test_a_host_that_stays_cut_off_makes_every_rank_raise_within_the_timeout(tmp_path: Path) -> None:
+    watch = run_in_lab(tmp_path / "go", TIMEOUT, cut_for=None)
     for rank in range(2):
         raised = watch.last(rank, "raised after")
         assert raised, watch.lines
