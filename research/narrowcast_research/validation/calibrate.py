@@ -29,10 +29,10 @@ SPLITS = 3
 WAITS, TELLS = 1.1, 0.1
 """A row is fitted on where its step takes so many times its compute; a link's error is read off steps that take so much
 more than compute."""
-QUIET = ("lab",)
-"""Tables of which is known that the machine did nothing else."""
-ON_PROCESSORS = ("edbt18", "lab")
-"""Tables whose codecs share processors with compute: what `probe` measures, and no fit of a few rows can know."""
+SHARED = ("edbt18", "lab", "nccl")
+"""Tables whose ranks share processors, or a GPU, so that codecs slow compute: what `probe` measures, and no fit of few
+rows can know.
+"""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def chosen(cells: Sequence[Step], rows: int, split: int) -> list[Step]:
 def fitted_errors(rows: int) -> list[Error]:
     """Each cluster's link fitted on so many of its rows, and the others predicted."""
     found = []
-    for cells in by_cluster(step for step in steps() if step.table not in ON_PROCESSORS).values():
+    for cells in by_cluster(step for step in steps() if step.table not in SHARED).values():
         for split in range(SPLITS):
             known = chosen(cells, rows, split)
             if len(known) == rows:
@@ -93,7 +93,7 @@ def fitted_errors(rows: int) -> list[Error]:
 
 def probed_errors(quiet: bool) -> list[Error]:
     """Steps predicted from a probe, on a quiet machine or on one of which nobody knows what else it did."""
-    known = (step for step in steps() if step.probed is not None and (step.table in QUIET) == quiet)
+    known = (step for step in steps() if step.probed is not None and step.quiet == quiet)
     return [_error(step, step.probed, step.traffic) for step in known if step.probed]
 
 
@@ -258,7 +258,7 @@ def validate() -> Result:
         },
         notes=[
             "presets that were derived from a table are not tried on it",
-            "fitted-N: tables of accelerators; on processors codecs and compute share cores, which `probe` alone knows",
+            "fitted-N: tables of ranks with a GPU each; codecs slow a shared one, which `probe` alone knows",
         ],
         unit="x",
     )

@@ -192,7 +192,7 @@ def _profile(row: dict[str, Any], folder: Path) -> Profile:
     return model_file.read_profile(parse_toml(row["profile"], f"{folder / RUNS}: {row['model']}"))
 
 
-def _setup(hosts: int, wire: str) -> Setup:
+def setup_of(hosts: int, wire: str) -> Setup:
     """torch's hook casts and lets the backend add."""
     return Setup(hosts, "bf16", "native") if wire == BF16_HOOK else Setup(hosts, wire)
 
@@ -212,7 +212,7 @@ def predicted(folder: Path, bare: bool = False) -> Iterator[tuple[dict[str, Any]
 def cells(folder: Path, bare: bool = False) -> Iterator[Cell]:
     for row, _, steps in predicted(folder, bare):
         for wire, seconds in row["seconds"].items():
-            made = steps.predict(_setup(row["hosts"], wire))
+            made = steps.predict(setup_of(row["hosts"], wire))
             key = (row["model"], row["rate"], str(row["hosts"]), wire)
             counted = (row["hosts"], row["rate"], row.get("backend", GLOO)) != NOT_COUNTED
             yield Cell(key, statistics.median(seconds), made.step, counted, made.low, made.high)

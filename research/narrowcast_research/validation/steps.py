@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from narrowcast.predict import Cluster, Description, Layer, Setup, load_cluster, traffic, zoo
+from narrowcast.predict import spreads as spread_file
 from narrowcast_research.validation import ddl, lab, qsgd
 from narrowcast_research.validation.published import DATA, rows
 from narrowcast_research.validation.table import GUESS_LAYERS, Run
 
+NOT_COUNTED = "{} hosts, {}".format(*lab.NOT_COUNTED)
 STUDY = DATA / "edbt18_steps.jsonl"
 """The measured steps of docs/examples/edbt18, with what was predicted for them."""
 
@@ -31,6 +34,8 @@ class Step:
     """Seconds that were predicted from a probe of this cluster."""
     traffic: float = 1.0
     """How much wires matter to it: the root of the share in which calls are under way."""
+    quiet: bool = False
+    """Of a probe: whether it saw that the machine did nothing else."""
 
     @property
     def cluster(self) -> str:
@@ -104,22 +109,26 @@ def at_rate(rate: str) -> Cluster:
 
 
 def _lab() -> Iterator[Step]:
-    for row, profile, made in lab.predicted(lab.SHIPPED):
+    for step in _probed("lab", lab.SHIPPED):
+        if step.run.link != NOT_COUNTED:
+            wire, rate = step.run.setup.wire, step.run.link.rpartition(" ")[2]
+            yield replace(step, preset=at_rate(rate) if wire == "fp32" else None, quiet=True)
+
+
+def _nccl() -> Iterator[Step]:
+    """One machine, whose GPU all ranks share: a cluster, however many tables there are of it."""
+    for folder in (lab.SHIPPED_NCCL, lab.SHIPPED_EDBT18):
+        yield from _probed("nccl", folder)
+
+
+def _probed(table: str, folder: Path) -> Iterator[Step]:
+    for row, profile, made in lab.predicted(folder):
         for wire, seconds in row["seconds"].items():
-            if (row["hosts"], row["rate"], row.get("backend", lab.GLOO)) == lab.NOT_COUNTED:
-                continue
-            setup = Setup(row["hosts"], wire)
-            run = Run(
-                row["model"],
-                profile,
-                f"{row['hosts']} hosts, {row['rate']}",
-                setup,
-                statistics.median(seconds),
-                "predict",
-            )
-            preset = at_rate(row["rate"]) if wire == "fp32" else None
+            setup, link = lab.setup_of(row["hosts"], wire), f"{row['hosts']} hosts, {row['rate']}"
             span = made.span(setup)[0]
-            yield Step("lab", run, preset, float(span.step[0]), traffic(span))
+            run = Run(row["model"], profile, link, setup, statistics.median(seconds), "predict")
+            quiet = spread_file.kind_of(made.costs.cluster) == "probed"
+            yield Step(table, run, None, float(span.step[0]), traffic(span), quiet)
 
 
 def _study() -> Iterator[Step]:
@@ -133,7 +142,7 @@ def _study() -> Iterator[Step]:
         yield Step("edbt18", run, preset, row["predicted_ms"] / 1e3, share)
 
 
-TABLES = {"ddl": _ddl, "qsgd": _qsgd, "grace": _grace, "lab": _lab, "edbt18": _study}
+TABLES = {"ddl": _ddl, "qsgd": _qsgd, "grace": _grace, "lab": _lab, "nccl": _nccl, "edbt18": _study}
 
 
 def steps() -> list[Step]:
