@@ -19,8 +19,8 @@ WIRES = ("bf16", "int8/256", "int4/128+ef", "int4/128+rot+ef", "bf16+rank4+ef")
 TASKS = {"small": training.MLP, "conv": training.CONV, "text": training.TEXT, "gpt2": training.GPT2}
 MODELS = {False: ("small", "conv", "text"), True: ("gpt2", "small")}
 """By default on processors, and on GPUs."""
-SETTLES = 45
-"""Steps that the autopilot has before it is timed."""
+SETTLES = 100
+"""Steps that the autopilot has before it is timed: where little is gained it compares in turns first."""
 TURN = 5
 ROUNDS = 7
 NOISE = 0.015

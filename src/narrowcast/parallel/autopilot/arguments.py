@@ -54,8 +54,8 @@ def _check(error: object, candidates: object, min_bits: object, every: object) -
         raise TypeError(f"auto: candidates={candidates!r}; give a list of specs, as ['int8/256', 'int4/128+ef']")
     if not _is_number(min_bits):
         raise ValueError(f"auto: min_bits={min_bits!r}; give a number of bits a value, 0 for any")
-    if every is not None and (type(every) is not int or every < BEAT):
-        raise ValueError(f"auto: every={every!r}; give {BEAT} steps or more, or leave it out")
+    if every is not None and (type(every) is not int or every < BEAT or every % BEAT):
+        raise ValueError(f"auto: every={every!r}; give a multiple of {BEAT} steps, or leave it out")
 
 
 def _is_number(x: object) -> TypeGuard[float]:

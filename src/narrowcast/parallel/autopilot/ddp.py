@@ -71,7 +71,7 @@ class DDPRoad:
         # weakly: the state has the pilot, and the pilot this
         self._state, self.times, self._dtype = weakref.ref(state), StepTimes(clock), dtype
         self.together = state.channel.transport.carries(clock.device)
-        self.shares = not clock.cuda
+        self.shares, self.skips = not clock.cuda, state._scaler is not None
         self.halves = dtype.itemsize > 2 and state.levels.nodes is None
 
     def _owner(self) -> PilotedState:

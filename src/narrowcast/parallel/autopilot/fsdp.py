@@ -42,7 +42,7 @@ class FSDPRoad:
     def __init__(self, state: FSDPState, group: dist.ProcessGroup, device: torch.device) -> None:
         self._state, self._group = weakref.ref(state), group
         self.times = StepTimes(DeviceClock(device))
-        self.shares = device.type == "cpu"
+        self.shares, self.skips = device.type == "cpu", state.row_residuals._scaling is not None
         self.together = True
         """The wires of a unit are one call."""
         self._blocks = device.type == "cpu"

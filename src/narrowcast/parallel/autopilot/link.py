@@ -47,7 +47,7 @@ class DescribedLink:
 class DescribedRoad:
     """Steps on a described link, which may change: seconds are computed, and watching costs none."""
 
-    together, is_real, shares = False, False, True
+    together, is_real, shares, skips = False, False, True, False
 
     def __init__(
         self,

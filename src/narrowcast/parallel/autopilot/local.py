@@ -18,7 +18,7 @@ from narrowcast.parallel.policy import AS_IS, TensorInfo, Watch
 class LocalRoad:
     """Measures with the workers. What travels as it is takes the channel, too."""
 
-    is_real, halves, together, shares = True, False, False, True
+    is_real, halves, together, shares, skips = True, False, False, True, False
 
     def __init__(self, channel: Channel, pilot: Autopilot, tensors: Sequence[TensorInfo], min_values: int) -> None:
         self._channel, self._pilot = channel, pilot

@@ -152,13 +152,13 @@ class Autopilot(Watching):
         self.spent["sums"] += time.perf_counter() - began
 
     def _learn(self, seen: Mapping[str, tuple[float, ...]], world: int) -> set[str]:
-        """Take in what was looked at; the tensors that had non-finite values."""
+        """Take in what was looked at; the tensors with non-finite values that nobody skips."""
         count, bad = len(self.known.codecs), set[str]()
         for name, sums in seen.items():
             if name == RANK or not sums:
                 continue
             new, old = TensorErrors.of(sums, count, world), self.known.errors.get(name)
-            bad |= {name} if new.bad else set()
+            bad |= {name} if new.bad and not self._road.skips else set()
             if old is not None and (new.bad or not old.bad):
                 new = old.mixed(new)
             if old is not None or not new.bad:  # of Inf alone it says that nothing is lost

@@ -72,6 +72,8 @@ class Road(Protocol):
     """Whether seconds are measured, those of watching too."""
     shares: bool
     """Whether calls and training share processors, so that codecs are slower beside compute."""
+    skips: bool
+    """Whether a loss scaler skips steps whose gradients are not finite, so that these are no trouble."""
 
     def numbers(self) -> tuple[float, float, float]:
         """Of this rank since the last time: 1 where it saw steps, then seconds of a step and of its calls."""
