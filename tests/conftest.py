@@ -42,16 +42,37 @@ TOGETHER = {
         "study/report/test_command.py",
         "test_site.py",
     ),
+    "text": ("research/test_text.py",),
+    "sanitize": ("sanitize/test_sanitize.py",),
 }
 """Files whose tests one worker takes one after another (`--dist loadgroup`), since side by side they would disturb each
-other: links that hold a rate and studies that measure one, labs with many processes, pages in a browser."""
-GROUP_OF = {str(TESTS / file): group for group, files in TOGETHER.items() for file in files}
+other: links that hold a rate and studies that measure one, labs with many processes, pages in a browser; or since what
+they begin with takes long: trainings, a library that is built."""
+GROUP_OF = {TESTS / file: group for group, files in TOGETHER.items() for file in files}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if group := GROUP_OF.get(str(item.path)):
-            item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """By file: the marker `xdist_group` of pytest-xdist 3.8 does nothing with pytest 9.2, and says nothing."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling
+
+    class ByGroup(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return GROUP_OF.get(config.rootpath / nodeid.partition("::")[0]) or super()._split_scope(nodeid)
+
+    return ByGroup(config, log)
+
+
+@pytest.fixture(autouse=True)
+def _one_worker_for_a_group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
+    group, worker = GROUP_OF.get(request.path), os.environ.get("PYTEST_XDIST_WORKER")
+    if group and worker and request.config.getoption("loadgroup", False):
+        with (tmp_path_factory.getbasetemp().parent / f"group-{group}").open("a+") as file:
+            file.write(f"{worker}\n")
+            file.seek(0)
+            assert {line.strip() for line in file} == {worker}, f"several workers take tests of the group {group!r}"
 
 
 POISONED = ("kernels", "codecs", "laws", "gpu")

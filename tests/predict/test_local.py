@@ -232,7 +232,7 @@ def test_fragments_are_layers_and_nearly_alike() -> None:
     for part in parts:
         blocks = {t.name.rpartition(".")[0] for t in part}
         assert len(part) == sum(2 if block.startswith("h.") else 1 for block in blocks)
-    with pytest.raises(ValueError, match="7 layers; take fewer"):
+    with pytest.raises(ValueError, match="7 layers that train; take fewer"):
         fragments_of([*tensors, TensorTime("head.weight", 150, 0.0)], 8)
 
 

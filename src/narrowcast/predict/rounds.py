@@ -13,7 +13,7 @@ from torch import Tensor
 
 from narrowcast.codecs import codec as codec_named
 from narrowcast.codecs import refuse_differences
-from narrowcast.parallel import MIN_VALUES
+from narrowcast.parallel import MIN_VALUES, local_sgd
 from narrowcast.predict.model import TensorTime
 
 LOCAL = "local"
@@ -88,19 +88,12 @@ def layer_of(name: str) -> str:
 
 
 def fragments_of(tensors: Sequence[TensorTime], count: int) -> list[list[TensorTime]]:
-    """Layers one after another, each into the fragment that has the fewest values so far."""
+    """As `LocalSGD` cuts a model; `tensors` have its order turned round, as backward has them ready."""
     layers: dict[str, list[TensorTime]] = {}
-    for tensor in tensors:
+    for tensor in reversed(tensors):
         layers.setdefault(layer_of(tensor.name), []).append(tensor)
-    if count > len(layers):
-        raise ValueError(f"local updates: fragments={count}, and the model has {len(layers)} layers; take fewer")
-    made, loads = [list[TensorTime]() for _ in range(count)], [0] * count
-    # the largest first: whatever their order the parts are then nearly alike
-    for layer in sorted(layers.values(), key=lambda layer: -sum(tensor.numel for tensor in layer)):
-        least = loads.index(min(loads))
-        made[least] += layer
-        loads[least] += sum(tensor.numel for tensor in layer)
-    return made
+    sizes = {layer: sum(tensor.numel for tensor in members) for layer, members in layers.items()}
+    return [[t for layer in part for t in layers[layer]] for part in local_sgd.deal("local updates", sizes, count)]
 
 
 def round_seconds(work_D: Tensor, exchange_DP: Tensor, every: int, delay: int, slow: float = 1.0) -> Tensor:

@@ -6,6 +6,7 @@ from narrowcast.parallel.local_sgd.copies import pull as pull
 from narrowcast.parallel.local_sgd.copies import seen as seen
 from narrowcast.parallel.local_sgd.copies import to_send as to_send
 from narrowcast.parallel.local_sgd.fragments import Clock as Clock
+from narrowcast.parallel.local_sgd.fragments import deal as deal
 from narrowcast.parallel.local_sgd.graph import ALL as ALL
 from narrowcast.parallel.local_sgd.graph import Neighbourhood as Neighbourhood
 from narrowcast.parallel.local_sgd.graph import seat as seat

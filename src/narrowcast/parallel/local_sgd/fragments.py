@@ -41,26 +41,32 @@ class Fragment:
 
 
 def fragments_of(parameters: Mapping[str, Tensor], buffers: Iterable[str], count: int) -> tuple[Fragment, ...]:
-    """Layers one after another, each into the fragment that has the fewest values so far: with layers of one size
-    that is every F-th layer, the strided pattern of Streaming DiLoCo. A layer of more than half a fragment's share
-    is placed first. The same on all ranks, since the sizes are those of whole parameters.
-    """
+    """Layers, dealt out. The same on all ranks, since the sizes are those of whole parameters."""
     sizes: dict[str, int] = {}
     for name, parameter in parameters.items():
         sizes[layer_of(name)] = sizes.get(layer_of(name), 0) + parameter.numel()
-    if count > len(sizes):
-        raise ValueError(f"LocalSGD: fragments={count}, and the model has {len(sizes)} layers that train; take fewer")
-    share = sum(sizes.values()) / count
-    layers, loads = [list[str]() for _ in range(count)], [0] * count
-    # sorted keeps the order of the model among equals
-    for layer in sorted(sizes, key=lambda layer: -sizes[layer] if sizes[layer] > share / 2 else 0):
-        least = min(range(count), key=lambda number: (loads[number], len(layers[number])))
-        layers[least].append(layer)
-        loads[least] += sizes[layer]
+    layers = deal("LocalSGD", sizes, count)
+    loads = [sum(sizes[layer] for layer in mine) for mine in layers]
     # layers without parameters go with the last
     layers[-1] += [layer for layer in dict.fromkeys(map(layer_of, buffers)) if layer not in sizes]
     names = [tuple(name for name in parameters if layer_of(name) in mine) for mine in layers]
     return tuple(Fragment(tuple(mine), of, load) for mine, of, load in zip(layers, names, loads, strict=True))
+
+
+def deal(who: str, sizes: Mapping[str, int], count: int) -> list[list[str]]:
+    """Layers one after another, each into the part that has the fewest values so far: with layers of one size that is
+    every F-th layer, the strided pattern of Streaming DiLoCo. A layer of more than half a part's share comes first.
+    """
+    if count > len(sizes):
+        raise ValueError(f"{who}: fragments={count}, and the model has {len(sizes)} layers that train; take fewer")
+    share = sum(sizes.values()) / count
+    parts, loads = [list[str]() for _ in range(count)], [0] * count
+    # sorted keeps the order of the model among equals
+    for layer in sorted(sizes, key=lambda layer: -sizes[layer] if sizes[layer] > share / 2 else 0):
+        least = min(range(count), key=lambda number: (loads[number], len(parts[number])))
+        parts[least].append(layer)
+        loads[least] += sizes[layer]
+    return parts
 
 
 def float_buffers(model: nn.Module) -> dict[str, Tensor]:
