@@ -225,6 +225,24 @@ def test_low_rank_sums_factors_of_whole_matrices() -> None:
         exactly(FLAT).predict(LocalSetup(8, "bf16+rank4+ef", 50))
 
 
+@each(
+    "setup, floats",
+    [
+        (LocalSetup(8, "int8/256", 50), 2),
+        (LocalSetup(8, "int4/128+ef", 50), 4),
+        (LocalSetup(8, "int4/128+ef", 50, 5, 3), 4.2),
+        (LocalSetup(8, "int4/128+ef", 50, mixing="ring"), 6),
+        (LocalSetup(8, "int4/128", 50, mixing="pairs"), 9),
+        (LocalSetup(8, "fp32", 50, mixing="exponential"), 2),
+    ],
+)
+def test_memory_has_what_local_updates_keep(setup: LocalSetup, floats: float) -> None:
+    """As the table of docs/local-sgd.md has it, beside what the model and its optimizer need."""
+    made = exactly(FLAT)
+    alone = made.predict(LocalSetup(8, "fp32", 50)).memory_bytes - 8 * made.profile.numel
+    assert made.predict(setup).memory_bytes - alone == pytest.approx(4 * floats * made.profile.numel)
+
+
 def test_fragments_are_layers_and_nearly_alike() -> None:
     tensors = [TensorTime(f"h.{n}.{part}", size, 0.0) for n in range(6) for part, size in (("w", 90), ("b", 10))]
     parts = fragments_of([*tensors, TensorTime("head.weight", 150, 0.0)], 3)

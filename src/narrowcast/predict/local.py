@@ -86,7 +86,9 @@ class LocalPrediction:
     limit: str
     """What the time of an exchange is, mostly: codec, latency, window (of TCP) or link; compute where all is hidden."""
     memory_bytes: float
-    """Of a device, without activations: as its share of the model takes it, and anchors, outer momentum, residuals."""
+    """Of a device, without activations: as its share of the model takes it, with anchors, outer momentum, residuals or
+    copies of neighbours, and what is under way.
+    """
     measured: bool
 
     def as_dict(self) -> dict[str, Any]:
@@ -329,8 +331,17 @@ class LocalPredictor:
         )
 
     def _memory(self, setup: LocalSetup) -> float:
-        inside, kept = self._devices(setup), 4 if codec_named(setup.wire).feedback else 2
-        own = needed(self.profile, Setup(inside, setup.inside_wire), setup.inside, self._shards(setup)).total
+        own = needed(
+            self.profile, Setup(self._devices(setup), setup.inside_wire), setup.inside, self._shards(setup)
+        ).total
+        codec, kept = codec_named(setup.wire), 2.0  # anchors, outer momentum
+        if setup.neighbours and not codec.lossless:
+            turns = max(1, math.ceil(math.log2(self.workers(setup.world))))
+            # what both ends of each link know, and what all had in common
+            kept += 4 if setup.mixing == "ring" else 2 * turns + 1
+        elif codec.feedback and not setup.neighbours:
+            kept += 2
+        kept += 1 / setup.fragments if setup.delay else 0.0
         return own + 4.0 * kept * self.profile.numel / self._shards(setup)
 
     def _limit(self, setup: LocalSetup, made: Exchanges, longest: int) -> str:
