@@ -52,6 +52,7 @@ def answers(*options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
+@pytest.mark.timeout(300)
 def test_bad_input_is_told_and_good_input_computed_the_same_without_asserts() -> None:
     found = []
     for process in [answers(), answers("-O")]:

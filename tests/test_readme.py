@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from each import each
 from torchrun import torchrun
 
@@ -27,6 +28,7 @@ def test_there_is_one_recipe_for_ddp_and_one_for_fsdp2() -> None:
         assert '"nccl" if cuda' in program
 
 
+@pytest.mark.timeout(300)
 @each("number", [0, 1])
 def test_a_recipe_runs_on_two_ranks_as_it_stands(number: int, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(recipes()[number])

@@ -139,6 +139,7 @@ def test_a_growing_table_has_its_heading_once(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == "int4/128      12.25\n"
 
 
+@pytest.mark.timeout(300)
 def test_under_torchrun_the_ranks_are_there_and_rank_0_speaks(tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     words = ["bench", "collectives", "int8/256", "--sizes", "0.02", "--rounds", "2", "--json", str(file)]

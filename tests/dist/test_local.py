@@ -299,6 +299,7 @@ def run_example(folder: Path, *more: str) -> dict[str, object]:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("beside_a_whole_run", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_killed_worker_is_started_again_by_torchrun_and_goes_on_from_the_last_exchange(
     tmp_path: Path, beside_a_whole_run: bool

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from dist.pool import Crew
@@ -134,6 +135,7 @@ def test_a_rank_that_raises_ends_it_for_all_and_is_named() -> None:
         assert rank == CULPRIT or f"rank {CULPRIT}" in found["error"]
 
 
+@pytest.mark.timeout(300)
 def test_under_torchrun_rank_0_speaks_and_the_status_is_that_of_the_checks(tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     done = torchrun("--nproc-per-node=4", "-m", "narrowcast", "selftest", "--quick", "--json", str(file))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from torchrun import torchrun
 
+pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).parents[2]
 
 

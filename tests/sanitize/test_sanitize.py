@@ -18,7 +18,6 @@ CALLS = 180
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("sanitize"),  # one worker builds the library for all
     pytest.mark.skipif(runtime() is None, reason="no C++ compiler here brings the address sanitizer"),
     pytest.mark.timeout(600),  # the library is built first
 ]

@@ -22,6 +22,8 @@ from narrowcast.study.execution import accuracy
 from narrowcast.study.execution.results import latest, read
 from narrowcast.study.execution.worker import PARENT
 
+pytestmark = pytest.mark.timeout(300)  # each study starts several processes, which import torch
+
 NETS = Path(__file__).with_name("nets.py")
 OWN = OWN_STUDY + "seconds = 0.5\nseeds = 2\nepochs = 2\n"
 MPI = 'kinds = "time"\ntransport = "mpi"\nworkers = [2]\nprobe_seconds = 0\n'
@@ -114,7 +116,6 @@ def test_a_training_that_fails_is_recorded_with_its_error(tmp_path: Path) -> Non
     assert "this network cannot be made" in errors.pop()
 
 
-@pytest.mark.timeout(300)
 def test_a_killed_study_goes_on_where_it_was_and_has_every_case_once(tmp_path: Path) -> None:
     file, folder = tmp_path / "own.toml", tmp_path / "out"
     file.write_text(OWN.replace(":net", ":slow").replace("seeds = 2", "seeds = 6") + 'kinds = "accuracy"\n')

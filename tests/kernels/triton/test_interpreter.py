@@ -23,6 +23,7 @@ PARTS |= {"rounding": 1, "cpd": 1, "finite": 4, "low-rank": 1}
 """Into how many parts the codecs of each group are dealt out: the first is always run, the others in the long form."""
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "group, part, parts",
     [
@@ -38,6 +39,6 @@ def test_every_kernel_equals_the_reference(group: str, part: int, parts: int) ->
         capture_output=True,
         check=False,
         text=True,
-        timeout=110,
+        timeout=240,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

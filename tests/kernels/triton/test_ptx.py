@@ -73,6 +73,7 @@ OTHERS = ("mxfp4", "e4m3fn/256", "uint8/512", "onebit/64", "int3/64", "int4/128+
 SPIKES = ("int4/128+spike2",)
 
 
+@pytest.mark.timeout(300)  # triton compiles all of it
 @pytest.mark.parametrize(
     "specs",
     [SPECS, *(pytest.param(more, marks=pytest.mark.slow) for more in (OTHERS, SPIKES))],
