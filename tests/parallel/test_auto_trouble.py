@@ -137,25 +137,6 @@ def test_a_link_that_nobody_listens_to_is_counted_once() -> None:
     assert drive.pilot.known.per_bit == pytest.approx(2 * before, rel=0.05)
 
 
-@pytest.mark.parametrize("later, times", [(1.1, 1), (0.15, 2)])
-def test_sums_of_the_backend_that_take_longer_are_timed_anew_where_wires_may_gain(later: float, times: int) -> None:
-    """Beside compute they take longer or less without a change of the link; each timing costs a step."""
-    pilot = nc.auto(candidates=["int8/256"], every=1000)
-    drive = Drive(pilot, lambda step: DescribedLink(2.0 if step < 40 else later, compute=0.02))
-    drive.road.halves, timed, fits = False, list[int](), drive.road.fits
-
-    def counted(wires: Sequence[str], values: int) -> dict[str, Fit]:
-        timed.extend([drive.step] if values else [])
-        return fits(wires, values)
-
-    drive.road.fits = counted  # type: ignore[method-assign]
-    drive.run(100)
-    assert len(timed) == times, timed
-    assert set(drive.roads[:40]) == {PLAIN}
-    assert drive.roads[-1] == (WIRES if times > 1 else PLAIN)
-    assert (pilot.known.slower(PLAIN) > 1.3) == (times == 1), "and does not ring again"
-
-
 @pytest.mark.parametrize("doubtful", [1, 2, 7])
 def test_measurements_that_contradict_the_steps_are_made_again(doubtful: int) -> None:
     """Where buckets seem to be ready long after a step was over, nothing seems to gain. In the end it decides."""
@@ -262,6 +243,24 @@ def test_what_may_no_longer_be_sent_ends_the_turns() -> None:
     drive.run(10 * BEAT)
     assert drive.pilot._trial is None
     assert drive.roads[-1] == PLAIN
+
+
+@pytest.mark.parametrize("at", range(10, 50, 5))
+def test_a_link_that_changes_in_the_turns_is_met_as_any_other(at: int) -> None:
+    """Sums are timed anew, and what travelled before does not count the slow link twice."""
+    drive = measured(lambda wires, step: 1.0)
+
+    def numbers() -> tuple[float, float, float]:
+        busy = (10.0 if drive.step >= at else 1.0) * (0.17 if drive.pilot.plan.wires else 0.2)
+        return 1.0, 0.02 + busy, busy
+
+    def fits(wires: Sequence[str], values: int) -> dict[str, Fit]:
+        slow, total = 10.0 if drive.step >= at else 1.0, sum(info.numel for info in TENSORS)
+        return {name: Fit(0.0, slow * (0.2 if name in (PLAIN, "as-is") else 0.17) / total) for name in (PLAIN, *wires)}
+
+    drive.road.numbers, drive.road.fits = numbers, fits  # type: ignore[method-assign]
+    drive.run(at + 60)
+    assert drive.roads[-1] == WIRES, drive.pilot.history()
 
 
 class HeldRoad(DescribedRoad):

@@ -338,7 +338,7 @@ class LocalPredictor:
         if setup.neighbours and not codec.lossless:
             turns = max(1, math.ceil(math.log2(self.workers(setup.world))))
             # what both ends of each link know, and what all had in common
-            kept += 4 if setup.mixing == "ring" else 2 * turns + 1
+            kept += 2 + min(2, self.workers(setup.world) - 1) if setup.mixing == "ring" else 2 * turns + 1
         elif codec.feedback and not setup.neighbours:
             kept += 2
         kept += 1 / setup.fragments if setup.delay else 0.0

@@ -88,7 +88,7 @@ def layer_of(name: str) -> str:
 
 
 def fragments_of(tensors: Sequence[TensorTime], count: int) -> list[list[TensorTime]]:
-    """As `LocalSGD` cuts a model; `tensors` have its order turned round, as backward has them ready."""
+    """Layers, dealt out as `LocalSGD` does it; `tensors` have its order turned round, as backward has them ready."""
     layers: dict[str, list[TensorTime]] = {}
     for tensor in reversed(tensors):
         layers.setdefault(layer_of(tensor.name), []).append(tensor)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from narrowcast.codecs import Codec
 from narrowcast.codecs import codec as codec_named
-from narrowcast.collectives import Times, Work, all_reduce
+from narrowcast.collectives import Times
 from narrowcast.kernels import FLOATS
 from narrowcast.measure import DeviceClock
 from narrowcast.parallel.autopilot.history import Decided, Replay
@@ -71,7 +71,7 @@ class DDPRoad:
         # weakly: the state has the pilot, and the pilot this
         self._state, self.times, self._dtype = weakref.ref(state), StepTimes(clock), dtype
         self.together = state.channel.transport.carries(clock.device)
-        self.shares, self.skips = not clock.cuda, state._scaler is not None
+        self.shares, self.skips = not clock.cuda, state.residuals._scaling is not None
         self.halves = dtype.itemsize > 2 and state.levels.nodes is None
 
     def _owner(self) -> PilotedState:
@@ -106,8 +106,6 @@ class PilotedState(DDPState):
 
     def __init__(self, model: DistributedDataParallel, gradients: Autopilot | Replay, **options: Any) -> None:
         self._decision, self._is_begun, self._scaler = Decided(0), False, options.get("scaler")
-        self._sum: tuple[Tensor, Work] | None = None
-        """Of what the last step showed, under way."""
         super().__init__(model, gradients, **options)
         device = next(iter(self.parameters.values())).device
         self._road = DDPRoad(self, DeviceClock(device), self._most_values())
@@ -179,23 +177,6 @@ class PilotedState(DDPState):
             self._is_begun = True
             super()._begin_step()
             self._follow()
-
-    def _end_step(self) -> None:
-        """Numbers travel right behind a step's last bucket: at the next one's first they would wait for slow ranks."""
-        if self._watch is None or self._road.times.clock.cuda:  # a device would have to end its step first
-            return
-        if seen := self._watch.take(self.step):
-            self._watch.give(seen)
-            numbers = self._watch.flat(seen)
-            work = all_reduce(numbers, "as-is", algorithm="one_shot", channel=self.channel, async_op=True)
-            self._sum = None if work is None else (numbers, work)
-
-    def _add(self, numbers: Tensor) -> Tensor:
-        if self._sum is None:
-            return super()._add(numbers)
-        (numbers, work), self._sum = self._sum, None
-        work.wait()
-        return numbers
 
     def _start(self, bucket: Bucket, done: Callable[[], None] = lambda: None) -> Done:
         parameters, buffer = bucket.parameters(), bucket.buffer()

@@ -184,13 +184,8 @@ class Autopilot(Watching):
             self._judge(step, busy)
         elif odd and step >= self._deaf_until:
             before = self.plan
-            if not self._is_best_at(busy):
-                self._stalls, self._recent, self._plain_seconds = True, [], 0.0
-                known.drag = 1.0
-                self._time_sums(step, busy)
-                self._change(step, "the link has changed")
-            # whoever is called in vain listens less
-            self._deaf = 2 * BEAT if self.plan != before else 2 * self._deaf
+            self._meet_link(step, busy)
+            self._deaf = 2 * BEAT if self.plan != before else 2 * self._deaf  # whoever is called in vain listens less
             self._deaf_until = step + self._deaf
         elif self._retries or self._refine:
             self._look_again(step)
@@ -199,6 +194,12 @@ class Autopilot(Watching):
             known.drag = (1 + known.drag) / 2
             self._time_sums(step, busy)
             self._change(step, "looked again")
+
+    def _meet_link(self, step: int, busy: float) -> None:
+        """It is another one: what was known of the last does not count."""
+        self._stalls, self._recent, self._plain_seconds, self.known.drag = True, [], 0.0, 1.0
+        self._time_sums(step, busy)
+        self._change(step, "the link has changed")
 
     def _note_step(self) -> None:
         """One beat may be slow by itself, as the one after a change is, and would let everything pass for a gain."""
@@ -234,13 +235,18 @@ class Autopilot(Watching):
         sized = SUM_SHARE * self._step_seconds / a_value if a_value > 0 else LARGEST
         size = 1 << max(LEAST.bit_length() - 1, min(LARGEST.bit_length() - 1, int(math.log2(max(2.0, sized)))))
         known.fits = self._road.fits(wires, size)
+        # of a wire that is not under way it is of the link as it was
+        known.factors = {key: factor for key, factor in known.factors.items() if key in self._under_way().keys}
         # what is under way now is known better than by short sums
         self._solved, self._fresh = max(1, step), False
         self._see_calls(busy)
 
     def _expected(self) -> float:
         """Seconds that the calls of a step should take."""
-        return self.known.cost(self.plan if not self.dry_run else StepPlan(), list(self._tensors.values())).busy
+        return self.known.cost(self._under_way(), list(self._tensors.values())).busy
+
+    def _under_way(self) -> StepPlan:
+        return self.plan if not self.dry_run else StepPlan()
 
     def _see_calls(self, busy: float) -> bool:
         """Compare the calls of a beat with what was expected of them. Whether the link is another one."""
@@ -250,7 +256,7 @@ class Autopilot(Watching):
         ratio = busy / expected
         if not self._fresh:
             self._fresh, self._odd = True, 0
-            keys = (self.plan if not self.dry_run else StepPlan()).keys
+            keys = self._under_way().keys
             if keys == {PLAIN}:
                 known.per_bit = busy / (known.width * max(1, sum(known.layout.values)))
             for key in keys:
@@ -261,29 +267,13 @@ class Autopilot(Watching):
         self._odd = self._odd + 1 if matters and not 1 / CHANGED < ratio < CHANGED else 0
         return self._odd >= 2
 
-    def _is_best_at(self, busy: float) -> bool:
-        """Whether the backend's sums that take so long by now are still best, though wires may be as quick as before:
-        then there is nothing to time. Beside compute they take longer or less without a change of the link.
-        """
-        known, expected = self.known, self._expected()
-        if self.plan.wires or self.dry_run or expected <= 0:
-            return False
-        factors, per_bit, road = dict(known.factors), known.per_bit, self.plan.road
-        known.factors[road], known.per_bit = known.slower(road) * busy / expected, per_bit * busy / expected
-        now, options = known.cost(self.plan, []), known.options(list(self._tensors.values()), self._road.halves)
-        if now.step <= min(one.step for one in options) * (1 + GAIN):
-            return True
-        known.factors, known.per_bit = factors, per_bit
-        return False
-
     def _change(self, step: int, why: str, must: bool = False) -> None:
         """Find the best plan, and take it where it is worth it, or where it must be."""
         known, tensors = self.known, list(self._tensors.values())
         # in what follows the present one is always known: it was chosen from the same wires
         now = known.cost(self.plan, tensors)
         options = known.options(tensors, self._road.halves)
-        some = [one for one in options if self._refused.get(one.plan, 0) <= step]
-        # each may have been refused: then only what must change does
+        some = [one for one in options if self._refused.get(one.plan, 0) <= step]  # none: only what must change does
         best = min(some or (options if must else [now]), key=lambda one: one.step)
         times = now.step / best.step if best.step else 1.0
         quicker, calmer = best.step < now.step / (1 + GAIN), best.step <= now.step and best.error < now.error / 2
@@ -312,6 +302,10 @@ class Autopilot(Watching):
         """Whether the change of the last beat was worth it; back where not."""
         trial, known, tensors = self._trial, self.known, list(self._tensors.values())
         assert trial is not None
+        if trial.is_on_another_link(busy):
+            self._trial = None
+            self._meet_link(step, busy)
+            return
         self._see_drag(busy)
         stays = trial.verdict(self.plan, self._step_seconds, not self._road.is_real)
         if stays is None:

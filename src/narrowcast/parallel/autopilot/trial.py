@@ -13,6 +13,8 @@ TURNS = 3
 """Beats of each in turns, where less is gained: one beat may be that much quicker or slower by itself, and the first
 steps of a training are slower than those that follow.
 """
+LINK = 2.0
+"""Times longer or less than in the last turn of the same plan: the link has changed, and nothing can be compared."""
 
 
 @dataclass
@@ -28,6 +30,14 @@ class Trial:
     old: list[float] = field(default_factory=list)
     new: list[float] = field(default_factory=list)
     """Seconds of a step in the beats of the turns."""
+    busy: list[float] = field(default_factory=list)
+    """Of calls, in all beats so far: of the new plan and of the old one in turn."""
+
+    def is_on_another_link(self, busy: float) -> bool:
+        """Whether calls of this beat say so."""
+        self.busy.append(busy)
+        last = self.busy[-3] if len(self.busy) > 2 else busy
+        return busy > LINK * last or last > LINK * busy
 
     def verdict(self, now: StepPlan, seconds: float, is_exact: bool) -> bool | None:
         """Of a beat with the plan `now`: whether the change stays, None where it takes another turn."""

@@ -215,7 +215,6 @@ class DDPState:
             if bucket.is_last():
                 for held in self._all_held:
                     held.start()
-                self._end_step()
         except Exception as error:  # noqa: BLE001  raised here it would leave the DDP model unusable
             for channel in {self.channel, self._aside}:
                 channel.fail(error)
@@ -278,9 +277,6 @@ class DDPState:
         if self._watch is not None:
             # what the last step showed, added over the ranks, before the first choice of this one
             self._watch.decide(self.step - 1, self._add, self.channel.world)
-
-    def _end_step(self) -> None:
-        """The last bucket of a step is on its way."""
 
     def _add(self, numbers: Tensor) -> Tensor:
         all_reduce(numbers, "as-is", algorithm="one_shot", channel=self.channel)
