@@ -361,6 +361,30 @@ def test_nobody_is_told_of_a_call_that_is_over_or_has_just_begun() -> None:
     assert channel.left == []
 
 
+def test_a_store_that_does_not_answer_is_asked_again_ever_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does not on a busy machine; each look at one that is gone leaves a thread behind."""
+    now, asked, channel = 1000.0, list[float](), Told({1: A}, {1: (1, B)})
+    channel.started[0].since = now - 60
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: now)
+    tell, dog = channel.tell, watchdog.Watchdog(lambda: [channel])
+
+    def late(place: str) -> dict[int, str]:
+        asked.append(now - 1000.0)
+        if len(asked) < 4:
+            raise TimeoutError("no answer")
+        return tell(place)
+
+    channel.tell = late  # type: ignore[method-assign]
+    for _ in range(30):
+        dog._look_at_all()
+        now += watchdog.EVERY
+        if channel.parted is not None:
+            break
+    assert asked == [0.0, 1.0, 3.0, 7.0]
+    assert channel.parted is not None
+    assert not dog._deaf
+
+
 def test_each_channel_says_once_that_its_call_waits(caplog: pytest.LogCaptureFixture) -> None:
     """Calls of two channels have the same numbers."""
     channels = [Told({1: '{"call": "state_dict"}'}, {}) for _ in range(2)]

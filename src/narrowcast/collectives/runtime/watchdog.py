@@ -82,8 +82,9 @@ class Watchdog:
     def __init__(self, channels: Callable[[], Iterable[WatchedChannel]]) -> None:
         self._channels, self._lock, self._end = channels, threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
-        self._deaf: weakref.WeakSet[Transport] = weakref.WeakSet()
-        """Those whose store did not answer: each look would leave a thread behind."""
+        self._deaf: weakref.WeakKeyDictionary[Transport, tuple[float, float]] = weakref.WeakKeyDictionary()
+        """Those whose store did not answer, as one may not on a busy machine: when they are looked at again, and how
+        long that was put off. Ever longer, since each look leaves a thread behind."""
 
     def start(self) -> None:
         with self._lock:
@@ -105,11 +106,15 @@ class Watchdog:
     def _look_at_all(self) -> None:
         """Apart, so that this thread holds no channel while it waits."""
         for channel in self._channels():
-            if channel.transport not in self._deaf:
+            again, _ = self._deaf.get(channel.transport, (0.0, 0.0))
+            if time.monotonic() >= again:
                 self._look(channel)
 
     def _look(self, channel: WatchedChannel) -> None:
+        _, pause = self._deaf.get(channel.transport, (0.0, EVERY))
         try:
             look(channel)
         except Exception:  # noqa: BLE001  a store that is gone: the call itself ends by its timeout
-            self._deaf.add(channel.transport)
+            self._deaf[channel.transport] = time.monotonic() + 2 * pause, 2 * pause
+        else:
+            self._deaf.pop(channel.transport, None)
