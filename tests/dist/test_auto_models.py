@@ -194,6 +194,24 @@ def test_what_is_found_does_not_depend_on_the_loss_scale(pool: Pool, where: str)
         assert plain == scaled
 
 
+def skipping(group: dist.ProcessGroup, where: str, enabled: bool) -> bool:
+    model: Any = wrapped(group) if where == "ddp" else sharded(mesh_of(group))
+    scaler: Any = torch.amp.GradScaler("cpu", enabled=enabled)
+    if where == "fsdp":
+        scaler = ShardedGradScaler("cpu", enabled=enabled, process_group=group)
+    handle = nc.attach(model, "auto", min_values=1, scaler=scaler)
+    skips: bool = handle._pilot._road.skips
+    handle.detach()
+    return skips
+
+
+@pytest.mark.parametrize("where", ["ddp", "fsdp"])
+def test_only_a_scaler_that_scales_skips_what_is_not_finite(pool: Pool, where: str) -> None:
+    """One that is switched off, as for bfloat16, does nothing about it."""
+    for enabled in (True, False):
+        assert pool.run(2, skipping, where, enabled) == [enabled, enabled]
+
+
 FEEDING = ("int4/64+ef", "int4/64+rot+ef", "onebit/64+ef", "bf16+rank1+ef", "int2/64+top16+ef")
 SIZES = {"a": (40, 30), "b": (64, 24), "c": (700,)}
 

@@ -331,14 +331,13 @@ class LocalPredictor:
         )
 
     def _memory(self, setup: LocalSetup) -> float:
-        own = needed(
-            self.profile, Setup(self._devices(setup), setup.inside_wire), setup.inside, self._shards(setup)
-        ).total
+        inside, world = self._devices(setup), self.workers(setup.world)
+        own = needed(self.profile, Setup(inside, setup.inside_wire), setup.inside, self._shards(setup)).total
         codec, kept = codec_named(setup.wire), 2.0  # anchors, outer momentum
         if setup.neighbours and not codec.lossless:
-            turns = max(1, math.ceil(math.log2(self.workers(setup.world))))
             # what both ends of each link know, and what all had in common
-            kept += 2 + min(2, self.workers(setup.world) - 1) if setup.mixing == "ring" else 2 * turns + 1
+            links = min(2, world - 1) + 1 if setup.mixing == "ring" else 2 * max(1, math.ceil(math.log2(world)))
+            kept += links + 1
         elif codec.feedback and not setup.neighbours:
             kept += 2
         kept += 1 / setup.fragments if setup.delay else 0.0

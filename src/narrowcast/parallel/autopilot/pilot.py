@@ -183,10 +183,7 @@ class Autopilot(Watching):
         if self._trial is not None:
             self._judge(step, busy)
         elif odd and step >= self._deaf_until:
-            before = self.plan
             self._meet_link(step, busy)
-            self._deaf = 2 * BEAT if self.plan != before else 2 * self._deaf  # whoever is called in vain listens less
-            self._deaf_until = step + self._deaf
         elif self._retries or self._refine:
             self._look_again(step)
             self._retries, self._refine = max(0, self._retries - 1), max(0, self._refine - 1)
@@ -197,9 +194,12 @@ class Autopilot(Watching):
 
     def _meet_link(self, step: int, busy: float) -> None:
         """It is another one: what was known of the last does not count."""
+        before, self._trial = self.plan, None
         self._stalls, self._recent, self._plain_seconds, self.known.drag = True, [], 0.0, 1.0
         self._time_sums(step, busy)
         self._change(step, "the link has changed")
+        self._deaf = 2 * BEAT if self.plan != before else 2 * self._deaf  # whoever is called in vain listens less
+        self._deaf_until = step + self._deaf
 
     def _note_step(self) -> None:
         """One beat may be slow by itself, as the one after a change is, and would let everything pass for a gain."""
@@ -303,7 +303,6 @@ class Autopilot(Watching):
         trial, known, tensors = self._trial, self.known, list(self._tensors.values())
         assert trial is not None
         if trial.is_on_another_link(busy):
-            self._trial = None
             self._meet_link(step, busy)
             return
         self._see_drag(busy)
